@@ -11,6 +11,7 @@ import click
 
 from celery_durable.cli.backends.backend import Backend, Connection
 from celery_durable.cli.errors import INTERRUPTED, convert_error
+from celery_durable.cli.output.console import Console, Format
 from celery_durable.errors import DurableError
 
 
@@ -25,6 +26,22 @@ def _connection(ctx: click.Context) -> Connection:
     from celery_durable.cli.backends.stored import StoreConnection
 
     return StoreConnection(ctx)
+
+
+def _choose_format(ctx: click.Context, _: click.Parameter, value: str | bool | None) -> None:
+    if value:
+        ctx.meta[Console.FORMAT] = Format.JSON if value is True else Format(value)
+
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice([str(each) for each in Format]),
+    expose_value=False,
+    callback=_choose_format,
+    help="The format; by default a table on a terminal, and tsv in a pipe.",
+)
+json_option = click.option("--json", is_flag=True, expose_value=False, callback=_choose_format, help="Like -o json.")
 
 
 class Command(click.Command):

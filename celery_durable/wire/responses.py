@@ -44,6 +44,10 @@ class ResponseModel(BaseModel):
             where = ".".join(map(str, error["loc"])) or "body"
             raise ValueError(f"{where}: {error['msg']}, not {error['input']!r}") from None
 
+    def to_data(self) -> dict[str, Any]:
+        """Return the body as JSON data, without the fields that were not set."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
     def to_json(self) -> bytes:
         """Return the JSON body, without the fields that were not set."""
         return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_unset=True)

@@ -258,7 +258,7 @@ def test_what_comes_between_two_reads_is_told_once_and_in_order(
         return read(*args, **options)
 
     monkeypatch.setattr(operations.history, method, read_late)
-    told = [cells[0] for _ in range(3) for _, cells in follower.read_updates()]
+    told = [update.cells[0] for _ in range(3) for update in follower.read_updates()]
     assert [cell.text for cell in told if isinstance(cell, Styled)] == ["log", "step", "log", "step", "run"]
     assert follower.has_ended
 

@@ -207,6 +207,6 @@ class _LocalWorker:
                     StoreBackend(self._durable), ref.workflow, ref.instance_id, ref.run_number, since=since
                 )
             with contextlib.suppress(InstanceNotFound):  # a message may name an instance that was deleted
-                for at, cells in self._followers[ref].read_updates():
-                    when = render.format_clock_time(at, exact=not self._console.is_terminal)
-                    self._console.print_entry([when, Styled(str(ref), "bold"), *cells])
+                for update in self._followers[ref].read_updates():
+                    when = render.format_clock_time(update.at, exact=not self._console.is_for_people)
+                    self._console.print_entry([when, Styled(str(ref), "bold"), *update.cells])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import click
 
-from celery_durable.cli.command import Command
+from celery_durable.cli.command import Command, json_option, output_option
 from celery_durable.cli.errors import REFUSED, app_name
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.errors import DurableError
@@ -16,9 +15,10 @@ _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
 
 @click.command(cls=Command, examples=["doctor", "doctor --json"])
-@click.option("--json", "as_json", is_flag=True, help="The findings as JSON.")
+@output_option
+@json_option
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
+def doctor(ctx: click.Context) -> None:
     """Check configuration, servers and processes.
 
     Use it after a deploy, and when instances do not move. It changes nothing. Each finding is OK, WARN or FAIL, and
@@ -36,10 +36,10 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     else:
         findings = list(checks.check_all(durable))
     findings = [dataclasses.replace(each, remedy=each.remedy.replace("<your app>", app_name(ctx))) for each in findings]
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
-    for each in findings if not as_json else []:
-        if not console.is_terminal:
+    if console.is_json:
+        console.print_json([dataclasses.asdict(each) for each in findings])
+    for each in findings if not console.is_json else []:
+        if not console.is_for_people:
             console.print_record(each.level, each.about, each.sentence, each.remedy)
             continue
         console.print_line(Styled(each.level, _STYLES[each.level], 4), Styled(each.about, "bold", 18), each.sentence)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import click
 
-from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.command import Command, json_option, open_backend, output_option
 from celery_durable.cli.errors import CliError, adapt_commands
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.explain import Code, Diagnosis
+from celery_durable.wire import views
 
 _STYLES = {
     **dict.fromkeys((Code.DONE, Code.RUNNING), "green"),
@@ -24,11 +25,10 @@ _STYLES = {
 @click.command(cls=Command, examples=["explain order order-42", "explain order/order-42 --json"])
 @click.argument("workflow", metavar="WORKFLOW[/ID]")
 @click.argument("id", required=False)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the code, the sentence, the facts and the actions as JSON."
-)
+@output_option
+@json_option
 @click.pass_context
-def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) -> None:
+def explain(ctx: click.Context, workflow: str, id: str | None) -> None:
     """Explain why an instance does not move.
 
     Use it to find out what an instance waits for, and whether you have to do something. It reads only the database: the
@@ -43,15 +43,9 @@ def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) ->
     diagnosis = backend.explain(name, instance_id)
     if diagnosis is None:
         raise CliError("The server gives no explanations.", "It runs an older version. Use show to see the status")
-    if as_json:
-        document = {
-            "code": diagnosis.code,
-            "sentence": diagnosis.sentence,
-            "facts": diagnosis.facts,
-            "actions": adapted_actions(ctx, diagnosis),
-        }
-        click.echo(json.dumps(document, indent=2))
-    elif console.is_terminal:
+    if console.is_json:
+        console.print_json(explanation_document(ctx, diagnosis))
+    elif console.is_for_people:
         console.print_line(
             Styled(f"{name}/{instance_id}", "bold"), Styled(diagnosis.code, _STYLES.get(diagnosis.code, "red"))
         )
@@ -60,6 +54,11 @@ def explain(ctx: click.Context, workflow: str, id: str | None, as_json: bool) ->
         console.print_record(diagnosis.code, diagnosis.sentence)
         for action in adapted_actions(ctx, diagnosis):
             console.print_record("action", action)
+
+
+def explanation_document(ctx: click.Context, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the explanation, with the commands as this user can type them."""
+    return views.explanation(diagnosis).to_data() | {"actions": adapted_actions(ctx, diagnosis)}
 
 
 def print_diagnosis(ctx: click.Context, console: Console, diagnosis: Diagnosis) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend, InstanceSnapshot
-from celery_durable.cli.output import render
-from celery_durable.cli.output.console import Cell, Styled
+from celery_durable.cli.output import documents, render
+from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.errors import ResultTimeout, WorkflowFailed
 from celery_durable.model import (
@@ -22,14 +23,22 @@ from celery_durable.model import (
     StepStatus,
     StepType,
 )
+from celery_durable.wire import views
 
 _MAX_READS = 5
 
-Update = tuple[datetime, list[Cell]]
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A change of a run. ``document`` is the same as JSON, with one field: step, log, published or details."""
+
+    at: datetime
+    cells: list[Cell]
+    document: documents.Document
 
 
 class Follower:
-    """Follows one run. An update is a time and cells: kind (step, log, run), status or level, text.
+    """Follows one run. The cells of an update are kind (step, log, run), status or level, text.
 
     The cells of a published value are "published", its key and the value. ``since``: updates before it are left out.
     """
@@ -61,8 +70,8 @@ class Follower:
         self.has_ended = seen.status.is_terminal or seen.run_number != self.run
         # Sorting is stable: with equal times, log lines of a step come before its end.
         updates = [*self._logs(lines), *self._values(published), *self._steps(history), *self._end(history)]
-        updates.sort(key=lambda item: item[0])
-        return [(at, cells) for at, cells in updates if self._since is None or at >= self._since]
+        updates.sort(key=lambda update: update.at)
+        return [update for update in updates if self._since is None or update.at >= self._since]
 
     def _read_together(
         self, seen: InstanceSnapshot
@@ -87,19 +96,21 @@ class Follower:
                 continue
             self._shown[step.step_key] = now
             at = step.finished_at or step.started_at or step.created_at or history.created_at
-            yield at, format_step(step, times)
+            yield Update(at, format_step(step, times), {"step": views.step_view(step).to_data()})
 
     def _logs(self, lines: Sequence[LogRecord]) -> Iterator[Update]:
         for line in lines:
             if not line.is_replay:
                 _, _, _, text = render.log_cells(line)
-                yield line.created_at, format_line("log", line.level, text)
+                cells = format_line("log", line.level, text)
+                yield Update(line.created_at, cells, {"log": views.log_view(line).to_data()})
 
     def _values(self, published: dict[str, Published]) -> Iterator[Update]:
         before, self._published = self._published, published
-        for key, updates in published.items():
-            if before.get(key) != updates:
-                yield updates.updated_at, [Styled("published", "dim", 16), key, render.format_progress(updates.value)]
+        for key, found in published.items():
+            if before.get(key) != found:
+                cells: list[Cell] = [Styled("published", "dim", 16), key, render.format_progress(found.value)]
+                yield Update(found.updated_at, cells, {"published": documents.published({key: found})})
 
     def _end(self, history: History) -> Iterator[Update]:
         """Yield the end of the run, only once."""
@@ -107,7 +118,7 @@ class Follower:
         if status.status.is_terminal and at is not None and not self._is_end_shown:
             self._is_end_shown = True
             why = Styled(render.format_error(status.error), "red") if status.error else history.reason or ""
-            yield at, format_line("run", status.status, why)
+            yield Update(at, format_line("run", status.status, why), {"details": views.status_view(status).to_data()})
 
 
 _HIDDEN_STATUSES = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, StepStatus.RUNNING})
@@ -128,6 +139,14 @@ def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: floa
             seen = backend.read_snapshot(follower.workflow, follower.instance_id)
             assert seen is not None
             raise ResultTimeout(follower.workflow, follower.instance_id, seen.status, timeout_seconds)
+
+
+def print_update(console: Console, update: Update) -> None:
+    """Print an update of a followed instance."""
+    if console.is_json:
+        console.print_json(update.document, is_line=True)
+    else:
+        console.print_event(render.format_clock_time(update.at, exact=not console.is_for_people), update.cells)
 
 
 def read_outcome(follower: Follower, backend: Backend) -> InstanceStatus:

@@ -102,11 +102,11 @@ def init(ctx: click.Context, module: str | None) -> None:
             file.write(text)
     console = Console.from_context(ctx)
     for path in files:
-        console.print_entry(["Wrote" if console.is_terminal else "wrote", Styled(str(path), "bold")])
-    if console.is_terminal:
+        console.print_entry(["Wrote" if console.is_for_people else "wrote", Styled(str(path), "bold")])
+    if console.is_for_people:
         console.print_blank_line()
     for what, words in _next_steps(name, app, app_name(ctx) if app is not None else name):
-        if console.is_terminal:
+        if console.is_for_people:
             console.print_line(Styled(what, "dim"))
             console.print_line(words, indent=2)
         else:

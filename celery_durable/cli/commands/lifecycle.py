@@ -48,7 +48,7 @@ class Targets:
         found = [(item.workflow, item.id) for item in find_matching(backend, self.where) if item.status in statuses]
         if self.yes and found:
             _apply_to_each(self.ctx, console, do, found)
-        elif console.is_terminal:
+        elif console.is_for_people:
             for name, each in found[:_MAX_LISTED]:
                 console.print_line(f"{name}/{each}", indent=2)
             if len(found) > _MAX_LISTED:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from celery_durable.app import Durable
 from celery_durable.cli.backends.stored import database_now, open_durable
-from celery_durable.cli.command import Command
+from celery_durable.cli.command import Command, output_option
 from celery_durable.cli.errors import command_line
+from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.store.outbox import OutboxEntry
@@ -34,6 +36,7 @@ _COLUMNS = (
 @click.option("--retry", is_flag=True, help="Deliver these given-up events again, with new attempts.")
 @click.option("--drop", is_flag=True, help="Delete these tasks or events for good.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
+@output_option
 @click.pass_context
 def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool, drop: bool, limit: int) -> None:
     """List unsent messages, and retry or drop given-up events.
@@ -53,11 +56,13 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
         _print_action(console, "Dropped", durable.internals.operations.outbox.drop(ids))
     else:
         found = durable.internals.operations.outbox.read(given_up=given_up, limit=limit + 1)
-        if not found:
+        if console.is_json:
+            console.print_json({"outbox": [_document(durable, entry) for entry in found[:limit]]})
+        elif not found:
             console.print_note("No events were given up." if given_up else "The outbox is empty.")
-            return
-        times = Times(database_now(durable), exact=not console.is_terminal)
-        console.print_table(_COLUMNS, [_row(durable, entry, console, times) for entry in found[:limit]])
+        else:
+            times = Times(database_now(durable), exact=not console.is_for_people)
+            console.print_table(_COLUMNS, [_row(durable, entry, console, times) for entry in found[:limit]])
         if len(found) > limit:
             console.print_note(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
 
@@ -70,8 +75,7 @@ def _print_action(console: Console, action: str, entries: Sequence[OutboxEntry])
 def _row(durable: Durable, entry: OutboxEntry, console: Console, times: Times) -> list[Cell]:
     ref = entry.ref
     run_cells = ["", "", ""] if ref is None else [ref.workflow, ref.instance_id, str(ref.run_number)]
-    redaction = durable.internals.redaction(*(("", "") if ref is None else (ref.workflow, ref.instance_id)))
-    given_up: Cell = Styled("given up", "red") if console.is_terminal else ""
+    given_up: Cell = Styled("given up", "red") if console.is_for_people else ""
     return [
         entry.kind.value,
         Styled(entry.name, "bold"),
@@ -80,5 +84,24 @@ def _row(durable: Durable, entry: OutboxEntry, console: Console, times: Times) -
         str(entry.attempts),
         times.format(entry.since),
         given_up if entry.is_given_up else times.format(entry.next_at),
-        redaction.redact_value(entry.error, "error", entry.name) or "",
+        _error(durable, entry) or "",
     ]
+
+
+def _document(durable: Durable, entry: OutboxEntry) -> documents.Document:
+    return {
+        "id": entry.id,
+        "kind": entry.kind.value,
+        "name": entry.name,
+        **({} if entry.ref is None else documents.run_of(entry.ref)),
+        "attempts": entry.attempts,
+        "since": entry.since,
+        "nextAt": entry.next_at,
+        "error": _error(durable, entry),
+    }
+
+
+def _error(durable: Durable, entry: OutboxEntry) -> Any:
+    ref = entry.ref
+    redaction = durable.internals.redaction(*(("", "") if ref is None else (ref.workflow, ref.instance_id)))
+    return redaction.redact_value(entry.error, "error", entry.name)

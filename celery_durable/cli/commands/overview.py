@@ -9,10 +9,10 @@ import click
 from celery_durable.app import Durable
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.backends.stored import StoreBackend, database_now, open_durable
-from celery_durable.cli.command import Command
+from celery_durable.cli.command import Command, output_option
 from celery_durable.cli.commands.lifecycle import Targets, on_targets
 from celery_durable.cli.errors import CliError
-from celery_durable.cli.output import render
+from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Column, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.explain.remedies import find_remedy
@@ -27,6 +27,7 @@ _WAKEABLE = frozenset(Status) - TERMINAL - {Status.PAUSED}
 
 
 @click.command(cls=Command, examples=["stats"])
+@output_option
 @click.pass_context
 def stats(ctx: click.Context) -> None:
     """Count instances by workflow and status.
@@ -37,10 +38,20 @@ def stats(ctx: click.Context) -> None:
     durable, console = open_durable(ctx), Console.from_context(ctx)
     durable.app.loader.import_default_modules()
     found = durable.internals.operations.stats.read()
-    times = Times(database_now(durable), exact=not console.is_terminal)
+    times = Times(database_now(durable), exact=not console.is_for_people)
     queues = {queue: durable.internals.publisher.queue_length(queue) for queue in _queues(durable)}
     oldest = times.format(found.overdue.oldest)
-    if not console.is_terminal:
+    if console.is_json:
+        document = {
+            "instances": [
+                {"workflowName": workflow, "status": status, "count": count} for workflow, status, count in found.counts
+            ],
+            "due": {"count": found.overdue.count, "oldest": found.overdue.oldest},
+            "queues": [{"name": queue, "messages": length} for queue, length in queues.items()],
+        }
+        console.print_json(document)
+        return
+    if not console.is_for_people:
         for workflow, status, count in found.counts:
             console.print_record("count", workflow, status, str(count))
         console.print_record("due", str(found.overdue.count), oldest)
@@ -72,6 +83,7 @@ def _queues(durable: Durable) -> list[str]:
 @click.option("-t", "--type", "event_type", help="Only waits for events of this type.")
 @click.option("-w", "--workflow", help="Only instances of this workflow.")
 @_LIMIT
+@output_option
 @click.pass_context
 def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limit: int) -> None:
     """List the instances that wait for an event.
@@ -81,7 +93,21 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     found = durable.internals.operations.stats.waits(workflow=workflow, event_type=event_type, limit=limit)
-    times = Times(database_now(durable), exact=not console.is_terminal)
+    if console.is_json:
+        waiting = [
+            {
+                **documents.run_of(each.ref),
+                "status": each.status,
+                "waitEventType": each.event_type,
+                "stepName": each.step,
+                "since": each.since,
+                "wakeAt": each.until,
+            }
+            for each in found
+        ]
+        console.print_json({"waits": waiting})
+        return
+    times = Times(database_now(durable), exact=not console.is_for_people)
     if not found:
         console.print_note("No instance waits for an event" + (f" of type {event_type!r}." if event_type else "."))
         return
@@ -104,6 +130,7 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
 
 @click.command(cls=Command, examples=["leases"])
 @_LIMIT
+@output_option
 @click.pass_context
 def leases(ctx: click.Context, limit: int) -> None:
     """List the runs that workers hold.
@@ -113,7 +140,20 @@ def leases(ctx: click.Context, limit: int) -> None:
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     found = durable.internals.operations.stats.leases(limit=limit)
-    times = Times(database_now(durable), exact=not console.is_terminal)
+    if console.is_json:
+        claims = [
+            {
+                **documents.run_of(each.ref),
+                "node": each.node,
+                "taskId": each.task_id,
+                "leaseUntil": each.lease_until,
+                "crashCount": each.crash_count,
+            }
+            for each in found
+        ]
+        console.print_json({"leases": claims})
+        return
+    times = Times(database_now(durable), exact=not console.is_for_people)
     if not found:
         console.print_note("No worker holds a run.")
         return

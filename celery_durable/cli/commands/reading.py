@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import click
 
 from celery_durable import values
 from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend
-from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.command import Command, open_backend, output_option
 from celery_durable.cli.commands.follow import format_line, format_step
-from celery_durable.cli.output import render
+from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.model import OPEN_STEPS, EventRecord, History, LogLevel, LogRecord, Status, StepStatus
+from celery_durable.wire import views
 
 _LEVELS = list(LogLevel)  # from the least to the most important
 _STATUS = click.Choice([str(status) for status in Status])
@@ -27,6 +28,7 @@ _WORKFLOW_COLUMNS = (
 
 
 @click.command(cls=Command, examples=["workflows"])
+@output_option
 @click.pass_context
 def workflows(ctx: click.Context) -> None:
     """List the workflows.
@@ -36,7 +38,9 @@ def workflows(ctx: click.Context) -> None:
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     found = backend.workflows()
-    if found:
+    if console.is_json:
+        console.print_json({"workflows": [{"name": each.name} for each in found]})
+    elif found:
         console.print_table(_WORKFLOW_COLUMNS, [[each.name, each.queue, each.code] for each in found])
     else:
         console.print_note("No workflows are registered.")
@@ -62,6 +66,7 @@ def workflows(ctx: click.Context) -> None:
 )
 @click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum number of rows.")
 @click.option("--cursor", help="The cursor that the previous page printed.")
+@output_option
 @click.pass_context
 def ls(
     ctx: click.Context,
@@ -79,7 +84,10 @@ def ls(
     backend, console = open_backend(ctx), Console.from_context(ctx)
     wanted = None if status is None else Status(status)
     page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit, labels=values.parse_labels(labels))
-    times = Times(backend.now(), exact=not console.is_terminal)
+    if console.is_json:
+        console.print_json(documents.page("instances", map(documents.instance, page.items), page.cursor))
+        return
+    times = Times(backend.now(), exact=not console.is_for_people)
     if page.items:
         console.print_table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])
     else:
@@ -100,6 +108,7 @@ def ls(
 @click.option("--level", "--log-level", type=_LEVEL, help="Only lines of this level and above.")
 @click.option("--category", "--log-category", help="Only lines of this category.")
 @click.option("--replays", is_flag=True, help="Include lines that were logged again in a replay.")
+@output_option
 @click.pass_context
 def logs(
     ctx: click.Context,
@@ -127,14 +136,24 @@ def logs(
             if seen is None:
                 continue
             version, has_ended = seen.version, seen.status.is_terminal or seen.run_number != number
-        for line in tail.read_new_lines():
-            is_any = True
-            if replays or not line.is_replay:
-                console.print_entry(render.log_cells(line))
+        lines = [line for line in tail.read_new_lines() if replays or not line.is_replay]
+        is_any = is_any or bool(lines)
+        _print_logs(console, number, lines, is_stream=follow)
         if has_ended:
-            if not is_any:
+            if not is_any and not console.is_json:
                 console.print_note("No log lines.")
             return
+
+
+def _print_logs(console: Console, run: int, lines: Sequence[LogRecord], *, is_stream: bool) -> None:
+    if console.is_json and not is_stream:
+        console.print_json({"runNumber": run, "logs": documents.logs(lines)})
+        return
+    for line in lines:
+        if console.is_json:
+            console.print_json(views.log_view(line).to_data(), is_line=True)
+        else:
+            console.print_entry(render.log_cells(line))
 
 
 def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | None) -> int:
@@ -158,6 +177,7 @@ def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | No
     "--level", "--log-level", type=_LEVEL, help="Only log lines of this level and above; implies --include-logs."
 )
 @click.option("--category", "--log-category", help="Only log lines of this category; implies --include-logs.")
+@output_option
 @click.pass_context
 def history(
     ctx: click.Context,
@@ -180,7 +200,11 @@ def history(
         wanted = None if level is None else LogLevel(level)
         tail = backend.tail(workflow, id, run=run_history.run_number, level=wanted, category=category)
         lines = [line for line in tail.read_new_lines() if not line.is_replay]
-    times = Times(backend.now(), exact=not console.is_terminal)
+    if console.is_json:
+        with_logs = {"logs": documents.logs(lines)} if include_logs or level or category else {}
+        console.print_json(documents.run(run_history) | with_logs)
+        return
+    times = Times(backend.now(), exact=not console.is_for_people)
     entries = [*_history_entries(run_history, times), *((line.created_at, _log_cells(line)) for line in lines)]
     for at, cells in sorted(entries, key=lambda item: item[0]):
         console.print_entry([Styled(render.iso(at), "dim"), *cells])

@@ -11,8 +11,9 @@ import click
 from celery_durable.app import Durable
 from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.stored import attached_durable, open_durable
-from celery_durable.cli.command import Command
+from celery_durable.cli.command import Command, output_option
 from celery_durable.cli.errors import REFUSED, CliError
+from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
 from celery_durable.runner.recorded_run import RecordedRun, from_export
@@ -35,6 +36,7 @@ _COLUMNS = (Column("STEP"), Column("TYPE"), Column(""))
     type=click.Path(path_type=Path),
     help="A file with runs that `export` printed; repeatable. No database is used.",
 )
+@output_option
 @click.pass_context
 def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | None, files: tuple[Path, ...]) -> None:
     """Check the current code against a recorded run.
@@ -83,6 +85,23 @@ def _read(path: Path) -> Iterator[RecordedRun]:
         ) from exc
 
 
+def _document(recorded: RecordedRun, found: ReplayResult) -> documents.Document:
+    replayed, uncalled = ({row.step_key for row in rows} for rows in (found.replayed, found.uncalled))
+    return {
+        **documents.run_of(found.ref),
+        "status": recorded.status,
+        "matches": found.matches,
+        "steps": [
+            {"stepKey": row.step_key, "name": row.name, "type": row.type, "isReplayed": row.step_key in replayed}
+            for row in recorded.run_state.steps
+            if row.step_key in replayed | uncalled
+        ],
+        "differences": [{"sentence": each.sentence, "advice": each.advice} for each in found.differences],
+        "openStepChanges": [{"sentence": each.sentence, "advice": each.advice} for each in found.open_step_changes],
+        "end": found.end,
+    }
+
+
 def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
     ref, uncalled = found.ref, {row.step_key for row in found.uncalled}
     replayed = {row.step_key for row in found.replayed}
@@ -93,7 +112,9 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
         if row.step_key in uncalled or row.step_key in replayed
     ]
     target = f"{ref.workflow}/{ref.instance_id}"
-    if console.is_terminal:
+    if console.is_json:
+        console.print_json(_document(recorded, found), is_line=True)
+    elif console.is_for_people:
         console.print_line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
         if rows:
             console.print_table(_COLUMNS, rows)

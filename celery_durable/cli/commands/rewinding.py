@@ -78,7 +78,7 @@ def fork(ctx: click.Context, workflow: str, id: str, step: str, new_id: str | No
     that were called before this step. The other instance is not changed.
     """
     new_instance_id = open_backend(ctx).fork(workflow, id, step, id=new_id)
-    if Console.from_context(ctx).is_terminal:
+    if Console.from_context(ctx).is_for_people:
         _print_done(ctx, "Forked", workflow, new_instance_id, f"from {step} of {id}")
     else:
         Console.from_context(ctx).print_record(new_instance_id)

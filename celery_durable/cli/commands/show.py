@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from celery_durable.cli.backends.backend import InstanceSnapshot
-from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.command import Command, open_backend, output_option
 from celery_durable.cli.commands.explain import print_diagnosis
-from celery_durable.cli.output import render
+from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.explain import Diagnosis
@@ -21,6 +21,7 @@ from celery_durable.model import History, Published, Status, StepRecord
 @click.argument("id")
 @click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
 @click.option("--full", is_flag=True, help="Include parameters, results, payloads and output, and show exact times.")
+@output_option
 @click.pass_context
 def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool) -> None:
     """Show one instance with its status, steps and events.
@@ -33,14 +34,20 @@ def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool
     seen = backend.read_snapshot(workflow, id)
     assert seen is not None
     history = backend.history(workflow, id, run=run)
-    times = Times(backend.now(), exact=full or not console.is_terminal)
-    if console.is_terminal:
+    published = backend.published(workflow, id, run=history.run_number)
+    if console.is_json:
+        console.print_json(
+            documents.run(history) | {"published": documents.published(published), "currentRunNumber": seen.run_number}
+        )
+        return
+    times = Times(backend.now(), exact=full or not console.is_for_people)
+    if console.is_for_people:
         is_live = not seen.status.is_terminal and history.run_number == seen.run_number
         diagnosis = backend.explain(workflow, id) if is_live else None
         _print_for_terminal(ctx, console, seen, history, times, diagnosis, full=full)
     else:
         _print_records(console, history, times, full=full)
-    if published := backend.published(workflow, id, run=history.run_number):
+    if published:
         _print_published(console, published, times, full=full)
 
 
@@ -139,7 +146,7 @@ def _print_records(console: Console, history: History, times: Times, *, full: bo
 
 def _print_published(console: Console, published: dict[str, Published], times: Times, *, full: bool) -> None:
     rows = [render.published_cells(key, found, times) for key, found in published.items()]
-    if not console.is_terminal:
+    if not console.is_for_people:
         for row in rows:
             console.print_record("published", *row)
         return

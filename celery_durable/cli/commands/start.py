@@ -10,7 +10,7 @@ import click
 from celery_durable import values
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import Command, open_backend
-from celery_durable.cli.commands.follow import Follower, follow_to_end, read_outcome
+from celery_durable.cli.commands.follow import Follower, follow_to_end, print_update, read_outcome
 from celery_durable.cli.errors import command_line
 from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
 from celery_durable.cli.output import render
@@ -87,7 +87,7 @@ def start(
             [],
             "Started",
         )
-    if console.is_terminal:
+    if console.is_for_people:
         console.print_line(verb, Styled(f"{workflow}/{instance_id}", "bold"))
         if not (wait or follow):
             console.print_line(Styled(f"Show it: {command_line(ctx, f'show {workflow} {instance_id}')}", "dim"))
@@ -101,11 +101,11 @@ def _follow_to_end(
     backend: Backend, console: Console, follower: Follower, timeout: timedelta | None, *, shown: bool
 ) -> None:
     seconds = None if timeout is None else timeout.total_seconds()
-    for at, cells in follow_to_end(follower, backend, timeout_seconds=seconds):
+    for update in follow_to_end(follower, backend, timeout_seconds=seconds):
         if shown:
-            console.print_event(render.format_clock_time(at, exact=not console.is_terminal), cells)
+            print_update(console, update)
     status = read_outcome(follower, backend)
-    if console.is_terminal:
+    if console.is_for_people:
         if not shown:
             console.print_line(render.style_status(status.status))
         console.print_block("", render.to_indented_json(status.output))

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from celery_durable.cli.backends.stored import database_now, open_durable
-from celery_durable.cli.command import Command
+from celery_durable.cli.command import Command, output_option
 from celery_durable.cli.inputs import JsonInput
+from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
 
@@ -42,7 +43,7 @@ def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     resumed = durable.internals.operations.topics.emit(topic, payload, id=id)
-    if not console.is_terminal:
+    if not console.is_for_people:
         console.print_record(topic, str(resumed))
         return
     console.print_entry(["Emitted", Styled(topic, "bold"), f"to {resumed} {'wait' if resumed == 1 else 'waits'}"])
@@ -52,6 +53,7 @@ def emit(ctx: click.Context, topic: str, payload: Any, id: str | None) -> None:
 @click.argument("topic")
 @click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum number of rows.")
 @click.option("--cursor", help="The cursor that the previous page printed.")
+@output_option
 @click.pass_context
 def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> None:
     """List the instances that wait for a topic, oldest first.
@@ -60,7 +62,21 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     page = durable.internals.operations.topics.waiters(topic, cursor=cursor, limit=limit)
-    times = Times(database_now(durable), exact=not console.is_terminal)
+    if console.is_json:
+        views = [
+            {
+                "workflowName": each.workflow,
+                "instanceId": each.instance_id,
+                "runNumber": each.run_number,
+                "stepName": each.step,
+                "openedAt": each.opened_at,
+                "deadline": each.deadline,
+            }
+            for each in page.items
+        ]
+        console.print_json(documents.page("waiters", views, page.cursor))
+        return
+    times = Times(database_now(durable), exact=not console.is_for_people)
     rows: list[list[Cell]] = [
         [
             each.workflow,

@@ -7,10 +7,10 @@ from datetime import timedelta
 import click
 
 from celery_durable.cli.backends.backend import Backend
-from celery_durable.cli.command import Command, open_backend
-from celery_durable.cli.commands.follow import Follower, follow_to_end, read_outcome
+from celery_durable.cli.command import Command, open_backend, output_option
+from celery_durable.cli.commands.follow import Follower, follow_to_end, print_update, read_outcome
 from celery_durable.cli.inputs import DurationInput
-from celery_durable.cli.output import render
+from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.model import Status
@@ -27,6 +27,7 @@ from celery_durable.model import Status
 )
 @click.option("--every", type=DurationInput(), default="2s", show_default=True, help="List: time between refreshes.")
 @click.option("--timeout", type=DurationInput(), help="Instance: how long to watch at most.")
+@output_option
 @click.pass_context
 def watch(
     ctx: click.Context,
@@ -52,8 +53,8 @@ def watch(
     seen = backend.read_snapshot(workflow, id)
     assert seen is not None
     follower = Follower(backend, workflow, id, seen.run_number)
-    for at, cells in follow_to_end(follower, backend, timeout_seconds=timeout.total_seconds() if timeout else None):
-        console.print_event(render.format_clock_time(at, exact=not console.is_terminal), cells)
+    for update in follow_to_end(follower, backend, timeout_seconds=timeout.total_seconds() if timeout else None):
+        print_update(console, update)
     read_outcome(follower, backend)
 
 
@@ -68,8 +69,8 @@ def _watch_list(
     shown_states: dict[tuple[str, str], object] = {}
     while True:
         items = backend.list(workflow, status=status, cursor=None, limit=limit).items
-        times = Times(backend.now(), exact=not console.is_terminal)
-        if console.is_terminal:
+        times = Times(backend.now(), exact=not console.is_for_people)
+        if console.is_for_people:
             click.clear()
             about = " ".join(filter(None, [workflow, status and f"({status})"])) or "all workflows"
             console.print_line(
@@ -81,5 +82,8 @@ def _watch_list(
                 state = item.status, item.run_number, item.updated_at
                 if shown_states.get((item.workflow, item.id)) != state:
                     shown_states[item.workflow, item.id] = state
-                    console.print_record(*render.instance_cells(item, times))
+                    if console.is_json:
+                        console.print_json(documents.instance(item), is_line=True)
+                    else:
+                        console.print_record(*render.instance_cells(item, times))
         backend.sleep(every.total_seconds())

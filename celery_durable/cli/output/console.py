@@ -1,4 +1,4 @@
-"""Output of the commands: aligned tables and colours on a terminal, tab-separated records in a pipe.
+"""Output of the commands: tables for people on a terminal, tab-separated records in a pipe, or JSON.
 
 Control characters are removed from all stored text, because escape sequences could move the cursor, change the
 window's title or hide text.
@@ -6,12 +6,15 @@ window's title or hide text.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Literal
 
 import click
@@ -75,18 +78,36 @@ class Column:
     is_optional: bool = False
 
 
-class Console:
-    """Writes to standard output: for people on a terminal, for programs in a pipe."""
+class Format(StrEnum):
+    """A table is for people, the others are for programs."""
 
-    def __init__(self, *, is_terminal: bool, has_color: bool) -> None:
-        self.is_terminal, self.has_color = is_terminal, has_color
+    TABLE = "table"
+    JSON = "json"
+    TSV = "tsv"
+
+
+class Console:
+    """Writes to standard output in one format. The default is a table on a terminal, and TSV in a pipe."""
+
+    FORMAT = "celery_durable.format"
+    """The key in ``ctx.meta`` of the format that the user chose."""
+
+    def __init__(self, chosen: Format, *, is_terminal: bool, has_color: bool) -> None:
+        self.has_color, self._is_terminal = has_color, is_terminal
+        self.is_for_people, self.is_json = chosen is Format.TABLE, chosen is Format.JSON
         self._bars: dict[tuple[str, ...], str] = {}
 
     @classmethod
     def from_context(cls, ctx: click.Context) -> Console:
         """Return the console of this process. It respects Celery's --no-color and NO_COLOR."""
         is_terminal = sys.stdout.isatty()
-        return cls(is_terminal=is_terminal, has_color=is_terminal and not getattr(ctx.obj, "no_color", False))
+        chosen = ctx.meta.get(cls.FORMAT) or (Format.TABLE if is_terminal else Format.TSV)
+        has_color = is_terminal and not getattr(ctx.obj, "no_color", False)
+        return cls(chosen, is_terminal=is_terminal, has_color=has_color)
+
+    def print_json(self, document: Any, *, is_line: bool = False) -> None:
+        """Print a document, or with ``is_line`` one of several, each on its own line."""
+        click.echo(json.dumps(document, default=_encode, ensure_ascii=False, indent=None if is_line else 2))
 
     def print_line(self, *cells: Cell, indent: int = 0) -> None:
         """Print one line for people: the cells that are not empty, with gaps between them."""
@@ -99,11 +120,11 @@ class Console:
 
     def print_entry(self, cells: Sequence[Cell]) -> None:
         """Print one line of a stream: for people on a terminal, for programs in a pipe."""
-        (self.print_line if self.is_terminal else self.print_record)(*cells)
+        (self.print_line if self.is_for_people else self.print_record)(*cells)
 
     def print_event(self, at: Cell, cells: Sequence[Cell]) -> None:
         """Print one update of a followed instance. A terminal keeps the newest state of each bar below all lines."""
-        if not self.is_terminal or os.environ.get("TERM") == "dumb":
+        if not (self.is_for_people and self._is_terminal) or os.environ.get("TERM") == "dumb":
             self.print_entry([at, *cells])
             return
         size, name = shutil.get_terminal_size(), tuple(_text(cell) for cell in cells[:-1])
@@ -142,7 +163,7 @@ class Console:
 
     def print_table(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
         """Print rows under column titles on a terminal; in a pipe, tab-separated and without titles."""
-        if not self.is_terminal:
+        if not self.is_for_people:
             for row in rows:
                 self.print_record(*row)
             return
@@ -179,6 +200,12 @@ class Console:
         return (click.style(text, **_CLICK_STYLES[style]) if self.has_color and style else text) + padded_text[
             len(text) :
         ]
+
+
+def _encode(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
 def _pad(cell: Cell) -> str:
