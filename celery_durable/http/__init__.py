@@ -4,10 +4,11 @@ The API refuses every request that your hooks do not allow (docs/http.md). It ca
 pass ``allow_anonymous=True``. It requires the extra ``http``.
 """
 
-from celery_durable.http.access import Access, Actor, Authorize, Hook, Permission
+from celery_durable.http.access import Access, Actor, Authorize, Hook
 from celery_durable.http.app import asgi, router
 from celery_durable.http.problems import Forbidden, NoAuthorization, Unauthenticated
 from celery_durable.model import Scope
+from celery_durable.wire.permissions import Permission
 
 __all__ = [
     "Access",

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
@@ -34,19 +33,9 @@ from celery_durable.http.problems import (
 from celery_durable.http.timeouts import HookThreads
 from celery_durable.model import Scope
 from celery_durable.operations import Operations
+from celery_durable.wire.permissions import Permission
 
 E = TypeVar("E", bound=Callable[..., Any])
-
-
-class Permission(StrEnum):
-    """The permission that a route requires. Every route requires one."""
-
-    CREATION = "creation"
-    READING = "reading"
-    MANAGEMENT = "management"
-    EVENTS = "events"
-    TICK = "tick"
-    HEALTH = "health"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,19 +14,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from celery_durable import commands
 from celery_durable.app import Durable
+from celery_durable.commands import COMMANDS, INSTANCE, INSTANCES
 from celery_durable.http import openapi, timeouts, topics
-from celery_durable.http.access import AccessControl, Authorize, Hook, Permission, make_guarded_route, requires
+from celery_durable.http.access import AccessControl, Authorize, Hook, make_guarded_route, requires
+from celery_durable.http.changes import CommandRoutes
 from celery_durable.http.followers import Followers
-from celery_durable.http.instances import InstanceRoutes
 from celery_durable.http.problems import build_http_exception_response
 from celery_durable.http.process import ProcessRoutes
 from celery_durable.http.reading import ReadRoutes
 from celery_durable.wire import responses
+from celery_durable.wire.permissions import Permission
+from celery_durable.wire.requests import CreateInstance
 
 _ENVELOPE_BYTES = 64 * 1024
-_MANY = "/workflows/{workflowName}/instances"
-_ONE = f"{_MANY}/{{instanceId}}"
 
 
 def router(
@@ -62,7 +64,7 @@ def router(
     schemes = [Depends(openapi.DescribedScheme(name, about)) for name, about in (security_schemes or {}).items()]
     made = APIRouter(route_class=make_guarded_route(access_control), tags=["workflows"], dependencies=schemes)
     _add_reading(made, ReadRoutes(durable, Followers(max_streams)))
-    _add_changes(made, InstanceRoutes(durable, access_control))
+    _add_changes(made, CommandRoutes(durable, access_control))
     _add_topics(made, topics.TopicRoutes(durable, access_control))
     _add_running(made, ProcessRoutes(durable), with_tick=tick)
     return made
@@ -118,12 +120,6 @@ async def _no_route(_: Request, error: Exception) -> Response:
 _RUN = ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND", "INVALID_CURSOR")
 _BODY = ("BODY_TOO_LARGE", "UNSUPPORTED_ENCODING")
 _LABELS = ("INVALID_LABEL", "TOO_MANY_LABELS")
-_CHANGE = ("INSTANCE_NOT_FOUND", "PRECONDITION_FAILED", *_BODY)
-_NEW = (
-    "WORKFLOW_NOT_FOUND", "INVALID_INSTANCE_ID", "NOT_SERIALIZABLE", "WORKFLOW_PARAMS_INVALID", "PAYLOAD_TOO_LARGE",
-    "OUT_OF_SCOPE", *_LABELS, *_BODY,
-)  # fmt: skip
-_EVENT = ("INSTANCE_TERMINAL", "INVALID_EVENT_TYPE", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", *_CHANGE)
 
 
 def _add(
@@ -158,21 +154,21 @@ def _add(
 def _add_reading(made: APIRouter, to: ReadRoutes) -> None:
     _add(made, "GET /workflows", to.list_workflows, responses.WorkflowList, ())
     listed = ("WORKFLOW_NOT_FOUND", "INVALID_CURSOR", *_LABELS)
-    _add(made, f"GET {_MANY}", to.list_instances, responses.InstanceList, listed)
+    _add(made, f"GET {INSTANCES}", to.list_instances, responses.InstanceList, listed)
     one = ("INSTANCE_NOT_FOUND", "TOO_MANY_STREAMS")
-    _add(made, f"GET {_ONE}", to.get, responses.InstanceView, one, responses=openapi.NOT_MODIFIED)
-    _add(made, f"GET {_ONE}/explain", to.explain, responses.Explanation, ("INSTANCE_NOT_FOUND",))
-    _add(made, f"GET {_ONE}/history", to.history, responses.HistoryView, _RUN)
+    _add(made, f"GET {INSTANCE}", to.get, responses.InstanceView, one, responses=openapi.NOT_MODIFIED)
+    _add(made, f"GET {INSTANCE}/explain", to.explain, responses.Explanation, ("INSTANCE_NOT_FOUND",))
+    _add(made, f"GET {INSTANCE}/history", to.history, responses.HistoryView, _RUN)
     _add(
         made,
-        f"GET {_ONE}/published",
+        f"GET {INSTANCE}/published",
         to.published,
         responses.PublishedValuesResponse,
         ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND"),
     )
     _add(
         made,
-        f"GET {_ONE}/stream",
+        f"GET {INSTANCE}/stream",
         to.stream,
         None,
         (*_RUN, "TOO_MANY_STREAMS"),
@@ -181,39 +177,14 @@ def _add_reading(made: APIRouter, to: ReadRoutes) -> None:
     )
 
 
-def _add_changes(made: APIRouter, to: InstanceRoutes) -> None:
-    taken = (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "INSTANT_INVALID", "VALUE_REFUSED")
-    _add(made, f"POST {_MANY}", to.create, responses.InstanceItem, taken, status=201, responses=openapi.EXISTING)
-    _add(made, f"POST {_MANY}/batch", to.create_batch, responses.InstanceBatch, (*_NEW, "BATCH_TOO_LARGE"))
-    _add(made, f"POST {_ONE}/pause", to.pause, responses.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
-    _add(made, f"POST {_ONE}/resume", to.resume, responses.Done, _CHANGE)
-    _add(made, f"POST {_ONE}/terminate", to.terminate, responses.Done, (*_CHANGE, "INSTANCE_TERMINAL"))
-    cancel = (*_CHANGE, "INSTANCE_TERMINAL")
-    _add(made, f"POST {_ONE}/cancel", to.terminate, responses.Done, cancel, in_schema=False)  # an alias
-    _add(made, f"POST {_ONE}/restart", to.restart, responses.Restarted, _CHANGE)
-    _add(made, f"POST {_ONE}/retry", to.retry, responses.Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED"))
-    _add(made, f"POST {_ONE}/rewind", to.rewind, responses.Restarted, (*_CHANGE, "STEP_NOT_FOUND"))
-    forked = (
-        "INSTANCE_NOT_FOUND",
-        "OUT_OF_SCOPE",
-        "STEP_NOT_FOUND",
-        "INVALID_INSTANCE_ID",
-        "INSTANCE_ID_ALREADY_EXISTS",
-        *_BODY,
-    )
-    _add(made, f"POST {_ONE}/fork", to.fork, responses.InstanceItem, forked, status=201)
-    settled = (*_CHANGE, "STEP_NOT_FOUND", "STEP_NOT_OPEN", "INSTANCE_TERMINAL", "NAME_INVALID", "VALUE_REFUSED")
-    valued = (*settled, "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE")
-    _add(made, f"POST {_ONE}/set-result", to.set_result, responses.StepCompleted, valued)
-    _add(made, f"POST {_ONE}/skip", to.skip, responses.StepCompleted, settled)
-    _add(
-        made,
-        f"POST {_ONE}/restart-or-create",
-        to.restart_or_create,
-        responses.RestartOrCreateResult,
-        (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "PRECONDITION_FAILED"),
-    )
-    _add(made, f"POST {_ONE}/events", to.send_event, responses.EventSent, _EVENT)
+def _add_changes(made: APIRouter, to: CommandRoutes) -> None:
+    for each in COMMANDS.values():
+        existing = openapi.EXISTING if each.request is CreateInstance else None
+        where, status = f"POST {each.path}", each.response.http_status
+        _add(made, where, to.endpoint(each), each.response, each.codes, status=status, responses=existing)
+    end = commands.terminate
+    alias = f"POST {INSTANCE}/cancel"
+    _add(made, alias, to.endpoint(end), end.response, end.codes, in_schema=False)
 
 
 def _add_topics(made: APIRouter, to: topics.TopicRoutes) -> None:

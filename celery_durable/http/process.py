@@ -12,12 +12,13 @@ from fastapi import Body
 from starlette.responses import Response
 
 from celery_durable.app import Durable
-from celery_durable.http import requests, timeouts
-from celery_durable.http.access import Permission, requires
+from celery_durable.http import timeouts
+from celery_durable.http.access import requires
 from celery_durable.http.problems import NotReady
 from celery_durable.http.reading import json_response
 from celery_durable.store import migrate
-from celery_durable.wire import responses
+from celery_durable.wire import requests, responses
+from celery_durable.wire.permissions import Permission
 
 logger = logging.getLogger("celery_durable.http")
 

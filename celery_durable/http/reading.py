@@ -13,7 +13,7 @@ from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import WorkflowNotFound
 from celery_durable.http import timeouts
-from celery_durable.http.access import Permission, requires, restrict_to_request_scope
+from celery_durable.http.access import requires, restrict_to_request_scope
 from celery_durable.http.etags import format_etag, matches_if_none_match
 from celery_durable.http.followers import Followers
 from celery_durable.http.openapi import EventStream, IfNoneMatch, InstanceId, WorkflowName
@@ -23,6 +23,7 @@ from celery_durable.model import LogLevel, Status, VersionedInstance
 from celery_durable.operations import Operations
 from celery_durable.values.labels import MAX_LABELS
 from celery_durable.wire import responses
+from celery_durable.wire.permissions import Permission
 
 MAX_PAGE_SIZE = 100
 _MAX_WAIT_SECONDS = 60

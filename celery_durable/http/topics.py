@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Path
 from pydantic import ConfigDict
@@ -12,26 +12,18 @@ from starlette.responses import Response
 
 from celery_durable.app import Durable
 from celery_durable.http import timeouts
-from celery_durable.http.access import Access, AccessControl, Permission, requires, restrict_to_request_scope
+from celery_durable.http.access import Access, AccessControl, requires, restrict_to_request_scope
 from celery_durable.http.openapi import TOPIC
 from celery_durable.http.reading import Cursor, PageSize, json_response
-from celery_durable.http.requests import EmissionId, RequestModel
 from celery_durable.model import Waiter
+from celery_durable.wire.permissions import Permission
+from celery_durable.wire.requests import Emit
 from celery_durable.wire.responses import ResponseModel
 
 TopicName = Annotated[
     str,
     Path(description="The topic; it may contain slashes.", examples=["user.updated"], json_schema_extra=dict(TOPIC)),
 ]
-
-
-class Emit(RequestModel):
-    """The payload for all open waits. ``id`` is your id of this emission; a repeated id emits nothing twice."""
-
-    payload: Any = None
-    id: EmissionId = None
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"payload": {"userId": "7"}, "id": "change-12"}]})
 
 
 class Emitted(ResponseModel):

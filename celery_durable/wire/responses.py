@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
@@ -33,6 +33,7 @@ class ResponseModel(BaseModel):
     """The base of response bodies."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+    http_status: ClassVar[int] = 200
 
     @classmethod
     def parse(cls, data: Any) -> Self:
@@ -122,10 +123,17 @@ class WorkflowList(ResponseModel):
 class InstanceItem(ResponseModel):
     """An instance that was created, with its status at that time."""
 
+    http_status: ClassVar[int] = 201
     id: str
     details: StatusView
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"id": "order-42", "details": {"status": "active"}}]})
+
+
+class ExistingInstance(InstanceItem):
+    """An instance that existed before the request to create it."""
+
+    http_status: ClassVar[int] = 200
 
 
 class InstanceBatch(ResponseModel):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from celery_durable.commands import A, Command, Q, Target
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
     History,
@@ -106,6 +107,9 @@ class Backend(Protocol):
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
         """Return why an instance does not move; None if the server has no diagnosis."""
+
+    def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
+        """Do a command, and return its response."""
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Create an instance and return its id."""

@@ -9,6 +9,7 @@ from typing import Any
 from celery_durable.cli.backends.backend import InstanceSnapshot, WorkflowInfo
 from celery_durable.cli.backends.client import Client, WrongApi
 from celery_durable.cli.errors import CliError
+from celery_durable.commands import A, Command, Q, Target
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
     History,
@@ -136,6 +137,17 @@ class HttpBackend:
         except WrongApi:
             return None
         return records.diagnosis(responses.Explanation.parse(data))
+
+    def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
+        """Send the command. The request is repeated only if a repetition has no effect."""
+        data = body.to_dict()
+        reply = self._client.post(
+            *command.words(target),
+            body=None if body.is_optional and not data else data,
+            is_idempotent=body.may_repeat,
+            new_id=target.instance_id,
+        )
+        return command.response.parse(reply.data)
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Create it. The request is repeated only with an id, because the second attempt is then refused."""

@@ -13,6 +13,7 @@ from celery_durable.app import Durable
 from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.backend import POLL_SECONDS, Connection, InstanceSnapshot, WorkflowInfo
 from celery_durable.cli.errors import UNREACHABLE, CliError
+from celery_durable.commands import A, Command, Q, Target
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis, explain
 from celery_durable.model import (
@@ -30,6 +31,7 @@ from celery_durable.operations.history import HistoryOperations
 from celery_durable.redaction import Redaction
 from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
+from celery_durable.wire.permissions import Permission
 
 LOGS_PER_PAGE = 1000
 _LEVELS = list(LogLevel)  # from the least to the most important
@@ -210,6 +212,12 @@ class StoreBackend:
         """Diagnose the instance from the database alone."""
         facts = self._operations.queries.facts(workflow, instance_id)
         return explain(self.durable.internals.redaction(workflow, instance_id).redact_facts(facts))
+
+    def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
+        """Call the operation. If it may create an instance, import the app's workflows before."""
+        if command.permission is Permission.CREATION:
+            self.durable.app.loader.import_default_modules()
+        return command.run(self._operations, target, body)
 
     def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
         """Import the app's workflows, then create or restart the instance."""

@@ -1,0 +1,372 @@
+"""The commands on instances. One declaration says what a command is called, requires and returns, and what it does.
+
+The HTTP API makes its routes from them. Both programs of the command line send them: to the API, or, with the database
+at hand, to the operations. The docstring of a command is its description in the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from celery_durable.errors import InstanceAlreadyExists, InstanceNotFound
+from celery_durable.model import CreateOptions, Status
+from celery_durable.wire.permissions import Permission
+from celery_durable.wire.requests import (
+    CreateBatch,
+    CreateInstance,
+    Fork,
+    NoBody,
+    Reason,
+    RequestModel,
+    RestartOrCreate,
+    Rewind,
+    SendEvent,
+    SetResult,
+    Skip,
+)
+from celery_durable.wire.responses import (
+    Done,
+    EventSent,
+    ExistingInstance,
+    InstanceBatch,
+    InstanceItem,
+    ResponseModel,
+    Restarted,
+    RestartOrCreateResult,
+    StatusView,
+    StepCompleted,
+)
+
+if TYPE_CHECKING:  # a client of the API needs neither the operations nor SQLAlchemy
+    from celery_durable.operations import Operations
+
+Q = TypeVar("Q", bound=RequestModel)
+A = TypeVar("A", bound=ResponseModel)
+
+INSTANCES = "/workflows/{workflowName}/instances"
+INSTANCE = f"{INSTANCES}/{{instanceId}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The instance that a command changes, or the workflow of which it creates one.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id; empty if the command creates instances.
+        if_version: The version tags at which the change applies; None means any.
+    """
+
+    workflow: str
+    instance_id: str = ""
+    if_version: Collection[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Command(Generic[Q, A]):
+    """One command.
+
+    Attributes:
+        name: Its name, such as "send_event".
+        path: The path of its route. The method is POST.
+        permission: The permission that the route requires.
+        request: The model of the request's body.
+        response: The model of the response.
+        codes: The problem codes that not every route returns.
+        run: Does it.
+    """
+
+    name: str
+    path: str
+    permission: Permission
+    request: type[Q]
+    response: type[A]
+    codes: tuple[str, ...]
+    run: Callable[[Operations, Target, Q], A]
+
+    @property
+    def doc(self) -> str:
+        """The description: a first line, and details."""
+        return self.run.__doc__ or ""
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether a request may name the version that it changes (If-Match)."""
+        return "PRECONDITION_FAILED" in self.codes
+
+    def words(self, target: Target) -> tuple[str, ...]:
+        """Return the parts of the path for this target, without quoting."""
+        given = {"{workflowName}": target.workflow, "{instanceId}": target.instance_id}
+        return tuple(given.get(word, word) for word in self.path.split("/")[1:])
+
+
+COMMANDS: dict[str, Command[RequestModel, ResponseModel]] = {}
+"""The commands by name, in the order of the API's description."""
+
+
+def command(
+    path: str,
+    permission: Permission,
+    request: type[Q],
+    response: type[A],
+    codes: tuple[str, ...],
+) -> Callable[[Callable[[Operations, Target, Q], A]], Command[Q, A]]:
+    """Declare a command. Its name is that of the function, which does it."""
+
+    def declare(run: Callable[[Operations, Target, Q], A]) -> Command[Q, A]:
+        made = Command(run.__name__, path, permission, request, response, codes, run)
+        COMMANDS[made.name] = made  # type: ignore[assignment]  # a route calls it with the model that it declares
+        return made
+
+    return declare
+
+
+_BODY = ("BODY_TOO_LARGE", "UNSUPPORTED_ENCODING")
+_CHANGE = ("INSTANCE_NOT_FOUND", "PRECONDITION_FAILED", *_BODY)
+_NEW = (
+    "WORKFLOW_NOT_FOUND", "INVALID_INSTANCE_ID", "NOT_SERIALIZABLE", "WORKFLOW_PARAMS_INVALID", "PAYLOAD_TOO_LARGE",
+    "OUT_OF_SCOPE", "INVALID_LABEL", "TOO_MANY_LABELS", *_BODY,
+)  # fmt: skip
+_STEP = (*_CHANGE, "STEP_NOT_FOUND", "STEP_NOT_OPEN", "INSTANCE_TERMINAL", "NAME_INVALID", "VALUE_REFUSED")
+
+
+# --- create ---------------------------------------------------------------------------------------
+
+
+@command(
+    INSTANCES,
+    Permission.CREATION,
+    CreateInstance,
+    InstanceItem,
+    (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "INSTANT_INVALID", "VALUE_REFUSED"),
+)
+def create(operations: Operations, target: Target, body: CreateInstance) -> InstanceItem:
+    """Create an instance and start it.
+
+    An id that is in use is refused; `restart` runs an existing instance again. With `ifExists` "return", the
+    response is 200 with the existing instance, which also requires the permission to read it.
+    """
+    try:
+        made = operations.create.instance(
+            target.workflow, body.params, id=body.id, run_at=body.run_at, labels=body.labels
+        )
+    except InstanceAlreadyExists as taken:
+        if body.if_exists == "error" or body.id is None:
+            raise
+        try:
+            found = operations.queries.read(target.workflow, body.id)
+        except InstanceNotFound:  # out of the caller's scope
+            raise taken from None
+        return ExistingInstance(id=body.id, details=StatusView(status=found.status))
+    return _created(made, Status.ACTIVE if body.run_at is None else Status.WAITING)
+
+
+@command(f"{INSTANCES}/batch", Permission.CREATION, CreateBatch, InstanceBatch, (*_NEW, "BATCH_TOO_LARGE"))
+def create_batch(operations: Operations, target: Target, body: CreateBatch) -> InstanceBatch:
+    """Create several instances at once.
+
+    Existing and repeated ids are skipped and are not in the response. One invalid item refuses the whole batch.
+    """
+    batch = [CreateOptions(each.id, each.params, each.labels) for each in body.instances]
+    return InstanceBatch(instances=[_created(each) for each in operations.create.batch(target.workflow, batch)])
+
+
+def _created(instance_id: str, status: Status = Status.ACTIVE) -> InstanceItem:
+    return InstanceItem(id=instance_id, details=StatusView(status=status))
+
+
+# --- pause, resume, end ---------------------------------------------------------------------------
+
+
+@command(f"{INSTANCE}/pause", Permission.MANAGEMENT, NoBody, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
+def pause(operations: Operations, target: Target, _: NoBody) -> Done:
+    """Pause an instance at its next step boundary.
+
+    Timers and deadlines continue.
+    """
+    operations.lifecycle.pause(target.workflow, target.instance_id, if_version=target.if_version)
+    return Done(ok=True)
+
+
+@command(f"{INSTANCE}/resume", Permission.MANAGEMENT, NoBody, Done, _CHANGE)
+def resume(operations: Operations, target: Target, _: NoBody) -> Done:
+    """Resume a paused instance.
+
+    An instance that is not paused stays unchanged, but a requested pause is cancelled.
+    """
+    operations.lifecycle.resume(target.workflow, target.instance_id, if_version=target.if_version)
+    return Done(ok=True)
+
+
+@command(f"{INSTANCE}/terminate", Permission.MANAGEMENT, Reason, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
+def terminate(operations: Operations, target: Target, body: Reason) -> Done:
+    """End an instance permanently.
+
+    The result of a step that is running is not recorded.
+    """
+    operations.lifecycle.terminate(
+        target.workflow, target.instance_id, reason=body.reason, if_version=target.if_version
+    )
+    return Done(ok=True)
+
+
+# --- run again ------------------------------------------------------------------------------------
+
+
+@command(f"{INSTANCE}/restart", Permission.MANAGEMENT, Reason, Restarted, _CHANGE)
+def restart(operations: Operations, target: Target, body: Reason) -> Restarted:
+    """Start a new run of an instance, with the same parameters.
+
+    The instance may be in any status. Prior runs stay readable.
+    """
+    number = operations.rewind.restart(
+        target.workflow, target.instance_id, reason=body.reason, if_version=target.if_version
+    )
+    return Restarted(ok=True, run_number=number)
+
+
+@command(f"{INSTANCE}/retry", Permission.MANAGEMENT, Reason, Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED"))
+def retry(operations: Operations, target: Target, body: Reason) -> Restarted:
+    """Retry the step that failed an errored instance, in a new run.
+
+    The failed step gets fresh attempts. Steps that finished before the failure are kept.
+    """
+    number = operations.rewind.retry(
+        target.workflow, target.instance_id, reason=body.reason, if_version=target.if_version
+    )
+    return Restarted(ok=True, run_number=number)
+
+
+@command(f"{INSTANCE}/rewind", Permission.MANAGEMENT, Rewind, Restarted, (*_CHANGE, "STEP_NOT_FOUND"))
+def rewind(operations: Operations, target: Target, body: Rewind) -> Restarted:
+    """Start a new run of an instance that continues from a step.
+
+    It keeps the steps that finished before this step was called, and all events. The instance may be in any
+    status.
+    """
+    number = operations.rewind.restart(
+        target.workflow,
+        target.instance_id,
+        from_step=body.step,
+        reason=body.reason,
+        if_version=target.if_version,
+    )
+    return Restarted(ok=True, run_number=number)
+
+
+@command(
+    f"{INSTANCE}/fork",
+    Permission.MANAGEMENT,
+    Fork,
+    InstanceItem,
+    (
+        "INSTANCE_NOT_FOUND", "OUT_OF_SCOPE", "STEP_NOT_FOUND", "INVALID_INSTANCE_ID", "INSTANCE_ID_ALREADY_EXISTS",
+        *_BODY,
+    ),
+)  # fmt: skip
+def fork(operations: Operations, target: Target, body: Fork) -> InstanceItem:
+    """Create an instance that continues from a step of another instance.
+
+    It also requires the permission to create the new instance. The other instance stays unchanged.
+    """
+    return _created(operations.rewind.fork(target.workflow, target.instance_id, body.step, id=body.id))
+
+
+# --- complete a step by hand ----------------------------------------------------------------------
+
+
+@command(
+    f"{INSTANCE}/set-result",
+    Permission.MANAGEMENT,
+    SetResult,
+    StepCompleted,
+    (*_STEP, "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE"),
+)
+def set_result(operations: Operations, target: Target, body: SetResult) -> StepCompleted:
+    """Complete a step by hand, with a result.
+
+    An open step is completed in the same run. A step that failed its instance is completed in a new run. The name
+    of the person, the time and the reason are recorded.
+    """
+    number = operations.interventions.set_result(
+        target.workflow,
+        target.instance_id,
+        body.step,
+        body.result,
+        by=body.by or "",
+        reason=body.reason,
+        if_version=target.if_version,
+    )
+    return StepCompleted(ok=True, run_number=number)
+
+
+@command(f"{INSTANCE}/skip", Permission.MANAGEMENT, Skip, StepCompleted, _STEP)
+def skip(operations: Operations, target: Target, body: Skip) -> StepCompleted:
+    """Complete a step by hand, without a result.
+
+    A sleep ends at once. Otherwise like set-result.
+    """
+    number = operations.interventions.skip(
+        target.workflow,
+        target.instance_id,
+        body.step,
+        by=body.by or "",
+        reason=body.reason,
+        if_version=target.if_version,
+    )
+    return StepCompleted(ok=True, run_number=number)
+
+
+# --- start or continue from outside ---------------------------------------------------------------
+
+
+@command(
+    f"{INSTANCE}/restart-or-create",
+    Permission.CREATION,
+    RestartOrCreate,
+    RestartOrCreateResult,
+    (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "PRECONDITION_FAILED"),
+)
+def restart_or_create(operations: Operations, target: Target, body: RestartOrCreate) -> RestartOrCreateResult:
+    """Restart an instance if it is in one of these statuses, or create it if there is none.
+
+    It requires the permissions to create and to manage the instance. An instance in another status stays
+    unchanged.
+    """
+    started = operations.create.restart_or_create(
+        target.workflow,
+        body.params,
+        id=target.instance_id,
+        if_status=body.if_status,
+        if_version=target.if_version,
+        reason=body.reason,
+        labels=body.labels,
+    )
+    return RestartOrCreateResult(
+        outcome=started.outcome,
+        id=started.instance_id,
+        run_number=started.run_number,
+        details=StatusView(status=started.status),
+    )
+
+
+@command(
+    f"{INSTANCE}/events",
+    Permission.EVENTS,
+    SendEvent,
+    EventSent,
+    ("INSTANCE_TERMINAL", "INVALID_EVENT_TYPE", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", *_CHANGE),
+)
+def send_event(operations: Operations, target: Target, body: SendEvent) -> EventSent:
+    """Send an event to an instance.
+
+    It is stored until the workflow waits for its type, also while the instance is paused.
+    """
+    accepted = operations.events.send(
+        target.workflow, target.instance_id, body.type, body.payload, id=body.id, if_version=target.if_version
+    )
+    # Only the status: a client that may send events may lack the permission to read outputs and errors.
+    status = operations.queries.read(target.workflow, target.instance_id).status
+    return EventSent(status=StatusView(status=status), accepted=accepted)

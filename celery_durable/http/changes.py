@@ -1,0 +1,155 @@
+"""The routes that change instances: one for each of the `commands`.
+
+Some requests need more than the permission of their route: the id that will be written, or the name of the user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import Body
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from celery_durable import commands, values
+from celery_durable.app import Durable
+from celery_durable.commands import A, Command, Q, Target
+from celery_durable.errors import BatchTooLarge
+from celery_durable.http import timeouts
+from celery_durable.http.access import Access, AccessControl, requires, restrict_to_request_scope
+from celery_durable.http.etags import parse_if_match
+from celery_durable.http.openapi import IfMatch, InstanceId, WorkflowName
+from celery_durable.http.reading import json_response
+from celery_durable.operations import Operations
+from celery_durable.wire.permissions import Permission
+from celery_durable.wire.requests import (
+    CreateBatch,
+    CreateInstance,
+    Fork,
+    NoBody,
+    RestartOrCreate,
+    SetResult,
+    Skip,
+)
+
+
+class CommandRoutes:
+    """The endpoints of commands."""
+
+    def __init__(self, durable: Durable, access_control: AccessControl) -> None:
+        self._durable, self._access_control = durable, access_control
+        self._completions: dict[str, Callable[[Request, Target, Any], Awaitable[Any]]] = {
+            commands.create.name: self._complete_create,
+            commands.create_batch.name: self._complete_create_batch,
+            commands.fork.name: self._complete_fork,
+            commands.set_result.name: self._complete_step_change,
+            commands.skip.name: self._complete_step_change,
+            commands.restart_or_create.name: self._complete_restart_or_create,
+        }
+
+    @property
+    def _operations(self) -> Operations:
+        return restrict_to_request_scope(self._durable.internals.operations)
+
+    def endpoint(self, command: Command[Q, A]) -> Callable[..., Awaitable[Response]]:
+        """Return the endpoint of a command. FastAPI reads its parameters from its signature."""
+        complete = self._completions.get(command.name)
+
+        async def serve(
+            request: Request, workflow: str, instance_id: str = "", body: Any = None, if_match: str | None = None
+        ) -> Response:
+            target = Target(workflow, instance_id)
+            body = command.request() if body is None else body
+            if complete is not None:
+                body = await complete(request, target, body)
+            target = dataclasses.replace(target, if_version=parse_if_match(if_match))
+            answer = await timeouts.run_in_request_thread(command.run, self._operations, target, body)
+            return json_response(answer, status=answer.http_status)
+
+        serve.__name__, serve.__doc__ = command.name, command.doc
+        serve.__signature__ = _signature(command)  # type: ignore[attr-defined]  # inspect reads it
+        return requires(command.permission)(serve)
+
+    # --- what a request does not say itself -----------------------------------------------------
+
+    async def _complete_create(self, request: Request, target: Target, body: CreateInstance) -> CreateInstance:
+        """Choose the id, and ask whether this client may create it, and read it if it exists."""
+        self._durable.internals.registry.get(target.workflow)
+        instance_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
+        await self._admit(request, Permission.CREATION, "create", target.workflow, instance_id)
+        if body.if_exists == "return":
+            await self._admit(request, Permission.READING, "create", target.workflow, instance_id)
+        return dataclasses.replace(body, id=instance_id)
+
+    async def _complete_create_batch(self, request: Request, target: Target, body: CreateBatch) -> CreateBatch:
+        """Ask whether this client may create each of the instances."""
+        self._durable.internals.registry.get(target.workflow)
+        max_batch = self._durable.internals.settings.max_batch
+        if len(body.instances) > max_batch:
+            raise BatchTooLarge(len(body.instances), max_batch)
+        for instance_id in dict.fromkeys([self._check_id(each.id) for each in body.instances]):
+            await self._admit(request, Permission.CREATION, "create_batch", target.workflow, instance_id)
+        return body
+
+    async def _complete_fork(self, request: Request, target: Target, body: Fork) -> Fork:
+        """Choose the id, and ask whether this client may create it."""
+        new_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
+        await self._admit(request, Permission.CREATION, "fork", target.workflow, new_id)
+        return dataclasses.replace(body, id=new_id)
+
+    async def _complete_restart_or_create(
+        self, request: Request, target: Target, body: RestartOrCreate
+    ) -> RestartOrCreate:
+        """Ask whether this client may also manage the instance."""
+        self._check_id(target.instance_id)
+        await self._admit(request, Permission.MANAGEMENT, "restart_or_create", target.workflow, target.instance_id)
+        return body
+
+    async def _complete_step_change(self, request: Request, target: Target, body: Skip) -> Skip:
+        """Name the person: the name from the actor hook, otherwise the one in the body."""
+        operation = "set_result" if isinstance(body, SetResult) else "skip"
+        access = Access(Permission.MANAGEMENT, operation, target.workflow, target.instance_id, request)
+        known = await self._access_control.actor(access)
+        by = body.by if known is None else known
+        if by is None:
+            flaw = {"type": "missing", "loc": ("body", "by"), "msg": "Say who does it"}
+            raise RequestValidationError([flaw])
+        return dataclasses.replace(body, by=by)
+
+    def _check_id(self, instance_id: str) -> str:
+        return values.check_instance_id(instance_id, self._durable.internals.settings.max_instance_id)
+
+    async def _admit(
+        self, request: Request, permission: Permission, operation: str, workflow: str, instance_id: str
+    ) -> None:
+        """Call the hooks with the id that will be written."""
+        await self._access_control.admit(Access(permission, operation, workflow, instance_id, request))
+
+
+def _signature(command: Command[Q, A]) -> inspect.Signature:
+    """Return the signature of a command's endpoint: its path, its body and its headers."""
+    annotations: dict[str, Any] = {"request": Request, "workflow": WorkflowName}
+    defaults: dict[str, Any] = {}
+    if "{instanceId}" in command.path:
+        annotations["instance_id"] = InstanceId
+    if not command.request.is_optional:
+        annotations["body"] = command.request
+    elif command.request is not NoBody:
+        annotations["body"], defaults["body"] = Annotated[command.request | None, Body()], None
+    if command.is_conditional:
+        annotations["if_match"], defaults["if_match"] = IfMatch, None
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name, inspect.Parameter.empty),
+                annotation=annotation,
+            )
+            for name, annotation in annotations.items()
+        ]
+    )

@@ -1,0 +1,237 @@
+"""The bodies of requests, in camelCase.
+
+They are dataclasses, so a client can make one without validation: the operations check the values, on every path.
+The HTTP API validates what it receives with pydantic first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import Field as DataclassField
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from celery_durable.model import IfExists, Status
+
+_ENDED = [Status.COMPLETE.value, Status.ERRORED.value, Status.TERMINATED.value]
+# Only for the description: the operations refuse invalid values with their own problem codes.
+_NAME = {"pattern": "^[a-zA-Z0-9_][a-zA-Z0-9_-]*$", "minLength": 1}
+_TEXT = {"minLength": 1, "maxLength": 255, "pattern": "^[^\\x00-\\x1f\\x7f-\\x9f]*$"}
+_LABELS: dict[str, Any] = {
+    "maxProperties": 16,
+    "propertyNames": _NAME | {"maxLength": 64},
+    "additionalProperties": {"type": "string"} | _TEXT,
+}
+
+
+def _optional(text: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [{"type": "string"} | text, {"type": "null"}]}
+
+
+def _no_bool(value: Any) -> Any:
+    """Refuse a bool, which pydantic would accept as 0 or 1."""
+    if isinstance(value, bool):
+        raise ValueError("Input should be a valid integer")  # noqa: TRY004  # pydantic reports no TypeError
+    return value
+
+
+_REFUSE_BOOL = BeforeValidator(_no_bool)
+Id = Annotated[str, Field(json_schema_extra=_NAME | {"maxLength": 255})]
+OptionalId = Annotated[str | None, Field(json_schema_extra=_optional(_NAME | {"maxLength": 255}))]
+OptionalText = Annotated[str | None, Field(json_schema_extra=_optional(_TEXT))]
+EmissionId = Annotated[str | None, Field(json_schema_extra=_optional(_TEXT | {"maxLength": 200}))]
+Step = Annotated[str, Field(json_schema_extra=_TEXT | {"maxLength": 280})]
+Labels = Annotated[dict[str, str], Field(json_schema_extra=_LABELS | {"default": {}})]
+Why = Annotated[str | None, Field(max_length=2048)]
+
+
+def _config(example: dict[str, Any] | None = None) -> ConfigDict:
+    """Return how pydantic reads a body. It refuses unknown fields, so that a misspelled one is not silently ignored."""
+    config = ConfigDict(alias_generator=to_camel, extra="forbid")
+    return config if example is None else config | ConfigDict(json_schema_extra={"examples": [example]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestModel:
+    """The base of request bodies."""
+
+    __pydantic_config__ = _config()
+    is_optional: ClassVar[bool] = False
+    """Whether a request may leave the body out."""
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the same request, sent twice, has the effect of one."""
+        return False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, without the fields that are not set."""
+        given = ((each, getattr(self, each.name)) for each in fields(self))
+        return {to_camel(each.name): value for each, value in given if value != _default(each)}
+
+
+def _default(each: DataclassField[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoBody(RequestModel):
+    """For requests without a body."""
+
+    is_optional: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateInstance(RequestModel):
+    """A new instance. ``id`` is unique per workflow; the default is random. ``labels`` are searchable in lists.
+
+    ``ifExists`` "return" returns an existing instance instead of an error. ``runAt`` is the earliest start, at most
+    ``durable_max_sleep_seconds`` (365 days) ahead.
+    """
+
+    __pydantic_config__ = _config(
+        {"id": "order-42", "params": {"orderId": "42", "cents": 1999}, "labels": {"tenant": "acme"}}
+    )
+
+    id: OptionalId = None
+    params: Any = None
+    if_exists: IfExists = "error"
+    run_at: AwareDatetime | None = None
+    labels: Labels = field(default_factory=dict)
+
+    @property
+    def may_repeat(self) -> bool:
+        """With an id, because the second instance is then refused."""
+        return self.id is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchItem(RequestModel):
+    """One instance of a batch."""
+
+    id: Id
+    params: Any = None
+    labels: Labels = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateBatch(RequestModel):
+    """Several instances, up to ``durable_max_batch`` (100). Existing and repeated ids are skipped."""
+
+    __pydantic_config__ = _config({"instances": [{"id": "order-1", "params": {"orderId": "1"}}]})
+
+    instances: list[BatchItem]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason(RequestModel):
+    """The reason, which is recorded with the run."""
+
+    __pydantic_config__ = _config({"reason": "sold twice"})
+    is_optional: ClassVar[bool] = True
+
+    reason: Why = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewind(RequestModel):
+    """``step`` is the key of the step to continue from: its name, unless it is repeated."""
+
+    __pydantic_config__ = _config({"step": "charge card", "reason": "the price was wrong"})
+
+    step: Step
+    reason: Why = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork(RequestModel):
+    """``step`` is the key of the step to continue from. ``id`` is that of the new instance; the default is random."""
+
+    __pydantic_config__ = _config({"step": "charge card", "id": "order-42-trial"})
+
+    step: Step
+    id: OptionalId = None
+
+    @property
+    def may_repeat(self) -> bool:
+        """With an id, because the second instance is then refused."""
+        return self.id is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip(RequestModel):
+    """``step`` is the key of the step to complete: its name, unless it is repeated.
+
+    ``by`` is the name of the person. It is required if the `actor` hook of the API returns no name; a name from the
+    hook takes precedence.
+    """
+
+    __pydantic_config__ = _config({"step": "cool off", "by": "eve", "reason": "the customer waits"})
+
+    step: Step
+    by: OptionalText = None
+    reason: Why = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetResult(Skip):
+    """``result`` is the result of the step; for a wait, the payload of its event. The other fields are as for skip."""
+
+    __pydantic_config__ = _config({"step": "charge card", "result": "payment 17", "by": "eve"})
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartOrCreate(RequestModel):
+    """``params`` and ``labels`` are for a new instance; a restarted one keeps its own.
+
+    ``ifStatus`` lists the statuses in which an instance is restarted.
+    """
+
+    __pydantic_config__ = _config({"params": {"orderId": "42"}, "ifStatus": ["errored", "terminated"]})
+
+    params: Any = None
+    labels: Labels = field(default_factory=dict)
+    if_status: Annotated[list[Status], Field(min_length=1, json_schema_extra={"default": _ENDED})] = field(
+        default_factory=lambda: [Status(each) for each in _ENDED]
+    )
+    reason: Why = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendEvent(RequestModel):
+    """An event. An event with the same ``id`` is accepted once per run."""
+
+    __pydantic_config__ = _config({"type": "approval", "payload": {"by": "eve"}, "id": "click-7"})
+
+    type: Id
+    payload: Any = None
+    id: OptionalText = None
+
+    @property
+    def may_repeat(self) -> bool:
+        """With an id, because a run accepts an id once."""
+        return self.id is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emit(RequestModel):
+    """The payload for all open waits. ``id`` is your id of this emission; a repeated id emits nothing twice."""
+
+    __pydantic_config__ = _config({"payload": {"userId": "7"}, "id": "change-12"})
+
+    payload: Any = None
+    id: EmissionId = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickRequest(RequestModel):
+    """The limits of one tick."""
+
+    __pydantic_config__ = _config({"maxInstances": 10, "maxSteps": 100})
+
+    max_instances: Annotated[int, Field(ge=1, le=100), _REFUSE_BOOL] = 10
+    max_steps: Annotated[Annotated[int, _REFUSE_BOOL] | None, Field(ge=1, le=1024)] = None
