@@ -89,7 +89,7 @@ from celery_durable.model.states import (
     task_id,
     topic_event_type,
 )
-from celery_durable.model.times import EPOCH, duration_us, format_duration, from_us, iso, to_us
+from celery_durable.model.times import EPOCH, duration_us, format_duration, from_us, from_us_or_none, iso, to_us
 from celery_durable.model.waits import OpenWait, TaskSendingStep
 
 __all__ = [
@@ -177,6 +177,7 @@ __all__ = [
     "duration_us",
     "format_duration",
     "from_us",
+    "from_us_or_none",
     "get_public_event_type",
     "is_answer",
     "is_task_event_type",

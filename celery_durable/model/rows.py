@@ -100,7 +100,10 @@ class RunningStep:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One recorded step of a run. ``result`` is JSON text, or None while there is no result."""
+    """One recorded step of a run. ``result`` is JSON text, or None while there is no result.
+
+    The fields have the order of `store.step_columns.STEP_COLUMNS`.
+    """
 
     step_key: str
     seq: int
@@ -113,16 +116,16 @@ class StepRow:
     next_retry_at: datetime | None = None
     wake_at: datetime | None = None
     wait_event_type: str | None = None
+    event_seq: int | None = None
+    """The ``seq`` of the event that a linear step's handler is called with."""
     result: str | None = None
     error_name: str | None = None
     error_message: str | None = None
-    event_seq: int | None = None
-    """The ``seq`` of the event that a linear step's handler is called with."""
+    commit_id: str = ""
+    """Identifies the step commit that wrote the row last."""
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    commit_id: str = ""
-    """Identifies the step commit that wrote the row last."""
 
     @property
     def is_finished(self) -> bool:

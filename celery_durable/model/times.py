@@ -13,6 +13,11 @@ def from_us(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
+def from_us_or_none(us: int | None) -> datetime | None:
+    """Return the time that `from_us` returns. None stays None."""
+    return None if us is None else from_us(us)
+
+
 def to_us(instant: datetime) -> int:
     """Return the microseconds since the epoch. The result is exact, because no float is used."""
     return (instant - EPOCH) // _MICROSECOND

@@ -25,12 +25,12 @@ from celery_durable.model import (
     WakeReason,
     duration_us,
     from_us,
+    from_us_or_none,
     to_us,
 )
 from celery_durable.store import dialects, scopes
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.instances import RESUMING
-from celery_durable.store.step_rows import from_us_or_none
 
 # --- the emission's row -------------------------------------------------------------------------
 

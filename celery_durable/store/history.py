@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,6 +28,7 @@ from celery_durable.model import (
     StepStatus,
     StepType,
     from_us,
+    from_us_or_none,
     get_public_event_type,
     parse_child_event_type,
     parse_task_event_type,
@@ -38,7 +38,7 @@ from celery_durable.model import (
 from celery_durable.store import items, labels, scopes
 from celery_durable.store.engine import Tx
 from celery_durable.store.schema import Tables
-from celery_durable.store.step_rows import from_us_or_none
+from celery_durable.store.step_columns import columns_of, to_step_row
 
 _OPEN = sorted(status.value for status in OPEN_STEPS)
 
@@ -175,7 +175,7 @@ def read_step_page(
 ) -> list[tuple[int, StepRecord]]:
     """Return a run's steps in call order, or reversed, that come after (seq, step key); each with its seq."""
     st = tx.t.step
-    query = sa.select(st).where(st.c.instance_pk == pk, st.c.run_number == run_number).limit(limit)
+    query = sa.select(*columns_of(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number).limit(limit)
     if newest_first:
         query = query.order_by(st.c.seq.desc(), st.c.step_key.desc())
     else:
@@ -185,7 +185,7 @@ def read_step_page(
         further = (st.c.seq < seq, st.c.step_key < key) if newest_first else (st.c.seq > seq, st.c.step_key > key)
         query = query.where(sa.or_(further[0], sa.and_(st.c.seq == seq, further[1])))
     rows = tx.execute(query).all()
-    records = _with_items(tx, pk, run_number, [_to_step_record(row) for row in rows], with_answers=True)
+    records = _with_items(tx, pk, run_number, [_to_step_record(row, pk, run_number) for row in rows], with_answers=True)
     return [(row.seq, record) for row, record in zip(rows, records, strict=True)]
 
 
@@ -219,19 +219,19 @@ def find_current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
     rank = sa.case((is_open, 0), (is_planned, 2), else_=1)
     due = sa.case((rank == 0, sa.func.coalesce(st.c.next_retry_at, st.c.wake_at, 0)), else_=0)
     query = (
-        sa.select(*_without_results(st))
+        sa.select(*columns_of(st, with_results=False))
         .where(st.c.instance_pk == pk, st.c.run_number == run_number)
         .order_by(rank, due, st.c.seq.desc())
         .limit(1)
     )
     row = tx.execute(query).first()
-    return None if row is None else _with_items(tx, pk, run_number, [_to_step_record(row)])[0]
+    return None if row is None else _with_items(tx, pk, run_number, [_to_step_record(row, pk, run_number)])[0]
 
 
 def read_open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
     """Return a run's unfinished steps in call order, and the last finished one; all without results."""
     st = tx.t.step
-    query = sa.select(*_without_results(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number)
+    query = sa.select(*columns_of(st, with_results=False)).where(st.c.instance_pk == pk, st.c.run_number == run_number)
     is_open = st.c.status.in_(_OPEN)
     last = (
         query.where(~is_open, st.c.status != StepStatus.LINEAR_PENDING.value)
@@ -240,8 +240,8 @@ def read_open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord,
     )
     found = tx.execute(last).first()
     rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
-    open_ = _with_items(tx, pk, run_number, [_to_step_record(row) for row in rows])
-    return tuple(open_), None if found is None else _to_step_record(found)
+    open_ = _with_items(tx, pk, run_number, [_to_step_record(row, pk, run_number) for row in rows])
+    return tuple(open_), None if found is None else _to_step_record(found, pk, run_number)
 
 
 def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
@@ -252,32 +252,30 @@ def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
     return int(tx.execute(sa.select(sa.func.count()).where(*mine, is_over)).scalar_one())
 
 
-def _without_results(steps: sa.Table) -> list[sa.ColumnElement[Any]]:
-    return [sa.null().label("result") if column.name == "result" else column for column in steps.c]
-
-
-def _to_step_record(row: Any) -> StepRecord:
+def _to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecord:
+    """Convert the values of `columns_of` to the record that users see."""
+    row = to_step_row(values)
     task, child = parse_task_event_type(row.wait_event_type), parse_child_event_type(row.wait_event_type)
-    is_one_task = task is not None and row.type == StepType.TASK.value
+    is_one_task = row.wait_event_type is not None and task is not None and row.type is StepType.TASK
     return StepRecord(
         step_key=row.step_key,
         name=row.name,
-        type=StepType(row.type),
-        status=StepStatus(row.status),
+        type=row.type,
+        status=row.status,
         attempts=row.attempts,
         max_attempts=row.max_attempts,
-        timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
-        next_retry_at=from_us_or_none(row.next_retry_at),
-        wake_at=from_us_or_none(row.wake_at),
+        timeout=row.timeout,
+        next_retry_at=row.next_retry_at,
+        wake_at=row.wake_at,
         wait_event_type=get_public_event_type(row.wait_event_type),
         wait_topic=parse_topic_event_type(row.wait_event_type),
         result=None if row.result is None else json.loads(row.result),
         error=_to_error_info(row.error_name, row.error_message),
-        created_at=from_us_or_none(row.created_at),
-        started_at=from_us_or_none(row.started_at),
-        finished_at=from_us_or_none(row.finished_at),
+        created_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
         task=task,
-        task_id=task_id(row.wait_event_type, row.instance_pk, row.run_number) if is_one_task else None,
+        task_id=task_id(row.wait_event_type or "", pk, run_number) if is_one_task else None,
         child=None if child is None else Child(*child),
     )
 

@@ -25,12 +25,12 @@ from celery_durable.model import (
     WorkflowKind,
     duration_us,
     from_us,
+    from_us_or_none,
     to_us,
 )
 from celery_durable.store import dialects, labels, runs
 from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.runs import Continuation
-from celery_durable.store.step_rows import from_us_or_none
 
 STARTING, RESUMING = 1, 0
 """The priorities of runs. A sweep publishes resumed runs first, then new runs."""

@@ -14,11 +14,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, duration_us, from_us
+from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, duration_us, from_us, from_us_or_none
 from celery_durable.redispatch import Redispatch
 from celery_durable.store import scopes
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.step_rows import from_us_or_none
 
 _CHUNK = 500
 _EXTRA_GRACE_PER_HUNDRED = timedelta(seconds=1)

@@ -7,10 +7,18 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from celery_durable.model import PRIVATE_TYPE_PATTERN, RunRef, Scope, Status, StepStatus, StepType, from_us
+from celery_durable.model import (
+    PRIVATE_TYPE_PATTERN,
+    RunRef,
+    Scope,
+    Status,
+    StepStatus,
+    StepType,
+    from_us,
+    from_us_or_none,
+)
 from celery_durable.store import schedule, scopes
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import from_us_or_none
 
 _LIVE = (Status.ACTIVE.value, Status.WAITING.value)
 _SWEPT_WITHIN = timedelta(minutes=1)

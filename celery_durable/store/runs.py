@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,10 +23,9 @@ from celery_durable.model import (
     StepStatus,
     StepType,
     from_us,
-    to_us,
 )
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.step_rows import to_step_row
+from celery_durable.store.step_columns import STEP_COLUMNS, columns_of, encode_row, to_step_row
 
 _CHUNK = 500
 
@@ -82,24 +80,9 @@ def _insert_run(s: Store) -> Any:
 @statement
 def _insert_step(s: Store) -> Any:
     is_ready = param("status", sa.String) == sa.literal_column(f"'{StepStatus.READY.value}'")
-    values = {
-        "instance_pk": param("pk"),
-        "run_number": param("run"),
-        "step_key": param("key"),
-        "seq": param("seq"),
-        "name": param("name"),
-        "type": StepType.LINEAR.value,
-        "status": param("status", sa.String),
-        "attempts": 0,
-        "max_attempts": param("max_attempts"),
-        "timeout_ms": param("timeout_ms"),
-        "next_retry_at": sa.case((is_ready, s.clock())),
-        "wake_at": param("wake_at", sa.BigInteger),
-        "wait_event_type": param("event_type", sa.String),
-        "event_seq": param("event_seq", sa.BigInteger),
-        "commit_id": param("commit_id"),
-        "created_at": s.clock(),
-    }
+    values: dict[str, Any] = {"instance_pk": param("pk"), "run_number": param("run")}
+    values |= {column.name: param(column.name, column.parameter_type) for column in STEP_COLUMNS}
+    values |= {"next_retry_at": sa.case((is_ready, s.clock())), "created_at": s.clock()}
     return sa.insert(s.tables.step).values(values).inline()
 
 
@@ -151,23 +134,8 @@ def _steps_of_plan(plan: RunPlan) -> list[StepRow]:
 
 
 def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int, commit_id: str) -> None:
-    rows = [
-        {
-            "pk": pk,
-            "run": run_number,
-            "key": step.step_key,
-            "seq": step.seq,
-            "name": step.name,
-            "status": step.status.value,
-            "max_attempts": step.max_attempts,
-            "timeout_ms": None if step.timeout is None else step.timeout // timedelta(milliseconds=1),
-            "wake_at": None if step.wake_at is None else to_us(step.wake_at),
-            "event_type": step.wait_event_type,
-            "event_seq": step.event_seq,
-            "commit_id": commit_id,
-        }
-        for step in steps
-    ]
+    key = {"pk": pk, "run": run_number}
+    rows = [key | encode_row(step) | {"commit_id": commit_id} for step in steps]
     if rows:
         tx.run_many(_insert_step, rows)
 
@@ -273,8 +241,9 @@ def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
             r.instance_pk == row.pk, r.run_number == row.run_number
         )
     ).one()
-    columns = [sa.null().label("result") if column.name == "result" else column for column in st]
-    steps = sa.select(*columns).where(st.instance_pk == row.pk, st.run_number == row.run_number)
+    steps = sa.select(*columns_of(tx.t.step, with_results=False)).where(
+        st.instance_pk == row.pk, st.run_number == row.run_number
+    )
     return SourceRun(
         params=run.params,
         ancestry=Ancestry.parse(run.ancestry, ref=row.ref, created_at=from_us(run.created_at)),

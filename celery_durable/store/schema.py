@@ -36,7 +36,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
+
+from celery_durable.store.column_types import big_id, long_text
+from celery_durable.store.step_columns import STEP_COLUMNS
 
 REVISION = "0001"
 """The migration that this version of the code needs."""
@@ -61,16 +63,6 @@ _POSTGRESQL_TUNING = (
     # index.
     "ALTER TABLE %(fullname)s ALTER COLUMN next_check_at SET STATISTICS 1000",
 )
-
-
-def big_id() -> sa.types.TypeEngine[int]:
-    """A 64-bit key. SQLite generates values only for columns of type INTEGER."""
-    return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-def long_text() -> sa.types.TypeEngine[str]:
-    """Text without a small limit: MariaDB's TEXT holds only 64 KiB."""
-    return sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,25 +202,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         "workflow_step",
         sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("step_key", sa.String(280), primary_key=True),
-        sa.Column("seq", sa.Integer, nullable=False),
-        sa.Column("name", sa.String(256), nullable=False),
-        sa.Column("type", sa.String(16), nullable=False),
-        sa.Column("status", sa.String(16), nullable=False),
-        sa.Column("attempts", sa.Integer, nullable=False),
-        sa.Column("max_attempts", sa.Integer),
-        sa.Column("timeout_ms", sa.BigInteger),
-        sa.Column("next_retry_at", sa.BigInteger),
-        sa.Column("wake_at", sa.BigInteger),
-        sa.Column("wait_event_type", sa.String(255)),
-        sa.Column("event_seq", sa.BigInteger),
-        sa.Column("result", long_text()),
-        sa.Column("error_name", sa.String(255)),
-        sa.Column("error_message", long_text()),
-        sa.Column("commit_id", sa.String(36), nullable=False),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Column("started_at", sa.BigInteger),
-        sa.Column("finished_at", sa.BigInteger),
+        *(column.build() for column in STEP_COLUMNS),
     )
     event = table(
         "workflow_event",

@@ -20,12 +20,23 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     StepType,
-    duration_us,
     from_us,
+    from_us_or_none,
     to_us,
 )
 from celery_durable.store.claims import GuardResult, guard, guard_params, guard_update
 from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.step_columns import (
+    STEP_COLUMNS,
+    TIME_COLUMNS,
+    Source,
+    StepColumn,
+    Written,
+    columns_of,
+    encode_write,
+    to_step_row,
+    to_written_row,
+)
 
 # --- load ---------------------------------------------------------------------------------------
 
@@ -60,7 +71,7 @@ def _select_run_and_steps(s: Store) -> Any:
             sa.case((is_first, r.c.params)).label("params"), r.c.created_at.label("run_created_at"),
             r.c.started_at.label("run_started_at"), r.c.log_count, r.c.definition_version,
             sa.case((is_first, r.c.ancestry)).label("ancestry"),
-            *(c for c in st.c if c.name not in ("instance_pk", "run_number")),
+            *columns_of(st),
         )
         .select_from(joined)
         .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
@@ -84,38 +95,8 @@ def load(tx: Tx, claim: Claim) -> RunState:
         log_count=first.log_count,
         ancestry=Ancestry.parse(first.ancestry, ref=claim.ref, created_at=from_us(first.run_created_at)),
         definition_version=first.definition_version,
-        steps=tuple(to_step_row(row) for row in rows if row.step_key is not None),
+        steps=tuple(to_step_row(row[-len(STEP_COLUMNS) :]) for row in rows if row.step_key is not None),
     )
-
-
-def to_step_row(row: Any) -> StepRow:
-    """Convert a row of the step table to a `StepRow`."""
-    return StepRow(
-        step_key=row.step_key,
-        seq=row.seq,
-        name=row.name,
-        type=StepType(row.type),
-        status=StepStatus(row.status),
-        attempts=row.attempts,
-        max_attempts=row.max_attempts,
-        timeout=None if row.timeout_ms is None else timedelta(milliseconds=row.timeout_ms),
-        next_retry_at=from_us_or_none(row.next_retry_at),
-        wake_at=from_us_or_none(row.wake_at),
-        wait_event_type=row.wait_event_type,
-        result=row.result,
-        error_name=row.error_name,
-        error_message=row.error_message,
-        event_seq=row.event_seq,
-        created_at=from_us_or_none(row.created_at),
-        started_at=from_us_or_none(row.started_at),
-        finished_at=from_us_or_none(row.finished_at),
-        commit_id=row.commit_id,
-    )
-
-
-def from_us_or_none(us: int | None) -> datetime | None:
-    """Convert stored microseconds to a datetime; None stays None."""
-    return None if us is None else from_us(us)
 
 
 # --- step rows ----------------------------------------------------------------------------------
@@ -177,72 +158,55 @@ class WrittenStep:
     pause_requested: bool
 
 
-def _step_values(now: Any) -> dict[str, Any]:
-    """The columns of a step write, built from ``now`` and the parameters of `_parameters`.
-
-    ``wake_at_us`` is an instant. The other parameters in microseconds are offsets from ``now``.
-    """
-
-    def after(name: str) -> Any:
-        return now + param(name, sa.BigInteger)  # NULL if the parameter is NULL
-
-    return {
-        "status": param("status", sa.String),
-        "attempts": param("attempts", sa.Integer),
-        "max_attempts": param("max_attempts", sa.Integer),
-        "timeout_ms": param("timeout_ms", sa.BigInteger),
-        "next_retry_at": after("retry_in_us"),
-        "wake_at": sa.func.coalesce(param("wake_at_us", sa.BigInteger), after("wake_in_us")),
-        "wait_event_type": param("event_type", sa.String),
-        "event_seq": param("event_seq", sa.BigInteger),
-        "result": param("result", sa.Text),
-        "error_name": param("error_name", sa.String),
-        "error_message": param("error_message", sa.Text),
-        "commit_id": param("commit_id", sa.String),
-        "started_at": after("started_offset_us"),
-        "finished_at": after("finished_offset_us"),
-    }
+def _expression(column: StepColumn, now: Any) -> Any:
+    """Build the value of a column at the time ``now``, from the parameters of `encode_write`."""
+    values = [_source_expression(column, source, now) for source in column.sources]
+    if not values:
+        return now
+    return values[0] if len(values) == 1 else sa.func.coalesce(*values)
 
 
-def _key_values(pk: Any, run_number: Any, now: Any) -> dict[str, Any]:
-    return {
-        "instance_pk": pk,
-        "run_number": run_number,
-        "step_key": param("key", sa.String),
-        "seq": param("seq", sa.Integer),
-        "name": param("name", sa.String),
-        "type": param("type", sa.String),
-        "created_at": now,
-    }
+def _source_expression(column: StepColumn, source: Source, now: Any) -> Any:
+    match source.written:
+        case Written.VALUE:
+            return param(source.field, column.parameter_type)
+        case Written.AFTER:
+            return now + param(source.field, sa.BigInteger)  # NULL if the parameter is NULL
+        case Written.BEFORE:
+            return now - param(source.field, sa.BigInteger)
+        case Written.IF:
+            return sa.case((param(source.field, sa.Boolean), now))
 
 
-def _parameters(write: StepWrite) -> dict[str, Any]:
-    return {
-        "key": write.key,
-        "status": write.status.value,
-        "attempts": write.attempts,
-        "max_attempts": write.max_attempts,
-        "timeout_ms": None if write.timeout is None else write.timeout // timedelta(milliseconds=1),
-        "retry_in_us": None if write.retry_in is None else duration_us(write.retry_in),
-        "wake_at_us": None if write.wake_at is None else to_us(write.wake_at),
-        "wake_in_us": None if write.wake_in is None else duration_us(write.wake_in),
-        "event_type": write.event_type,
-        "event_seq": write.event_seq,
-        "result": write.result,
-        "error_name": write.error_name,
-        "error_message": write.error_message,
-        "commit_id": write.commit_id,
-        "started_offset_us": None if write.ran_for is None else -duration_us(write.ran_for),
-        "finished_offset_us": 0 if write.is_finished else None,
-    }
+def _time(column: StepColumn, now: int, parameters: dict[str, Any]) -> int | None:
+    """Return the value of a time column, as the database computes it from `_expression`."""
+    if not column.sources:
+        return now
+    for source in column.sources:
+        value = parameters[source.field]
+        match source.written:
+            case Written.VALUE if value is not None:
+                return int(value)
+            case Written.AFTER if value is not None:
+                return now + int(value)
+            case Written.BEFORE if value is not None:
+                return now - int(value)
+            case Written.IF if value:
+                return now
+    return None
 
 
-def _insert_parameters(write: StepWrite) -> dict[str, Any]:
-    return {"seq": write.seq, "name": write.name, "type": write.type.value}
+def _insert_values(pk: Any, run_number: Any, now: Any) -> dict[str, Any]:
+    values = {column.name: _expression(column, now) for column in STEP_COLUMNS}
+    return {"instance_pk": pk, "run_number": run_number} | values
+
+
+def _update_values(now: Any) -> dict[str, Any]:
+    return {column.name: _expression(column, now) for column in STEP_COLUMNS if column.is_updated}
 
 
 def _time_columns(st: sa.Table) -> list[Any]:
-    return [st.c.next_retry_at, st.c.wake_at, st.c.created_at, st.c.started_at, st.c.finished_at]
+    return [st.c[column.name] for column in TIME_COLUMNS]
 
 
 def _unchanged_since_read(st: sa.Table) -> list[Any]:
@@ -258,7 +222,7 @@ def _unchanged_since_read(st: sa.Table) -> list[Any]:
 def _guard_and_insert(s: Store) -> Any:
     i, st = s.tables.instance, s.tables.step
     held = guard_update(s).returning(i.c.id, i.c.run_number, i.c.pause_requested).cte("held")
-    values = _key_values(held.c.id, held.c.run_number, s.clock()) | _step_values(s.clock())
+    values = _insert_values(held.c.id, held.c.run_number, s.clock())
     source = sa.select(*values.values()).select_from(held)
     written = sa.insert(st).from_select(list(values), source).returning(*_time_columns(st)).cte("written")
     return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
@@ -275,7 +239,7 @@ def _guard_and_update(s: Store) -> Any:
             st.c.run_number == held.c.run_number,
             *_unchanged_since_read(st),
         )
-        .values(_step_values(s.clock()))
+        .values(_update_values(s.clock()))
         .returning(*_time_columns(st))
         .cte("written")
     )
@@ -291,21 +255,18 @@ def guard_and_write_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timed
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
         return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
-    parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count) | _parameters(write)
-    if write.is_new:
-        found = tx.run(_guard_and_insert, **parameters, **_insert_parameters(write)).first()
-    else:
-        found = tx.run(_guard_and_update, **parameters, replaces=write.replaces).first()
+    parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count) | encode_write(write)
+    which = _guard_and_insert if write.replaces is None else _guard_and_update
+    found = tx.run(which, **parameters, replaces=write.replaces).first()
     if found is None:
         raise Superseded(str(claim.ref))
-    return WrittenStep(_as_row(write, found), found.pause_requested)
+    return WrittenStep(to_written_row(write, found[1:]), found.pause_requested)
 
 
 @statement
 def _insert(s: Store) -> Any:
-    now = param("now_us", sa.BigInteger)
-    identity = _key_values(param("pk", sa.BigInteger), param("run", sa.Integer), now)
-    return sa.insert(s.tables.step).values(identity | _step_values(now)).inline()
+    pk, run_number, now = param("pk", sa.BigInteger), param("run", sa.Integer), param("now_us", sa.BigInteger)
+    return sa.insert(s.tables.step).values(_insert_values(pk, run_number, now)).inline()
 
 
 @statement
@@ -318,17 +279,8 @@ def _update(s: Store) -> Any:
             st.c.run_number == param("run", sa.Integer),
             *_unchanged_since_read(st),
         )
-        .values(_step_values(param("now_us", sa.BigInteger)))
+        .values(_update_values(param("now_us", sa.BigInteger)))
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    next_retry_at: int | None
-    wake_at: int | None
-    created_at: int | None
-    started_at: int | None
-    finished_at: int | None
 
 
 def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite) -> StepRow:
@@ -337,53 +289,19 @@ def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite
     Returns the row as `load` reads it, except that ``created_at`` of an overwritten row is None.
     """
     now = to_us(guard_result.now)
-    parameters = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **_parameters(write)}
-    if write.is_new:
-        tx.run(_insert, **parameters, **_insert_parameters(write))
+    parameters = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **encode_write(write)}
+    if write.replaces is None:
+        tx.run(_insert, **parameters)
     elif tx.run(_update, **parameters, replaces=write.replaces).rowcount == 0:
         raise Superseded(str(claim.ref))
-
-    def after(us: int | None) -> int | None:
-        return None if us is None else now + us
-
-    times = _Times(
-        next_retry_at=after(parameters["retry_in_us"]),
-        wake_at=parameters["wake_at_us"] if parameters["wake_at_us"] is not None else after(parameters["wake_in_us"]),
-        created_at=now if write.is_new else None,
-        started_at=after(parameters["started_offset_us"]),
-        finished_at=after(parameters["finished_offset_us"]),
-    )
-    return _as_row(write, times)
-
-
-def _as_row(write: StepWrite, times: Any) -> StepRow:
-    return StepRow(
-        step_key=write.key,
-        seq=write.seq,
-        name=write.name,
-        type=write.type,
-        status=write.status,
-        attempts=write.attempts,
-        max_attempts=write.max_attempts,
-        timeout=write.timeout,
-        next_retry_at=from_us_or_none(times.next_retry_at),
-        wake_at=from_us_or_none(times.wake_at),
-        wait_event_type=write.event_type,
-        result=write.result,
-        error_name=write.error_name,
-        error_message=write.error_message,
-        event_seq=write.event_seq,
-        created_at=from_us_or_none(times.created_at),
-        started_at=from_us_or_none(times.started_at),
-        finished_at=from_us_or_none(times.finished_at),
-        commit_id=write.commit_id,
-    )
+    columns = (column if column.is_updated or write.is_new else None for column in TIME_COLUMNS)
+    return to_written_row(write, [None if column is None else _time(column, now, parameters) for column in columns])
 
 
 @statement
 def _select_commit(s: Store) -> Any:
     st = s.tables.step
-    return sa.select(st).where(
+    return sa.select(*columns_of(st)).where(
         st.c.instance_pk == param("pk"),
         st.c.run_number == param("run"),
         st.c.step_key == param("key"),

@@ -138,7 +138,7 @@ MUTANTS = (
         (
             "runner.step_commit:Committer._build_find_committed",
             "return None",
-            "return Committed([step_rows._as_row(w, step_rows._Times(0, 0, 0, None, 0)) for w in step_commit.writes])",
+            "return Committed([step_rows.to_written_row(w, (0, 0, 0, None, 0)) for w in step_commit.writes])",
         ),
     ),
     _m(
