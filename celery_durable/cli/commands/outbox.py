@@ -56,13 +56,13 @@ def outbox(ctx: click.Context, ids: tuple[str, ...], given_up: bool, retry: bool
         _print_action(console, "Dropped", durable.internals.operations.outbox.drop(ids))
     else:
         found = durable.internals.operations.outbox.read(given_up=given_up, limit=limit + 1)
-        if console.is_json:
-            console.print_json({"outbox": [_document(durable, entry) for entry in found[:limit]]})
-        elif not found:
-            console.print_note("No events were given up." if given_up else "The outbox is empty.")
-        else:
-            times = Times(database_now(durable), exact=not console.is_for_people)
-            console.print_table(_COLUMNS, [_row(durable, entry, console, times) for entry in found[:limit]])
+        times = Times(database_now(durable), exact=not console.is_for_people)
+        console.print_list(
+            _COLUMNS,
+            [_row(durable, entry, console, times) for entry in found[:limit]],
+            document={"outbox": [_document(durable, entry) for entry in found[:limit]]},
+            if_empty="No events were given up." if given_up else "The outbox is empty.",
+        )
         if len(found) > limit:
             console.print_note(f"There are more: {command_line(ctx, f'outbox --limit {10 * limit}')}")
 

@@ -13,7 +13,7 @@ from celery_durable.cli.command import Command, output_option
 from celery_durable.cli.commands.lifecycle import Targets, on_targets
 from celery_durable.cli.errors import CliError
 from celery_durable.cli.output import documents, render
-from celery_durable.cli.output.console import Column, Console, Styled
+from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import TERMINAL, Status
@@ -93,39 +93,32 @@ def waits(ctx: click.Context, event_type: str | None, workflow: str | None, limi
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     found = durable.internals.operations.stats.waits(workflow=workflow, event_type=event_type, limit=limit)
-    if console.is_json:
-        waiting = [
-            {
-                **documents.run_of(each.ref),
-                "status": each.status,
-                "waitEventType": each.event_type,
-                "stepName": each.step,
-                "since": each.since,
-                "wakeAt": each.until,
-            }
-            for each in found
-        ]
-        console.print_json({"waits": waiting})
-        return
     times = Times(database_now(durable), exact=not console.is_for_people)
-    if not found:
-        console.print_note("No instance waits for an event" + (f" of type {event_type!r}." if event_type else "."))
-        return
-    console.print_table(
-        _WAIT_COLUMNS,
+    rows: list[list[Cell]] = [
         [
-            [
-                each.event_type,
-                each.ref.workflow,
-                each.ref.instance_id,
-                each.step,
-                times.format(each.since),
-                times.format(each.until),
-                render.style_status(each.status),
-            ]
-            for each in found
-        ],
-    )
+            each.event_type,
+            each.ref.workflow,
+            each.ref.instance_id,
+            each.step,
+            times.format(each.since),
+            times.format(each.until),
+            render.style_status(each.status),
+        ]
+        for each in found
+    ]
+    waiting = [
+        {
+            **documents.run_of(each.ref),
+            "status": each.status,
+            "waitEventType": each.event_type,
+            "stepName": each.step,
+            "since": each.since,
+            "wakeAt": each.until,
+        }
+        for each in found
+    ]
+    nothing = "No instance waits for an event" + (f" of type {event_type!r}." if event_type else ".")
+    console.print_list(_WAIT_COLUMNS, rows, document={"waits": waiting}, if_empty=nothing)
 
 
 @click.command(cls=Command, examples=["leases"])
@@ -140,31 +133,30 @@ def leases(ctx: click.Context, limit: int) -> None:
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     found = durable.internals.operations.stats.leases(limit=limit)
-    if console.is_json:
-        claims = [
-            {
-                **documents.run_of(each.ref),
-                "node": each.node,
-                "taskId": each.task_id,
-                "leaseUntil": each.lease_until,
-                "crashCount": each.crash_count,
-            }
-            for each in found
-        ]
-        console.print_json({"leases": claims})
-        return
     times = Times(database_now(durable), exact=not console.is_for_people)
-    if not found:
-        console.print_note("No worker holds a run.")
-        return
-    rows = []
-    for each in found:
-        ref = each.ref
-        ends = times.format(each.lease_until)
-        rows.append(
-            [ref.workflow, ref.instance_id, str(ref.run_number), each.node, each.task_id, ends, str(each.crash_count)]
-        )
-    console.print_table(_LEASE_COLUMNS, rows)
+    rows = [
+        [
+            each.ref.workflow,
+            each.ref.instance_id,
+            str(each.ref.run_number),
+            each.node,
+            each.task_id,
+            times.format(each.lease_until),
+            str(each.crash_count),
+        ]
+        for each in found
+    ]
+    claims = [
+        {
+            **documents.run_of(each.ref),
+            "node": each.node,
+            "taskId": each.task_id,
+            "leaseUntil": each.lease_until,
+            "crashCount": each.crash_count,
+        }
+        for each in found
+    ]
+    console.print_list(_LEASE_COLUMNS, rows, document={"leases": claims}, if_empty="No worker holds a run.")
 
 
 @click.command(

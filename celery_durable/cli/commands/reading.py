@@ -38,12 +38,12 @@ def workflows(ctx: click.Context) -> None:
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
     found = backend.workflows()
-    if console.is_json:
-        console.print_json({"workflows": [{"name": each.name} for each in found]})
-    elif found:
-        console.print_table(_WORKFLOW_COLUMNS, [[each.name, each.queue, each.code] for each in found])
-    else:
-        console.print_note("No workflows are registered.")
+    console.print_list(
+        _WORKFLOW_COLUMNS,
+        [[each.name, each.queue, each.code] for each in found],
+        document={"workflows": [{"name": each.name} for each in found]},
+        if_empty="No workflows are registered.",
+    )
 
 
 @click.command(
@@ -84,17 +84,15 @@ def ls(
     backend, console = open_backend(ctx), Console.from_context(ctx)
     wanted = None if status is None else Status(status)
     page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit, labels=values.parse_labels(labels))
-    if console.is_json:
-        console.print_json(documents.page("instances", map(documents.instance, page.items), page.cursor))
-        return
     times = Times(backend.now(), exact=not console.is_for_people)
-    if page.items:
-        console.print_table(render.INSTANCE_COLUMNS, [render.instance_cells(item, times) for item in page.items])
-    else:
-        described = (f" {status}" if status else "") + " instances" + (f" of workflow {workflow!r}" if workflow else "")
-        console.print_note(f"No{described}" + (f" with {' '.join(labels)}." if labels else "."))
-    if page.cursor is not None:
-        console.print_note(f"There are more: --cursor {page.cursor}")
+    described = (f" {status}" if status else "") + " instances" + (f" of workflow {workflow!r}" if workflow else "")
+    console.print_list(
+        render.INSTANCE_COLUMNS,
+        [render.instance_cells(item, times) for item in page.items],
+        document=documents.page("instances", map(documents.instance, page.items), page.cursor),
+        if_empty=f"No{described}" + (f" with {' '.join(labels)}." if labels else "."),
+    )
+    console.print_more(page.cursor)
 
 
 @click.command(

@@ -12,6 +12,7 @@ from celery_durable.cli.inputs import JsonInput
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
+from celery_durable.model import RunRef
 
 _COLUMNS = (
     Column("WORKFLOW"),
@@ -62,35 +63,22 @@ def waiters(ctx: click.Context, topic: str, limit: int, cursor: str | None) -> N
     """
     durable, console = open_durable(ctx), Console.from_context(ctx)
     page = durable.internals.operations.topics.waiters(topic, cursor=cursor, limit=limit)
-    if console.is_json:
-        views = [
-            {
-                "workflowName": each.workflow,
-                "instanceId": each.instance_id,
-                "runNumber": each.run_number,
-                "stepName": each.step,
-                "openedAt": each.opened_at,
-                "deadline": each.deadline,
-            }
-            for each in page.items
-        ]
-        console.print_json(documents.page("waiters", views, page.cursor))
-        return
     times = Times(database_now(durable), exact=not console.is_for_people)
-    rows: list[list[Cell]] = [
-        [
-            each.workflow,
-            Styled(each.instance_id, "bold"),
-            str(each.run_number),
-            each.step,
-            times.format(each.opened_at),
-            times.format(each.deadline),
-        ]
-        for each in page.items
-    ]
-    if rows:
-        console.print_table(_COLUMNS, rows)
-    else:
-        console.print_note(f"No instance waits for topic {topic!r}.")
-    if page.cursor is not None:
-        console.print_note(f"There are more: --cursor {page.cursor}")
+    rows: list[list[Cell]] = []
+    waiting: list[documents.Document] = []
+    for each in page.items:
+        rows.append([
+            each.workflow, Styled(each.instance_id, "bold"), str(each.run_number), each.step,
+            times.format(each.opened_at), times.format(each.deadline),
+        ])  # fmt: skip
+        waiting.append(
+            documents.run_of(RunRef(each.workflow, each.instance_id, each.run_number))
+            | {"stepName": each.step, "openedAt": each.opened_at, "deadline": each.deadline}
+        )
+    console.print_list(
+        _COLUMNS,
+        rows,
+        document=documents.page("waiters", waiting, page.cursor),
+        if_empty=f"No instance waits for topic {topic!r}.",
+    )
+    console.print_more(page.cursor)

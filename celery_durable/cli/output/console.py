@@ -161,6 +161,22 @@ class Console:
         """Print a remark to standard error, so that it does not get into a pipe."""
         click.echo(strip_control_characters(text), err=True)
 
+    def print_list(
+        self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, document: Any, if_empty: str
+    ) -> None:
+        """Print what a command has read: the rows, or the document if the user wants JSON."""
+        if self.is_json:
+            self.print_json(document)
+        elif rows:
+            self.print_table(columns, rows)
+        else:
+            self.print_note(if_empty)
+
+    def print_more(self, cursor: str | None) -> None:
+        """Say how to read the next page. JSON has the cursor in the document."""
+        if cursor is not None and not self.is_json:
+            self.print_note(f"There are more: --cursor {cursor}")
+
     def print_table(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
         """Print rows under column titles on a terminal; in a pipe, tab-separated and without titles."""
         if not self.is_for_people:
