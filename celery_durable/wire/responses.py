@@ -32,7 +32,8 @@ class StepState(StrEnum):
 class ResponseModel(BaseModel):
     """The base of response bodies."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+    # A command of the CLI reads with two or three of the models: those that it does not use need not be built.
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, defer_build=True)
     http_status: ClassVar[int] = 200
 
     @classmethod

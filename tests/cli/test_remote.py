@@ -197,7 +197,7 @@ def test_each_request_is_told_as_a_line_for_curl_without_what_may_be_secret(shop
         said = remote("-b", api.url, *secrets, "-v", "start", "echo", "--params", '"it\'s"', "--id", "e-1")
         assert said.rows == [["e-1"]]
         hidden = "curl -H 'X-Api-Key: ***' -H 'Authorization: ***'"
-        body = shlex.quote('{"params": "it\'s", "id": "e-1"}')
+        body = shlex.quote('{"id": "e-1", "params": "it\'s"}')
         assert said.err == f"{hidden} --json {body} {api.url}/workflows/echo/instances\n"
         said = remote("-b", api.url, *secrets, "-v", "terminate", "echo", "e-1")
         assert said.err == f"{hidden} -X POST {api.url}/workflows/echo/instances/e-1/terminate\n"

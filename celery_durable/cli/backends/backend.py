@@ -10,7 +10,7 @@ import abc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from celery_durable.commands import A, Command, Q, Target
 from celery_durable.explain import Diagnosis
@@ -21,7 +21,6 @@ from celery_durable.model import (
     LogRecord,
     Page,
     Published,
-    RestartOrCreateResult,
     Status,
 )
 
@@ -110,44 +109,6 @@ class Backend(Protocol):
 
     def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
         """Do a command, and return its response."""
-
-    def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
-        """Create an instance and return its id."""
-
-    def restart_or_create(
-        self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
-    ) -> RestartOrCreateResult:
-        """Restart the instance if it has ended, or create it if it does not exist."""
-
-    def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
-        """Send an event. Returns False if the run had already accepted an event with this id."""
-
-    def pause(self, workflow: str, instance_id: str) -> None:
-        """Pause an instance at its next step boundary."""
-
-    def resume(self, workflow: str, instance_id: str) -> None:
-        """Resume a paused instance."""
-
-    def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
-        """End an instance without a result."""
-
-    def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Start a new run and return its number."""
-
-    def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Retry the failed step in a new run and return the number of the run."""
-
-    def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
-        """Start a new run that continues from a step, and return its number."""
-
-    def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
-        """Complete a step by hand and return the number of the run that continues."""
-
-    def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
-        """Complete a step by hand without a result, and return the number of the run that continues."""
-
-    def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
-        """Create an instance that continues from a step of this one, and return its id."""
 
 
 class Connection(abc.ABC):

@@ -18,7 +18,6 @@ from celery_durable.model import (
     LogRecord,
     Page,
     Published,
-    RestartOrCreateResult,
     Status,
 )
 from celery_durable.runtime import Runtime
@@ -149,70 +148,6 @@ class HttpBackend:
         )
         return command.response.parse(reply.data)
 
-    def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
-        """Create it. The request is repeated only with an id, because the second attempt is then refused."""
-        body = {"params": params} | ({} if id is None else {"id": id}) | ({"labels": dict(labels)} if labels else {})
-        response = self._client.post(*_instances(workflow), body=body, is_idempotent=id is not None, new_id=id)
-        return str(response.data["id"])
-
-    def restart_or_create(
-        self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
-    ) -> RestartOrCreateResult:
-        """Restart or create. Never repeated: the run of the first attempt may have ended, and would run again."""
-        body = {"params": params} | ({"labels": labels} if labels else {})
-        response = self._client.post(*_instances(workflow, id, "restart-or-create"), body=body)
-        found = responses.RestartOrCreateResult.parse(response.data)
-        return RestartOrCreateResult(found.outcome, found.id, found.run_number, found.details.status)
-
-    def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
-        """Send the event. The request is repeated only with an id, because the run accepts an id once."""
-        body = {"type": type_, "payload": payload} | ({} if id is None else {"id": id})
-        path = _instances(workflow, instance_id, "events")
-        return bool(self._client.post(*path, body=body, is_idempotent=id is not None).data["accepted"])
-
-    def pause(self, workflow: str, instance_id: str) -> None:
-        """Pause the instance. This request and the next ones are never repeated."""
-        self._client.post(*_instances(workflow, instance_id, "pause"))
-
-    def resume(self, workflow: str, instance_id: str) -> None:
-        """Resume the instance, or withdraw a pause that has not taken effect."""
-        self._client.post(*_instances(workflow, instance_id, "resume"))
-
-    def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
-        """End the instance; refused if it has ended."""
-        self._client.post(*_instances(workflow, instance_id, "terminate"), body=_reason_body(reason))
-
-    def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Start a new run, from any status."""
-        response = self._client.post(*_instances(workflow, instance_id, "restart"), body=_reason_body(reason))
-        return int(response.data["runNumber"])
-
-    def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Retry the failed step; refused if the instance has not failed."""
-        response = self._client.post(*_instances(workflow, instance_id, "retry"), body=_reason_body(reason))
-        return int(response.data["runNumber"])
-
-    def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
-        """Start a new run, from any status."""
-        body = {"step": step} | (_reason_body(reason) or {})
-        return int(self._client.post(*_instances(workflow, instance_id, "rewind"), body=body).data["runNumber"])
-
-    def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
-        """Complete the step. A server that authenticates users may record another name than ``by``."""
-        body = {"step": step, "result": value, "by": by} | (_reason_body(reason) or {})
-        return int(self._client.post(*_instances(workflow, instance_id, "set-result"), body=body).data["runNumber"])
-
-    def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
-        """Complete the step without a result, as `set_result` does."""
-        body = {"step": step, "by": by} | (_reason_body(reason) or {})
-        return int(self._client.post(*_instances(workflow, instance_id, "skip"), body=body).data["runNumber"])
-
-    def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
-        """Create it. The request is repeated only with an id, because the second attempt is then refused."""
-        body = {"step": step} | ({} if id is None else {"id": id})
-        path = _instances(workflow, instance_id, "fork")
-        return str(self._client.post(*path, body=body, is_idempotent=id is not None).data["id"])
-
 
 class HttpLogTail:
     """Reads the log lines of a run. The last page is read again, because new lines may have been added to it."""
@@ -238,7 +173,3 @@ class HttpLogTail:
 
 def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
     return ("workflows", workflow, "instances", *rest)
-
-
-def _reason_body(reason: str | None) -> dict[str, Any] | None:
-    return None if reason is None else {"reason": reason}

@@ -23,7 +23,6 @@ from celery_durable.model import (
     LogRecord,
     Page,
     Published,
-    RestartOrCreateResult,
     Status,
 )
 from celery_durable.operations import Operations
@@ -218,58 +217,6 @@ class StoreBackend:
         if command.permission is Permission.CREATION:
             self.durable.app.loader.import_default_modules()
         return command.run(self._operations, target, body)
-
-    def create(self, workflow: str, params: Any, *, id: str | None, labels: Mapping[str, str] | None = None) -> str:
-        """Import the app's workflows, then create or restart the instance."""
-        self.durable.app.loader.import_default_modules()
-        return self._operations.create.instance(workflow, params, id=id, labels=labels)
-
-    def restart_or_create(
-        self, workflow: str, params: Any, *, id: str, labels: Mapping[str, str]
-    ) -> RestartOrCreateResult:
-        """Import the app's workflows, then create or restart the instance."""
-        self.durable.app.loader.import_default_modules()
-        return self._operations.create.restart_or_create(workflow, params, id=id, labels=labels)
-
-    def send_event(self, workflow: str, instance_id: str, type_: str, payload: Any, *, id: str | None) -> bool:
-        """Store the event, and notify the workers over the app's broker."""
-        return self._operations.events.send(workflow, instance_id, type_, payload, id=id)
-
-    def pause(self, workflow: str, instance_id: str) -> None:
-        """Pause the instance, or request a pause if a worker holds it."""
-        self._operations.lifecycle.pause(workflow, instance_id)
-
-    def resume(self, workflow: str, instance_id: str) -> None:
-        """Resume the instance, or withdraw a pause that has not taken effect."""
-        self._operations.lifecycle.resume(workflow, instance_id)
-
-    def terminate(self, workflow: str, instance_id: str, *, reason: str | None) -> None:
-        """End the instance; raises InstanceTerminal."""
-        self._operations.lifecycle.terminate(workflow, instance_id, reason=reason)
-
-    def restart(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Start a new run, from any status."""
-        return self._operations.rewind.restart(workflow, instance_id, reason=reason)
-
-    def retry(self, workflow: str, instance_id: str, *, reason: str | None) -> int:
-        """Retry the failed step; raises InstanceNotErrored."""
-        return self._operations.rewind.retry(workflow, instance_id, reason=reason)
-
-    def rewind(self, workflow: str, instance_id: str, step: str, *, reason: str | None) -> int:
-        """Start a new run from a step; raises StepNotFound."""
-        return self._operations.rewind.restart(workflow, instance_id, from_step=step, reason=reason)
-
-    def set_result(self, workflow: str, instance_id: str, step: str, value: Any, *, by: str, reason: str | None) -> int:
-        """Complete the step; raises StepNotFound, StepNotOpen."""
-        return self._operations.interventions.set_result(workflow, instance_id, step, value, by=by, reason=reason)
-
-    def skip(self, workflow: str, instance_id: str, step: str, *, by: str, reason: str | None) -> int:
-        """Complete the step; raises StepNotFound, StepNotOpen."""
-        return self._operations.interventions.skip(workflow, instance_id, step, by=by, reason=reason)
-
-    def fork(self, workflow: str, instance_id: str, step: str, *, id: str | None) -> str:
-        """Create the fork; raises StepNotFound, InstanceAlreadyExists."""
-        return self._operations.rewind.fork(workflow, instance_id, step, id=id)
 
 
 class StoredLogTail:

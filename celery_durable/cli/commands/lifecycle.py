@@ -9,15 +9,18 @@ from typing import Any
 
 import click
 
+from celery_durable import commands
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import Command, open_backend
 from celery_durable.cli.commands.where import Condition, WhereInput, find_matching
 from celery_durable.cli.errors import REFUSED, CliError, convert_error
 from celery_durable.cli.output.console import Console, Styled
+from celery_durable.commands import Target
 from celery_durable.errors import DurableError
 from celery_durable.model import TERMINAL, Status
+from celery_durable.wire import requests
 
-Action = Callable[[Backend, str, str], Sequence[str]]
+Action = Callable[[Backend, Target], Sequence[str]]
 """Changes one instance and returns the cells to print."""
 _UNFINISHED = frozenset(Status) - TERMINAL
 _MAX_LISTED = 10
@@ -43,19 +46,21 @@ class Targets:
         do = functools.partial(action, backend)
         if self.where is None:
             assert self.workflow is not None
-            _apply_to_each(self.ctx, console, do, [(self.workflow, each) for each in self.ids])
+            _apply_to_each(self.ctx, console, do, [Target(self.workflow, each) for each in self.ids])
             return
-        found = [(item.workflow, item.id) for item in find_matching(backend, self.where) if item.status in statuses]
+        found = [
+            Target(item.workflow, item.id) for item in find_matching(backend, self.where) if item.status in statuses
+        ]
         if self.yes and found:
             _apply_to_each(self.ctx, console, do, found)
         elif console.is_for_people:
-            for name, each in found[:_MAX_LISTED]:
-                console.print_line(f"{name}/{each}", indent=2)
+            for each in found[:_MAX_LISTED]:
+                console.print_line(f"{each.workflow}/{each.instance_id}", indent=2)
             if len(found) > _MAX_LISTED:
                 console.print_line(f"and {len(found) - _MAX_LISTED} more", indent=2)
         else:
-            for name, each in found:
-                console.print_record(f"Would {self.ctx.info_name}", f"{name}/{each}")
+            for each in found:
+                console.print_record(f"Would {self.ctx.info_name}", f"{each.workflow}/{each.instance_id}")
         count = f"{len(found)} instance{'' if len(found) == 1 else 's'}"
         if found and not self.yes:
             count = f"Would {self.ctx.info_name} {count}; nothing was changed. Add --yes to do it."
@@ -103,9 +108,9 @@ def pause(targets: Targets) -> None:
     Use it to hold instances while you investigate. A running step finishes first. Timers and deadlines continue.
     """
 
-    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
-        backend.pause(workflow, instance_id)
-        seen = backend.read_snapshot(workflow, instance_id)
+    def action(backend: Backend, target: Target) -> Sequence[str]:
+        backend.call(commands.pause, target, requests.NoBody())
+        seen = backend.read_snapshot(target.workflow, target.instance_id)
         is_paused = seen is not None and seen.status is Status.PAUSED
         return ["Paused" if is_paused else "Will pause when the running step ends"]
 
@@ -120,9 +125,9 @@ def resume(targets: Targets) -> None:
     Use it after pause. It withdraws a pause that has not taken effect yet. Other instances are not changed.
     """
 
-    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
-        was = backend.read_snapshot(workflow, instance_id)
-        backend.resume(workflow, instance_id)
+    def action(backend: Backend, target: Target) -> Sequence[str]:
+        was = backend.read_snapshot(target.workflow, target.instance_id)
+        backend.call(commands.resume, target, requests.NoBody())
         is_paused = was is not None and (was.status is Status.PAUSED or was.is_pausing)
         return ["Resumed" if is_paused else "Was not paused"]
 
@@ -145,8 +150,8 @@ def terminate(targets: Targets, reason: str | None) -> None:
     Use it for instances that must not continue. A running step may finish, but nothing of it is recorded.
     """
 
-    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
-        backend.terminate(workflow, instance_id, reason=reason)
+    def action(backend: Backend, target: Target) -> Sequence[str]:
+        backend.call(commands.terminate, target, requests.Reason(reason=reason))
         return ["Terminated"]
 
     targets.apply(action, _UNFINISHED)
@@ -169,8 +174,9 @@ def restart(targets: Targets, reason: str | None) -> None:
     effects. Earlier runs stay readable. --where selects only ended instances, unless it names a status.
     """
 
-    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
-        return ["Restarted", f"run {backend.restart(workflow, instance_id, reason=reason)}"]
+    def action(backend: Backend, target: Target) -> Sequence[str]:
+        found = backend.call(commands.restart, target, requests.Reason(reason=reason))
+        return ["Restarted", f"run {found.run_number}"]
 
     statuses = TERMINAL if targets.where is None or targets.where.status is None else frozenset(Status)
     targets.apply(action, statuses)
@@ -179,14 +185,14 @@ def restart(targets: Targets, reason: str | None) -> None:
 def _apply_to_each(
     ctx: click.Context,
     console: Console,
-    action: Callable[[str, str], Sequence[str]],
-    targets: Sequence[tuple[str, str]],
+    action: Callable[[Target], Sequence[str]],
+    targets: Sequence[Target],
 ) -> None:
     """Apply the action to each target. If one of several fails, its error is printed and the others continue."""
     exit_code = 0
-    for workflow, instance_id in targets:
+    for target in targets:
         try:
-            action_done, *details = action(workflow, instance_id)
+            action_done, *details = action(target)
         except (DurableError, CliError) as exc:
             if len(targets) == 1:
                 raise
@@ -194,6 +200,6 @@ def _apply_to_each(
             refused.show()
             exit_code = exit_code or refused.exit_code or REFUSED
         else:
-            console.print_entry([action_done, Styled(f"{workflow}/{instance_id}", "bold"), *details])
+            console.print_entry([action_done, Styled(f"{target.workflow}/{target.instance_id}", "bold"), *details])
     if exit_code:
         ctx.exit(exit_code)

@@ -15,6 +15,7 @@ from celery_durable.cli.errors import CliError
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
+from celery_durable.commands import Target
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import TERMINAL, Status
 
@@ -170,11 +171,11 @@ def wake(targets: Targets) -> None:
     start a scheduled instance early. It does not end a sleep or a wait for an event.
     """
 
-    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
+    def action(backend: Backend, target: Target) -> Sequence[str]:
         assert isinstance(backend, StoreBackend)
         return [
             "Woken"
-            if backend.durable.internals.operations.lifecycle.wake(workflow, instance_id)
+            if backend.durable.internals.operations.lifecycle.wake(target.workflow, target.instance_id)
             else "Not woken: it is paused, or a worker holds it"
         ]
 

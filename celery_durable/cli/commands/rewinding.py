@@ -8,12 +8,15 @@ from typing import Any
 
 import click
 
+from celery_durable import commands
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import Command, open_backend
 from celery_durable.cli.commands.lifecycle import Targets, on_targets
 from celery_durable.cli.inputs import JsonInput
 from celery_durable.cli.output.console import Console, Styled
+from celery_durable.commands import Target
 from celery_durable.model import Status
+from celery_durable.wire import requests
 
 _REASON = click.option("--reason", help="Why; stored with the new run.")
 _AUDIT_REASON = click.option("--reason", help="Why; stored with the run.")
@@ -38,8 +41,8 @@ def rewind(ctx: click.Context, workflow: str, id: str, step: str, reason: str | 
     Use it if the results before the step are right. A new run keeps all events and the finished steps that were called
     before it. The step and all later steps run again, with their side effects. Earlier runs stay readable.
     """
-    run = open_backend(ctx).rewind(workflow, id, step, reason=reason)
-    _print_done(ctx, "Rewound", workflow, id, f"run {run}", f"from {step}")
+    found = open_backend(ctx).call(commands.rewind, Target(workflow, id), requests.Rewind(step=step, reason=reason))
+    _print_done(ctx, "Rewound", workflow, id, f"run {found.run_number}", f"from {step}")
 
 
 @click.command(
@@ -59,8 +62,9 @@ def retry(targets: Targets, reason: str | None) -> None:
     failed step gets new attempts.
     """
 
-    def action(backend: Backend, workflow: str, instance_id: str) -> Sequence[str]:
-        return ["Retried", f"run {backend.retry(workflow, instance_id, reason=reason)}"]
+    def action(backend: Backend, target: Target) -> Sequence[str]:
+        found = backend.call(commands.retry, target, requests.Reason(reason=reason))
+        return ["Retried", f"run {found.run_number}"]
 
     targets.apply(action, {Status.ERRORED})
 
@@ -77,7 +81,8 @@ def fork(ctx: click.Context, workflow: str, id: str, step: str, new_id: str | No
     Use it to try a different outcome. The new instance gets the same parameters, all events, and the finished steps
     that were called before this step. The other instance is not changed.
     """
-    new_instance_id = open_backend(ctx).fork(workflow, id, step, id=new_id)
+    body = requests.Fork(step=step, id=new_id)
+    new_instance_id = open_backend(ctx).call(commands.fork, Target(workflow, id), body).id
     if Console.from_context(ctx).is_for_people:
         _print_done(ctx, "Forked", workflow, new_instance_id, f"from {step} of {id}")
     else:
@@ -105,8 +110,9 @@ def set_result(
     wait gets the value as the payload of an event. The name and the reason are stored, and show displays them. Over
     HTTP, the server may replace --by with the user that it has authenticated.
     """
-    run = open_backend(ctx).set_result(workflow, id, step, value, by=by or _user(), reason=reason)
-    _print_done(ctx, "Completed", workflow, id, f"run {run}", step)
+    body = requests.SetResult(step=step, result=value, by=by or _user(), reason=reason)
+    found = open_backend(ctx).call(commands.set_result, Target(workflow, id), body)
+    _print_done(ctx, "Completed", workflow, id, f"run {found.run_number}", step)
 
 
 @click.command(cls=Command, examples=["skip order order-42 'cool off' --reason 'the customer waits on the phone'"])
@@ -121,8 +127,9 @@ def skip(ctx: click.Context, workflow: str, id: str, step: str, by: str | None, 
 
     Use it to end a sleep, or to continue without a step. The result of the step is null. The rules of set-result apply.
     """
-    run = open_backend(ctx).skip(workflow, id, step, by=by or _user(), reason=reason)
-    _print_done(ctx, "Skipped", workflow, id, f"run {run}", step)
+    body = requests.Skip(step=step, by=by or _user(), reason=reason)
+    found = open_backend(ctx).call(commands.skip, Target(workflow, id), body)
+    _print_done(ctx, "Skipped", workflow, id, f"run {found.run_number}", step)
 
 
 def _user() -> str:

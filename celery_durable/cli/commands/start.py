@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery_durable import values
+from celery_durable import commands, values
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import Command, open_backend
 from celery_durable.cli.commands.follow import Follower, follow_to_end, print_update, read_outcome
@@ -15,6 +15,8 @@ from celery_durable.cli.errors import command_line
 from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Console, Styled
+from celery_durable.commands import Target
+from celery_durable.wire import requests
 
 
 @click.command(
@@ -76,17 +78,15 @@ def start(
     backend, console = open_backend(ctx), Console.from_context(ctx)
     if restart:
         assert id is not None
-        started = backend.restart_or_create(workflow, params_given, id=id, labels=label_values)
+        target, body = Target(workflow, id), requests.RestartOrCreate(params=params_given, labels=label_values)
+        started = backend.call(commands.restart_or_create, target, body)
         instance_id, run, extra = id, started.run_number, [started.outcome, str(started.run_number)]
         verbs = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Still running:"}
         verb = verbs[started.outcome]
     else:
-        instance_id, run, extra, verb = (
-            backend.create(workflow, params_given, id=id, labels=label_values),
-            1,
-            [],
-            "Started",
-        )
+        new = requests.CreateInstance(params=params_given, id=id, labels=label_values)
+        instance_id = backend.call(commands.create, Target(workflow, id or ""), new).id
+        run, extra, verb = 1, [], "Started"
     if console.is_for_people:
         console.print_line(verb, Styled(f"{workflow}/{instance_id}", "bold"))
         if not (wait or follow):
@@ -138,9 +138,10 @@ def send_event(ctx: click.Context, workflow: str, id: str, type: str, payload: A
     Use it to answer a wait_for_event. An event that is sent early is stored until the workflow waits for its type.
     """
     backend, console = open_backend(ctx), Console.from_context(ctx)
-    is_new = backend.send_event(workflow, id, type, payload, id=event_id)
+    body = requests.SendEvent(type=type, payload=payload, id=event_id)
+    sent = backend.call(commands.send_event, Target(workflow, id), body)
     target = Styled(f"{workflow}/{id}", "bold")
-    if is_new:
+    if sent.accepted:
         console.print_entry(["Sent", type, target])
     else:
         console.print_entry(["Repeated", type, target])
