@@ -37,6 +37,7 @@ from celery_durable.wire.responses import (
     RestartOrCreateResult,
     StatusView,
     StepCompleted,
+    Woken,
 )
 
 if TYPE_CHECKING:  # a client of the API needs neither the operations nor SQLAlchemy
@@ -177,7 +178,7 @@ def _created(instance_id: str, status: Status = Status.ACTIVE) -> InstanceItem:
     return InstanceItem(id=instance_id, details=StatusView(status=status))
 
 
-# --- pause, resume, end ---------------------------------------------------------------------------
+# --- pause, resume, wake, end ---------------------------------------------------------------------
 
 
 @command(f"{INSTANCE}/pause", Permission.MANAGEMENT, NoBody, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
@@ -198,6 +199,17 @@ def resume(operations: Operations, target: Target, _: NoBody) -> Done:
     """
     operations.lifecycle.resume(target.workflow, target.instance_id, if_version=target.if_version)
     return Done(ok=True)
+
+
+@command(f"{INSTANCE}/wake", Permission.MANAGEMENT, NoBody, Woken, (*_CHANGE, "INSTANCE_TERMINAL"))
+def wake(operations: Operations, target: Target, _: NoBody) -> Woken:
+    """Make a worker check an instance now.
+
+    A scheduled start happens now. A sleep, a retry delay or a wait does not end early. `woken` is false if the
+    instance is paused or a worker holds it.
+    """
+    woken = operations.lifecycle.wake(target.workflow, target.instance_id, if_version=target.if_version)
+    return Woken(ok=True, woken=woken)
 
 
 @command(f"{INSTANCE}/terminate", Permission.MANAGEMENT, Reason, Done, (*_CHANGE, "INSTANCE_TERMINAL"))

@@ -36,7 +36,7 @@ _MODULES = {
     "fork": "rewinding",
     "set-result": "rewinding",
     "skip": "rewinding",
-    "wake": "overview",
+    "wake": "lifecycle",
     "stats": "overview",
     "waits": "overview",
     "leases": "overview",

@@ -131,8 +131,8 @@ class InstanceCommands(CommandGroup):
         "get": "show.show",
         "create": "start.start",
         **_shared_commands(
-            "explain", "history", "logs", "watch", "pause", "resume", "restart", "retry", "rewind", "set-result",
-            "skip", "terminate", "send-event",
+            "explain", "history", "logs", "watch", "pause", "resume", "wake", "restart", "retry", "rewind",
+            "set-result", "skip", "terminate", "send-event",
         ),
     }  # fmt: skip
 
@@ -177,8 +177,8 @@ class RemoteCommands(CommandGroup):
     """The commands of `celery-durable`."""
 
     module_by_command: Mapping[str, str] = _shared_commands(
-        "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "terminate",
-        "restart", "retry", "rewind", "fork", "set-result", "skip", "export",
+        "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "wake",
+        "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "export",
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class LifecycleOperations:
 
         self._context.publish_runs(self._context.store.transact(work))
 
-    def wake(self, workflow: str, instance_id: str) -> bool:
+    def wake(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> bool:
         """Make a worker check the instance now.
 
         A sleep or a wait does not end early, because only time and rows end it (LAW 5). A start that was scheduled for
@@ -72,6 +72,7 @@ class LifecycleOperations:
         Args:
             workflow: The workflow's name.
             instance_id: The instance's id.
+            if_version: The version tags at which the change applies; None means any.
 
         Returns:
             False if the instance is paused or a worker holds it.
@@ -79,10 +80,11 @@ class LifecycleOperations:
         Raises:
             InstanceNotFound: No instance has this id.
             InstanceTerminal: The instance has ended.
+            VersionMismatch: The version tag is not in ``if_version``.
         """
 
         def work(tx: Tx) -> list[DueRun]:
-            row = self._context.lock_unfinished(tx, workflow, instance_id, "wake")
+            row = self._context.lock_unfinished(tx, workflow, instance_id, "wake", if_version)
             if row.status is Status.PAUSED or row.claim_token is not None:
                 return []
             return [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._context.grace)]

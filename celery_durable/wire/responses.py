@@ -289,6 +289,14 @@ class Done(ResponseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True}]})
 
 
+class Woken(Done):
+    """Whether a worker was sent to check the instance; ``woken`` is false if it is paused or a worker holds it."""
+
+    woken: bool
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ok": True, "woken": True}]})
+
+
 class Restarted(Done):
     """A new run was started."""
 

@@ -11,6 +11,7 @@ import pytest
 from celery_durable import Completed, Dead, LinearStep
 from celery_durable.cli.backends import http
 from celery_durable.definitions import define_linear
+from celery_durable.model import from_us
 from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, OverHttp, served
 
@@ -68,6 +69,30 @@ def test_lifecycle_commands_print_the_new_state(order: Shop, connection: Any) ->
     first = connection("show", "order", "o-1", "--run", "1").rows
     assert first[0][3:5] == ["terminated", "1"]
     assert first[1] == ["reason", "sold twice"]
+
+
+def test_wake_has_an_instance_checked_and_ends_no_sleep_early(shop: Shop, connection: Any) -> None:
+    shop.pipe("start", "nap", "--id", "n-1")
+    shop.work("nap", "n-1")
+    assert connection("wake", "nap", "n-1").rows == [["Woken", "nap/n-1"]]
+    assert shop.work("nap", "n-1").startswith("waiting until 2030-01-04")
+    assert connection("show", "nap", "n-1").rows[0][3] == "waiting"
+    connection("pause", "nap", "n-1")
+    assert connection("wake", "nap", "n-1").rows == [["Not woken: it is paused, or a worker holds it", "nap/n-1"]]
+    connection("terminate", "nap", "n-1")
+    said = connection("wake", "nap", "n-1")
+    assert (said.code, said.err.splitlines()[0]) == (
+        1,
+        "error: Cannot wake instance 'n-1' of workflow 'nap': it is terminated.",
+    )
+
+
+def test_wake_starts_a_scheduled_instance_now(shop: Shop, connection: Any) -> None:
+    later = from_us(shop.clock.now_us + 3_600_000_000)
+    shop.durable.internals.operations.create.instance("echo", "early", id="e-1", run_at=later)
+    assert shop.work("echo", "e-1") != "complete"
+    connection("wake", "echo", "e-1")
+    assert shop.work("echo", "e-1") == "complete"
 
 
 @pytest.mark.parametrize(

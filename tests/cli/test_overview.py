@@ -1,4 +1,4 @@
-"""stats, waits, leases, wake and sweep: what operators with a database see and do."""
+"""stats, waits, leases and sweep: what operators with a database see and do."""
 
 from __future__ import annotations
 
@@ -70,32 +70,6 @@ def test_leases_are_who_works_on_what(shop: Shop) -> None:
     assert shop.work("busy", "b-1") == "complete"
     assert said == [[["busy", "b-1", "1", "celery@tests", "task-1", "2030-01-01T00:00:30.000Z", "0"]]]
     assert shop.pipe("leases").err == "No worker holds a run.\n"
-
-
-def test_a_wake_has_it_looked_at_and_makes_nothing_true(shop: Shop) -> None:
-    shop.pipe("start", "nap", "--id", "n-1")
-    shop.work("nap", "n-1")
-    assert shop.pipe("wake", "nap", "n-1").rows == [["Woken", "nap/n-1"]]
-    assert shop.work("nap", "n-1").startswith("waiting until 2030-01-04")
-    assert shop.pipe("show", "nap", "n-1").rows[0][3] == "waiting"
-    shop.pipe("pause", "nap", "n-1")
-    assert shop.pipe("wake", "nap", "n-1").rows == [["Not woken: it is paused, or a worker holds it", "nap/n-1"]]
-    shop.pipe("terminate", "nap", "n-1")
-    said = shop.pipe("wake", "nap", "n-1")
-    assert (said.code, said.err.splitlines()[0]) == (
-        1,
-        "error: Cannot wake instance 'n-1' of workflow 'nap': it is terminated.",
-    )
-
-
-def test_a_wake_begins_what_was_put_off(shop: Shop) -> None:
-    from celery_durable.model import from_us
-
-    later = from_us(shop.clock.now_us + 3_600_000_000)
-    shop.durable.internals.operations.create.instance("echo", "early", id="e-1", run_at=later)
-    assert shop.work("echo", "e-1") != "complete"
-    shop.pipe("wake", "echo", "e-1")
-    assert shop.work("echo", "e-1") == "complete"
 
 
 def test_a_sweep_publishes_what_is_due(shop: Shop) -> None:

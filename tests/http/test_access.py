@@ -73,7 +73,7 @@ def test_every_route_denies_without_credentials(shop: Shop, order: str, mounted:
     else:
         api = shop.client(authorize=with_key, tick=True)
     table = routes(api)
-    assert len(table) == 26 + (not mounted)  # also the description
+    assert len(table) == 27 + (not mounted)  # also the description
     before = api.get(order, headers={"X-Api-Key": "sesame"}).json()
     for method, path in table:
         for body in ({}, {"json": {"id": "e-1", "type": "approval"}}, {"content": b"\xff{"}):
@@ -158,6 +158,7 @@ WANTED = {
     "POST /workflows/o-1/instances/o-1/fork": Permission.MANAGEMENT,
     "POST /workflows/o-1/instances/o-1/pause": Permission.MANAGEMENT,
     "POST /workflows/o-1/instances/o-1/resume": Permission.MANAGEMENT,
+    "POST /workflows/o-1/instances/o-1/wake": Permission.MANAGEMENT,
     "POST /workflows/o-1/instances/o-1/restart": Permission.MANAGEMENT,
     "POST /workflows/o-1/instances/o-1/restart-or-create": Permission.CREATION,
     "POST /workflows/o-1/instances/o-1/retry": Permission.MANAGEMENT,

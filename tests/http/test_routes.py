@@ -183,7 +183,7 @@ def test_a_failed_instance_shows_its_error_and_the_step_that_failed(shop: Shop, 
 def test_what_does_not_exist_is_not_found(api: TestClient) -> None:
     for path in ("", "/history", "/stream"):
         refused(api.get(f"/workflows/order/instances/o-9{path}"), 404, "INSTANCE_NOT_FOUND")
-    for command in ("pause", "resume", "terminate", "restart"):
+    for command in ("pause", "resume", "wake", "terminate", "restart"):
         refused(api.post(f"/workflows/order/instances/o-9/{command}"), 404, "INSTANCE_NOT_FOUND")
     refused(api.post("/workflows/order/instances/o-9/events", json={"type": "a"}), 404, "INSTANCE_NOT_FOUND")
     refused(api.get("/nowhere"), 404, "NOT_FOUND")
@@ -227,7 +227,29 @@ def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: 
     assert api.get(order).json()["meta"]["runNumber"] == 2
 
 
-@pytest.mark.parametrize("command", ["pause", "resume", "terminate", "restart", "events"])
+@everywhere
+def test_wake_sends_a_worker_unless_the_instance_is_paused_or_held(shop: Shop, api: TestClient, order: str) -> None:
+    held: list[Any] = []
+
+    @shop.durable.workflow(name="busy")
+    def busy(event: WorkflowEvent[None], step: Step) -> None:
+        step.do("look", lambda: held.append(api.post("/workflows/busy/instances/b-1/wake").json()))
+
+    shop.durable.internals.operations.create.instance("busy", id="b-1")
+    shop.work()
+    assert held == [{"ok": True, "woken": False}]
+    assert shop.work() == 0
+    assert api.post(f"{order}/wake").json() == {"ok": True, "woken": True}
+    assert shop.work() == 1
+    assert api.get(order).json()["details"]["status"] == "waiting"
+    api.post(f"{order}/pause")
+    assert api.post(f"{order}/wake").json() == {"ok": True, "woken": False}
+    assert api.get(order).json()["details"]["status"] == "paused"
+    api.post(f"{order}/terminate")
+    refused(api.post(f"{order}/wake"), 409, "INSTANCE_TERMINAL")
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "wake", "terminate", "restart", "events"])
 def test_a_change_is_made_only_to_the_version_it_is_meant_for(api: TestClient, order: str, command: str) -> None:
     tag = api.get(order).headers["etag"]
     body = {"json": {"type": "approval"}} if command == "events" else {}

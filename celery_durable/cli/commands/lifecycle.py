@@ -1,4 +1,4 @@
-"""The commands pause, resume, terminate and restart, for one instance, several, or all that match a condition."""
+"""The commands pause, resume, wake, terminate and restart, for one instance, several, or all that match a condition."""
 
 from __future__ import annotations
 
@@ -132,6 +132,24 @@ def resume(targets: Targets) -> None:
         return ["Resumed" if is_paused else "Was not paused"]
 
     targets.apply(action, {Status.PAUSED})
+
+
+@click.command(
+    cls=Command, examples=["wake order order-42", "wake --where 'workflow=order status=active older=5m' --yes"]
+)
+@on_targets
+def wake(targets: Targets) -> None:
+    """Make a worker check instances now.
+
+    Use it if messages were lost and you do not want to wait for the next sweep, to skip the pause after a crash, or to
+    start a scheduled instance early. It does not end a sleep or a wait for an event.
+    """
+
+    def action(backend: Backend, target: Target) -> Sequence[str]:
+        found = backend.call(commands.wake, target, requests.NoBody())
+        return ["Woken" if found.woken else "Not woken: it is paused, or a worker holds it"]
+
+    targets.apply(action, _UNFINISHED - {Status.PAUSED})
 
 
 @click.command(

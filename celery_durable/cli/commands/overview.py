@@ -1,30 +1,24 @@
-"""Commands for operators with access to the database: stats, waits, leases, wake and sweep."""
+"""Commands for operators with access to the database: stats, waits, leases and sweep."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.backends.backend import Backend
-from celery_durable.cli.backends.stored import StoreBackend, database_now, open_durable
+from celery_durable.cli.backends.stored import database_now, open_durable
 from celery_durable.cli.command import Command, output_option
-from celery_durable.cli.commands.lifecycle import Targets, on_targets
 from celery_durable.cli.errors import CliError
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
-from celery_durable.commands import Target
 from celery_durable.explain.remedies import find_remedy
-from celery_durable.model import TERMINAL, Status
+from celery_durable.model import Status
 
 _LIMIT = click.option(
     "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Maximum number of rows."
 )
 _WAIT_COLUMNS = tuple(map(Column, ("EVENT", "WORKFLOW", "ID", "STEP", "SINCE", "TIMES OUT", "STATUS")))
 _LEASE_COLUMNS = tuple(map(Column, ("WORKFLOW", "ID", "RUN", "NODE", "TASK", "LEASE ENDS", "CRASHES")))
-_WAKEABLE = frozenset(Status) - TERMINAL - {Status.PAUSED}
 
 
 @click.command(cls=Command, examples=["stats"])
@@ -158,28 +152,6 @@ def leases(ctx: click.Context, limit: int) -> None:
         for each in found
     ]
     console.print_list(_LEASE_COLUMNS, rows, document={"leases": claims}, if_empty="No worker holds a run.")
-
-
-@click.command(
-    cls=Command, examples=["wake order order-42", "wake --where 'workflow=order status=active older=5m' --yes"]
-)
-@on_targets
-def wake(targets: Targets) -> None:
-    """Make a worker check instances now.
-
-    Use it if messages were lost and you do not want to wait for the next sweep, to skip the pause after a crash, or to
-    start a scheduled instance early. It does not end a sleep or a wait for an event.
-    """
-
-    def action(backend: Backend, target: Target) -> Sequence[str]:
-        assert isinstance(backend, StoreBackend)
-        return [
-            "Woken"
-            if backend.durable.internals.operations.lifecycle.wake(target.workflow, target.instance_id)
-            else "Not woken: it is paused, or a worker holds it"
-        ]
-
-    targets.apply(action, _WAKEABLE)
 
 
 @click.command(cls=Command, examples=["sweep"])
