@@ -10,10 +10,13 @@ import functools
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 
 import hypothesis
 import pytest
@@ -33,6 +36,21 @@ hypothesis.settings.load_profile("untimed")
 # A shell has what it starts in the background ignore SIGINT; tests are about what Ctrl-C does.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class PlainImports(MetaPathFinder):
+    """Imports the modules of celery_durable without pytest, which rewrites the asserts of every plugin's distribution.
+
+    Rewriting parses the module with ast. CPython before 3.11.8 and 3.12.2 raises "SystemError: AST constructor
+    recursion depth mismatch" if two threads do that at once (gh-106905), and the threads of a worker import too.
+    """
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, path, target) if name.startswith("celery_durable.") else None
+
+
+sys.meta_path.insert(0, PlainImports())
 
 _NAME = f"durable_test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
 
