@@ -18,7 +18,7 @@ from tests.engine import invariants
 from tests.engine.world import World
 from tests.migration import states
 from tests.migration.dump import FOLDER, load, write
-from tests.migration.test_migrate import drop_all
+from tests.migration.tables import drop_all
 
 REVISIONS = sorted({path.name.partition("-")[0] for path in FOLDER.glob("*.sql")})
 

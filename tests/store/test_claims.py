@@ -1,9 +1,8 @@
-"""Who may work: claim, guard, renew, let go, end."""
+"""Claims: claim, guard, suspend, release, end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from celery_durable.errors import Superseded
 from celery_durable.model import (
     Claim,
-    DueRun,
     LogLevel,
     LogLine,
     OpenWait,
@@ -23,8 +21,7 @@ from celery_durable.model import (
     TaskSendingStep,
     WakeReason,
 )
-from celery_durable.store import claims, history, instances, items, leases, releases, run_events, run_logs, sweeps
-from celery_durable.store.leases import Renewal
+from celery_durable.store import claims, history, instances, items, releases, run_events, run_logs
 from tests.store.world import GRACE, LEASE, World, seconds, step
 
 # --- claim --------------------------------------------------------------------------------------
@@ -210,7 +207,7 @@ LATE_WRITES: dict[str, Callable[[World, Claim], Any]] = {
     "wait": lambda w, c: w.wait(c, "late"),
     "suspend": lambda w, c: w.suspend(c, OpenWait(w.now + seconds(9))),
     "release": lambda w, c: w.release(c),
-    "settle": lambda w, c: w.end_run(c, RunOutcome(Status.COMPLETE, output="1")),
+    "end": lambda w, c: w.end_run(c, RunOutcome(Status.COMPLETE, output="1")),
 }
 
 
@@ -235,34 +232,6 @@ def test_a_superseded_worker_changes_nothing(world: World, loss: str) -> None:
             late_write(world, slow)
         assert str(caught.value) == "order/o-1#1"
         assert world.read_all_rows() == before, name
-
-
-# --- renew --------------------------------------------------------------------------------------
-
-
-def _renew(world: World, *held: Claim) -> Renewal:
-    return world.store.transact(lambda tx: leases.renew(tx, held, lease=LEASE))
-
-
-def test_renewing_extends_the_leases_and_returns_the_claims_that_still_hold(world: World) -> None:
-    kept, ended, lost = (world.claim(world.create(f"o-{n}")) for n in range(3))
-    world.end_run(ended, RunOutcome(Status.COMPLETE, output="1"))
-    world.restart(lost.ref)
-    world.advance(10)
-    assert _renew(world, kept, ended, lost) == Renewal(renewed=frozenset({kept.token}), held=frozenset({kept.token}))
-    assert world.row(kept.ref).lease_until == world.now + LEASE
-    assert world.row(lost.ref).lease_until is None
-
-
-def test_renewing_leaves_version_and_crash_count_alone(world: World) -> None:
-    ref = world.create()
-    world.claim(ref)
-    world.advance(30)
-    claim = world.claim(ref)
-    before = world.row(ref)
-    _renew(world, claim)
-    after = world.row(ref)
-    assert (after.version, after.crash_count) == (before.version, 1)
 
 
 def test_is_held_is_true_until_the_claim_is_lost(world: World) -> None:
@@ -411,63 +380,3 @@ def test_the_start_of_a_run_is_recorded_once(world: World) -> None:
     world.end_run(second, RunOutcome(Status.COMPLETE, output="1"))
     run = world.store.read(lambda tx: history.read_run(tx, first.pk, 1))
     assert run.started_at == first.claimed_at
-
-
-# --- dead workers -------------------------------------------------------------------------------
-
-
-def _release_dead(world: World, ref: RunRef, task_id: str = "task-1") -> DueRun | None:
-    return world.store.transact(lambda tx: sweeps.release_dead_claim(tx, ref, task_id=task_id, grace=GRACE))
-
-
-def test_the_claim_of_a_dead_task_is_released_at_once_and_counts_a_crash(world: World) -> None:
-    ref = world.create(queue="slow")
-    world.claim(ref, by="task-1 host-1")
-    assert _release_dead(world, ref) == DueRun(ref, "slow")
-    row = world.row(ref)
-    assert (row.claim_token, row.claimed_by, row.lease_until, row.crash_count) == (None, None, None, 1)
-    assert (row.status, row.run_at, row.wake_reason) == (Status.ACTIVE, world.now, WakeReason.RETRY)
-    assert row.next_check_at == world.now + GRACE  # its message is on the way
-    assert world.sweep() == []
-    assert world.claim(ref).crash_count == 1
-
-
-def test_only_the_claim_of_the_dead_task_itself_is_released(world: World) -> None:
-    ref = world.create()
-    claim = world.claim(ref, by="task-10 host-1")
-    assert _release_dead(world, ref, "task-1") is None
-    assert world.row(ref).claim_token == claim.token
-
-
-def test_a_dead_task_that_had_released_its_claim_releases_nothing(world: World) -> None:
-    ref = world.create()
-    world.release(world.claim(ref))
-    before = world.read_all_rows()
-    assert _release_dead(world, ref) is None
-    assert world.read_all_rows() == before
-
-
-def test_a_dead_task_with_a_pause_request_leaves_its_instance_paused(world: World) -> None:
-    ref = world.create()
-    world.claim(ref)
-    world.pause(ref)
-    assert _release_dead(world, ref) is None
-    row = world.row(ref)
-    assert (row.status, row.next_check_at, row.pause_requested) == (Status.PAUSED, None, False)
-
-
-def test_repeated_crashes_delay_an_instance_longer(world: World) -> None:
-    ref = world.create()
-    for crash, rest in enumerate([0, 1, 2, 4], start=1):
-        world.claim(ref)
-        assert (_release_dead(world, ref) is not None) is (rest == 0)
-        row = world.row(ref)
-        looked_at = world.now + (seconds(rest) if rest else GRACE)
-        assert (row.crash_count, row.run_at, row.next_check_at) == (crash, world.now + seconds(rest), looked_at)
-        world.advance(rest)
-
-
-def test_the_delay_after_crashes_doubles_up_to_a_minute() -> None:
-    delays = [sweeps.crash_delay(count) // timedelta(seconds=1) for count in range(10)]
-    assert delays == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert sweeps.crash_delay(10**6) == timedelta(minutes=1)
