@@ -3,6 +3,19 @@
 A point in time is an aware UTC datetime. A duration is a timedelta.
 """
 
+from celery_durable.model.details import (
+    EXPORT_VERSION,
+    History,
+    HistoryPage,
+    InstanceDetails,
+    InstanceStatus,
+    InstanceSummary,
+    Page,
+    ParentStep,
+    Published,
+    RestartOrCreateResult,
+    Waiter,
+)
 from celery_durable.model.emissions import (
     Delivery,
     Emission,
@@ -16,24 +29,13 @@ from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_
 from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
-    EXPORT_VERSION,
     AuditRecord,
     Child,
     ErrorInfo,
     EventRecord,
-    History,
-    HistoryPage,
-    InstanceDetails,
-    InstanceStatus,
-    InstanceSummary,
     ItemCounts,
     LogRecord,
-    Page,
-    ParentStep,
-    Published,
-    RestartOrCreateResult,
     StepRecord,
-    Waiter,
 )
 from celery_durable.model.references import REFERENCE_HEADER, TaskReference
 from celery_durable.model.rows import (

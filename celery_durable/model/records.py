@@ -1,19 +1,12 @@
-"""The records that queries return: statuses, histories and pages."""
+"""What queries return about the steps, events, log lines and manual changes of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
-from celery_durable.model.rows import InstanceRow, Origin
-from celery_durable.model.states import WAITING_STEPS, LogLevel, Status, StepStatus, StepType
-
-T_co = TypeVar("T_co", covariant=True)
-
-EXPORT_VERSION = 1
-"""The version of the export format of a run."""
+from celery_durable.model.states import WAITING_STEPS, LogLevel, StepStatus, StepType
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,61 +20,6 @@ class ErrorInfo:
 
     name: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceStatus:
-    """The status of an instance.
-
-    Attributes:
-        status: The `Status`.
-        error: Why it failed; None unless it is errored.
-        output: What the workflow returned, as JSON data; None unless it is complete.
-    """
-
-    status: Status
-    error: ErrorInfo | None = None
-    output: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceSummary:
-    """An instance in a list.
-
-    Attributes:
-        id: The instance's id.
-        workflow: The workflow's name.
-        run_number: The number of the current run, from 1.
-        status: The `Status`.
-        error: Why it failed; None unless it is errored.
-        run_at: When it is due to start or to continue; None if no time is set.
-        created_at: When it was created.
-        updated_at: When it last changed.
-        labels: Its labels.
-    """
-
-    id: str
-    workflow: str
-    run_number: int
-    status: Status
-    error: ErrorInfo | None
-    run_at: datetime | None
-    created_at: datetime
-    updated_at: datetime
-    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T_co]):
-    """Some items of a list.
-
-    Attributes:
-        items: The items.
-        cursor: Pass it to get the next page. None on the last page.
-    """
-
-    items: tuple[T_co, ...]
-    cursor: str | None
 
 
 DisplayType = Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK, StepType.CHILD, StepType.MAP]
@@ -98,23 +36,6 @@ class Child:
 
     workflow: str
     instance_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ParentStep:
-    """The step of another instance that created an instance, with `Step.child`.
-
-    Attributes:
-        workflow: The name of the other instance's workflow.
-        instance_id: The other instance's id.
-        run_number: The number of its run, from 1.
-        step_key: The step's key.
-    """
-
-    workflow: str
-    instance_id: str
-    run_number: int
-    step_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,127 +197,3 @@ class AuditRecord:
     attempts_before: int
     error_before: ErrorInfo | None
     created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What happened in one run.
-
-    Attributes:
-        workflow: The workflow's name.
-        instance_id: The instance's id.
-        run_number: The number of the run, from 1.
-        status: The status of the instance during this run, with error or output.
-        params: The parameters as JSON data.
-        created_at: When the run was created.
-        started_at: When a worker first executed it; None if none has.
-        completed_at: When it ended; None if it has not.
-        reason: Why the run was started or terminated; None if no reason was given.
-        steps: In the order in which the workflow called them.
-        events: In the order of arrival.
-        origin: The run that this one continues; None if it started from the beginning.
-        audit: The manual changes to steps.
-        labels: The instance's labels now.
-        parent: The step that created the instance; None if no step did.
-    """
-
-    workflow: str
-    instance_id: str
-    run_number: int
-    status: InstanceStatus
-    params: Any
-    created_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    reason: str | None
-    steps: tuple[StepRecord, ...]
-    events: tuple[EventRecord, ...]
-    origin: Origin | None = None
-    audit: tuple[AuditRecord, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    parent: ParentStep | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RestartOrCreateResult:
-    """What `Workflow.restart_or_create` did.
-
-    Attributes:
-        outcome: "created", "restarted" or "unchanged".
-        instance_id: The instance's id.
-        run_number: The number of its current run, from 1.
-        status: Its status.
-    """
-
-    outcome: Literal["created", "restarted", "unchanged"]
-    instance_id: str
-    run_number: int
-    status: Status
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceDetails:
-    """An instance and its current run, without steps and events. ``params`` are the parameters of the current run.
-
-    ``tag`` is the version tag, as in `VersionedInstance`. ``current_step`` is the open step that is due first. If no
-    step is open, it is the last finished step, or else a planned step. It comes without its result.
-    """
-
-    instance: InstanceRow
-    tag: str
-    status: InstanceStatus
-    params: Any
-    started_at: datetime | None
-    completed_at: datetime | None
-    reason: str | None
-    current_step: StepRecord | None
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryPage:
-    """A run with one page of its steps, of its events and of its log lines.
-
-    If the query did not ask for them, ``logs`` is None and ``audit`` is empty.
-    """
-
-    run_number: int
-    status: InstanceStatus
-    params: Any
-    created_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    reason: str | None
-    steps: Page[StepRecord]
-    events: Page[EventRecord]
-    logs: Page[LogRecord] | None
-    origin: Origin | None = None
-    audit: tuple[AuditRecord, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    parent: ParentStep | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A value that a run published.
-
-    Attributes:
-        value: JSON data.
-        updated_at: When it was published.
-    """
-
-    value: Any
-    updated_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """An open wait for a topic. It times out at ``deadline``."""
-
-    workflow: str
-    instance_id: str
-    run_number: int
-    step: str
-    topic: str
-    opened_at: datetime
-    deadline: datetime
