@@ -118,3 +118,13 @@ class NotReplayed(HarnessError, AssertionError):
             f"Workflow {ref.workflow!r} does not follow what is recorded of run {ref.run_number} of instance "
             f"{ref.instance_id!r}:{lines}"
         )
+
+
+class WorkersNotStarted(HarnessError):
+    """A chaos run could not start one of its workers."""
+
+    code = "WORKERS_NOT_STARTED"
+
+    def __init__(self, last_log_line: str) -> None:
+        super().__init__(f"A worker could not be started. Its last log line: {last_log_line}")
+        self.last_log_line = last_log_line

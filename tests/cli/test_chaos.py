@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_durable.cli.commands.fault_injection import Messenger
 from celery_durable.model import DueRun, RunRef
 from celery_durable.tasks.publishing import PublishReport, SendState
+from celery_durable.testing.fault_injection import Messenger
 from tests.cli.conftest import Shop
 from tests.cli.test_processes import Folder
 from tests.services import BROKERS, missing

@@ -148,7 +148,6 @@ class _LocalWorker:
                         exc
                     ):  # like the worker, wait until the database is back
                         raise
-            self._durable.internals.stop_flag.set()  # running passes end at their next step boundary
             self._worker.stop()
             thread.join()
             self._print_updates(since)
@@ -167,6 +166,7 @@ class _LocalWorker:
         def handle_signal(*_: object) -> None:
             if self._stop.is_set():
                 os._exit(INTERRUPTED)  # bodies run on threads that Python would wait for
+            self._durable.internals.stop_flag.set()  # running passes end at their next step boundary
             self._stop.set()
             self._console.print_note("Stopping after the current steps. Press Ctrl-C again to stop at once.")
 

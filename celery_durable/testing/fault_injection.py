@@ -1,4 +1,4 @@
-"""The faults of `chaos`: it kills only workers that it started, and drops only messages of its own dispatcher."""
+"""The faults of a chaos run: it kills only workers that it started, and drops only messages of its own dispatcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXIT_SECONDS = 10.0
 
 
 class OwnWorker:
-    """A worker with one pool process, in its own process group, so that Ctrl-C reaches only `chaos`."""
+    """A worker with one pool process, in its own process group, so that Ctrl-C does not reach it."""
 
     def __init__(self, app: str | None, node: str, queues: Sequence[str], log: Path) -> None:
         self.node, self.log = node, log
@@ -39,10 +39,12 @@ class OwnWorker:
 
     @property
     def is_running(self) -> bool:
+        """Whether its process has not exited."""
         return self._process.poll() is None
 
     @property
     def is_ready(self) -> bool:
+        """Whether it takes messages."""
         return self.is_running and "ready." in self.read_log()
 
     def read_log(self) -> str:
@@ -107,7 +109,7 @@ def _proc_parents(proc: Path) -> list[tuple[int, int]]:
 
 
 class Messenger:
-    """The publisher of the dispatcher that `chaos` runs. It drops some messages and sends others twice."""
+    """The publisher of the dispatcher of a chaos run. It drops some messages and sends others twice."""
 
     def __init__(self, publisher: Publisher, rng: random.Random) -> None:
         self._publisher, self._rng = publisher, rng
