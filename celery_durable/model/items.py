@@ -51,6 +51,11 @@ class FailedItem:
         """Whether the attempt has timed out."""
         return self.answer is None
 
+    @property
+    def status(self) -> ItemStatus:
+        """The item's status when it was read. An attempt that has timed out still counts as sent."""
+        return ItemStatus.SENT if self.is_late else ItemStatus.FAILED
+
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:

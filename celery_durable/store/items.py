@@ -5,7 +5,8 @@ answered or a pass decides on it.
 
 Changes happen under the lock of the instance's row (see `task_answers`), except those of `lost_tasks`. A loss, a retry
 and a replacement change only ``loss_count`` and ``sent_at``, and lock the item's row alone. So a pass locks the items
-that it decides on.
+that it decides on. A write names the status and the attempt that its decision was made for. If the item has neither any
+more, the write has no effect.
 """
 
 from __future__ import annotations
@@ -115,27 +116,17 @@ def _select_ready(s: Store) -> Any:
 
 
 @statement
-def _update_item(s: Store) -> Any:
-    item = s.tables.item
-    return (
-        sa.update(item)
-        .where(*step_conditions(s), item.c.position == param("position", sa.Integer))
-        .values(
-            status=param("new_status", sa.String),
-            attempts=param("new_attempts", sa.Integer),
-            due_at=param("new_due_us", sa.BigInteger),
-            answer=param("new_answer", sa.Text),
-        )
-    )
-
-
-@statement
 def _mark_sent(s: Store) -> Any:
     item = s.tables.item
     new: dict[str, Any] = {name: param(name, column.type) for name, column in _sent_columns(item).items()}
     return (
         sa.update(item)
-        .where(*step_conditions(s), item.c.position == param("position", sa.Integer))
+        .where(
+            *step_conditions(s),
+            item.c.position == param("position", sa.Integer),
+            _has_status(s, ItemStatus.PENDING),
+            item.c.attempts == param("attempts", sa.Integer) - 1,
+        )
         .values(new | _NEW_ATTEMPT_VALUES)
     )
 
@@ -218,20 +209,6 @@ def _delete_task_item(s: Store) -> Any:
     return sa.delete(s.tables.item).where(*step_conditions(s))
 
 
-def _update_parameters(
-    step: TaskSendingStep,
-    position: int,
-    status: ItemStatus,
-    *,
-    attempts: int,
-    due_at: datetime | None = None,
-    answer: str | None = None,
-) -> dict[str, Any]:
-    due_us = None if due_at is None else to_us(due_at)
-    new = {"new_status": status.value, "new_attempts": attempts, "new_due_us": due_us, "new_answer": answer}
-    return key_parameters(step) | {"position": position} | new
-
-
 # --- decide on failed items, in a pass ----------------------------------------------------------
 
 
@@ -297,23 +274,46 @@ def lock_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[F
     ]
 
 
-def apply_decisions(tx: Tx, step: TaskSendingStep, decisions: Sequence[RetryDecision]) -> None:
-    """Write these decisions. If a timed out task is still in the outbox, its message is deleted."""
-    marks = [
-        _update_parameters(
-            step,
-            each.item.position,
-            each.status,
-            attempts=each.item.attempts,
-            due_at=each.next_retry_at,
-            answer=each.answer,
+@statement
+def _apply_decision(s: Store) -> Any:
+    item = s.tables.item
+    return (
+        sa.update(item)
+        .where(
+            *step_conditions(s),
+            item.c.position == param("position", sa.Integer),
+            item.c.status == param("old_status", sa.String),
+            item.c.attempts == param("attempt", sa.Integer),
         )
-        for each in decisions
-    ]
-    tx.run_many(_update_item, marks)
+        .values(
+            status=param("new_status", sa.String),
+            due_at=param("new_due_us", sa.BigInteger),
+            answer=param("new_answer", sa.Text),
+        )
+    )
+
+
+def apply_decisions(tx: Tx, step: TaskSendingStep, decisions: Sequence[RetryDecision]) -> None:
+    """Write these decisions, each only if its item is still as `lock_failed_items` has returned it.
+
+    If a timed out task is still in the outbox, its message is deleted.
+    """
+    tx.run_many(_apply_decision, [key_parameters(step) | _decision_parameters(each) for each in decisions])
     late = [each.item for each in decisions if each.item.is_late]
     refs = [ItemRef(step.pk, step.step_key, each.position, each.attempts) for each in late]
     outbox.delete(tx, [task_id(ref.type, step.pk, step.run_number) for ref in refs])
+
+
+def _decision_parameters(decision: RetryDecision) -> dict[str, Any]:
+    item, next_retry_at = decision.item, decision.next_retry_at
+    return {
+        "position": item.position,
+        "old_status": item.status.value,
+        "attempt": item.attempts,
+        "new_status": decision.status.value,
+        "new_due_us": None if next_retry_at is None else to_us(next_retry_at),
+        "new_answer": decision.answer,
+    }
 
 
 # --- read ---------------------------------------------------------------------------------------
