@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import pytest
 import sqlalchemy as sa
 
 from celery_durable import (
@@ -26,7 +27,7 @@ from celery_durable import (
 from celery_durable.model import StepRecord
 from celery_durable.testing.runtime import HarnessRuntime
 from tests.engine.lines import Line
-from tests.engine.world import FlowControl, Instance, World, insert_name, ledger
+from tests.engine.world import FlowControl, Instance, SerializationFailure, World, insert_name, ledger
 
 T = TypeVar("T")
 DELAY = 10
@@ -43,6 +44,25 @@ class ByKind(Generic[T]):
 
 def expect(value: T | ByKind[T], kind: str) -> T:
     return getattr(value, kind) if isinstance(value, ByKind) else value
+
+
+RETRIED = ByKind("waiting", "READY")
+FAILED = ByKind("errored", "DEAD")
+COMPLETED = ByKind("completed", "DONE")
+UNTOUCHED = ByKind(None, "READY")  # a step of a function has no row before an attempt is recorded
+UNKNOWN = ByKind(None, "RUNNING")  # the worker of the attempt has recorded nothing since
+LOST = sa.exc.OperationalError("UPDATE ...", {}, SerializationFailure("could not serialize access"))
+
+kinds = pytest.mark.parametrize("kind", ["function", "linear"])
+
+
+def on(**uses_of: list[str]) -> Any:
+    """Run a test on these databases, with these ways of writing on each."""
+    pairs = [(database, use) for database, each in uses_of.items() for use in each]
+    return pytest.mark.parametrize(("database", "use"), pairs, indirect=["database"])
+
+
+everywhere = on(sqlite=["nothing", "mutate", "session"], postgresql=["nothing", "session"], mariadb=["session"])
 
 
 @dataclass(frozen=True)
@@ -192,22 +212,30 @@ class Bench:
             system: The engine's own log lines.
         """
         step = next((step for step in self.instance.steps() if step.name == "book"), None)
-        assert self.calls == expect(calls, self.kind)
-        assert (None if step is None else str(step.status)) == expect(status, self.kind)
-        if step is not None:
-            recorded = None if step.error is None else f"{step.error.name}: {step.error.message}"
-            assert (step.attempts, recorded) == (expect(attempts, self.kind), expect(error, self.kind))
-        lines, expected_rows = self.instance.logs(), self._written(committed)
-        assert [row.attempt for row in self.world.rows(sa.select(ledger.c.attempt))] == expected_rows
-        assert [task.content["args"][0] for task in self.world.sent] == (
-            expected_rows if sent is None else self._written(sent)
-        )
-        assert self.world.names() == [
-            f"failed at {number}" for number in self._written(() if undone is None else [undone])
-        ]
-        own = [f"attempt {number}" for number in self._written(calls if logged is None else logged)]
-        assert [line.message for line in lines if line.category != "system"] == own
-        assert [line.message for line in lines if line.category == "system"] == list(expect(system, self.kind))
+        logs = self.instance.logs()
+        found: dict[str, Any] = {
+            "calls": self.calls,
+            "status": None if step is None else str(step.status),
+            "attempts": None if step is None else step.attempts,
+            "error": None if step is None or step.error is None else f"{step.error.name}: {step.error.message}",
+            "committed": [row.attempt for row in self.world.rows(sa.select(ledger.c.attempt))],
+            "sent": [task.content["args"][0] for task in self.world.sent],
+            "undone": self.world.names(),
+            "logged": [line.message for line in logs if line.category != "system"],
+            "system": [line.message for line in logs if line.category == "system"],
+        }
+        expected = {
+            "calls": list(expect(calls, self.kind)),
+            "status": expect(status, self.kind),
+            "attempts": None if step is None else expect(attempts, self.kind),
+            "error": None if step is None else expect(error, self.kind),
+            "committed": self._written(committed),
+            "sent": self._written(committed if sent is None else sent),
+            "undone": [f"failed at {number}" for number in self._written([] if undone is None else [undone])],
+            "logged": [f"attempt {number}" for number in self._written(calls if logged is None else logged)],
+            "system": list(expect(system, self.kind)),
+        }
+        assert found == expected, f"{found} instead of {expected}"
 
     def _written(self, attempts: Any) -> list[int]:
         return [] if self.use == "nothing" else list(expect(attempts, self.kind))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine import invariants
+from tests.engine.attempts import Bench
 from tests.engine.world import World
 
 
@@ -38,3 +39,17 @@ def make_world(store_url: str) -> Iterator[Callable[..., World]]:
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
     return make_world()
+
+
+@pytest.fixture
+def make_bench(world: World) -> Iterator[Callable[..., Bench]]:
+    """A workflow of either kind whose body does what the test says; see `Bench`."""
+    benches: list[Bench] = []
+
+    def make(*args: Any, **options: Any) -> Bench:
+        benches.append(Bench(world, *args, **options))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.finish()

@@ -6,7 +6,8 @@ differ: the row of a linear step exists before its first attempt, and counts onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,62 +19,37 @@ from celery.exceptions import Retry as CeleryRetry
 from celery_durable import Dead, NonRetryableError, Retry, Waiting
 from celery_durable.errors import Suspend
 from tests.engine.attempts import (
+    COMPLETED,
     DELAY,
+    FAILED,
+    LOST,
+    RETRIED,
     Act,
-    Bench,
     ByKind,
     Call,
     catches_the_timeout,
+    everywhere,
+    kinds,
     mutates,
+    on,
     raises,
     returns,
     sleeps,
     waits,
+    works,
     writes_late,
 )
 from tests.engine.world import World, insert_name
+from tests.store.lost_connections import cut_commit
 
 # The timer may go off in the garbage collector's callback that hypothesis installs: Python drops what it raises there,
 # and the timer goes off again a second later.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <function gc_cumulative_time")
 
-LEASE = timedelta(seconds=31)
-RETRIED = ByKind("waiting", "READY")
-FAILED = ByKind("errored", "DEAD")
-COMPLETED = ByKind("completed", "DONE")
-UNTOUCHED = ByKind(None, "READY")  # a step of a function has no row before an attempt is recorded
-UNKNOWN = ByKind(None, "RUNNING")  # the worker of the attempt has recorded nothing since
-SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
-
-kinds = pytest.mark.parametrize("kind", ["function", "linear"])
-uses = pytest.mark.parametrize("use", ["nothing", "mutate", "session"])
-
-
-def on(**uses_of: list[str]) -> Any:
-    """Run a test on these databases, with these ways of writing on each."""
-    pairs = [(database, use) for database, each in uses_of.items() for use in each]
-    return pytest.mark.parametrize(("database", "use"), pairs, indirect=["database"])
-
-
-everywhere = on(sqlite=["nothing", "mutate", "session"], postgresql=["nothing", "session"], mariadb=["session"])
-
 
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
     return make_world(max_payload_bytes=1_000)
-
-
-@pytest.fixture
-def make_bench(world: World) -> Iterator[Callable[..., Bench]]:
-    benches: list[Bench] = []
-
-    def make(*args: Any, **options: Any) -> Bench:
-        benches.append(Bench(world, *args, **options))
-        return benches[-1]
-
-    yield make
-    for bench in benches:
-        bench.finish()
 
 
 @everywhere
@@ -226,3 +202,86 @@ def test_an_attempt_that_overstays_its_timeout_has_failed_whatever_its_body_does
     bench.world.run_after(DELAY)
     bench.finish()
     bench.check(calls=[1, 2], status=COMPLETED, attempts=ByKind(2, 1), committed=[2])
+
+
+# --- transactions that the database lost ----------------------------------------------------------
+
+
+LOST_LINE = f"The transaction of step 'book' was lost: {LOST}"
+
+
+def loses_its_commit(call: Call) -> None:
+    """The commit of the first call of a body is refused, and the next one is not."""
+    refusals = [LOST] if len(call.bench.calls) == 1 else []
+
+    def refuse(_: object) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    call.tx.mutate(refuse)
+
+
+@on(sqlite=["session"], postgresql=["session"], mariadb=["session"])
+@kinds
+@pytest.mark.parametrize("act", [raises(LOST), loses_its_commit], ids=["in the body", "at the commit"])
+def test_a_body_whose_transaction_was_lost_runs_again_as_the_same_attempt(
+    make_bench: Any, kind: str, use: str, act: Act
+) -> None:
+    bench = make_bench(kind, use, act)
+    assert bench.advance() == "complete"
+    attempts = ByKind(1, 0)
+    bench.check(calls=[1, 1], status=COMPLETED, attempts=attempts, committed=[1], logged=[1], system=[LOST_LINE])
+
+
+@on(sqlite=["session"], postgresql=["session"], mariadb=["session"])
+@kinds
+def test_an_attempt_whose_transaction_was_lost_every_time_has_failed(make_bench: Any, kind: str, use: str) -> None:
+    bench = make_bench(kind, use, *[raises(LOST)] * 8)
+    error = f"StepTransactionLost: the step's transaction was lost 4 times, at last by: {LOST}"
+    bench.advance()
+    # A function logs the last loss, too, which is also the step's error.
+    lines = ByKind([LOST_LINE] * 4, [LOST_LINE] * 3)
+    bench.check(calls=[1] * 4, status=RETRIED, attempts=1, error=error, logged=[1], system=lines)
+    bench.world.advance(DELAY)
+    assert bench.advance() == "errored: StepTransactionLost"
+    lines = ByKind([LOST_LINE] * 8, [LOST_LINE] * 6)
+    calls = [1] * 4 + [2] * 4
+    bench.check(calls=calls, status=FAILED, attempts=2, error=error, undone=2, logged=[1, 2], system=lines)
+
+
+@on(sqlite=["nothing", "mutate"], postgresql=["nothing", "mutate"])
+@kinds
+def test_without_a_session_an_error_of_a_database_is_a_failed_attempt(make_bench: Any, kind: str, use: str) -> None:
+    bench = make_bench(kind, use, raises(LOST))
+    bench.advance()
+    bench.check(calls=[1], status=RETRIED, attempts=1, error=f"OperationalError: {LOST}")
+
+
+@on(sqlite=["nothing", "mutate"], postgresql=["nothing", "mutate"])
+@kinds
+def test_without_a_session_a_commit_that_was_lost_is_repeated_without_the_body(
+    make_bench: Any, kind: str, use: str
+) -> None:
+    bench = make_bench(kind, use, loses_its_commit)
+    assert bench.advance() == "complete"
+    bench.check(calls=[1], status=COMPLETED, attempts=ByKind(1, 0), committed=[1])
+
+
+@on(postgresql=["nothing", "mutate", "session"], mariadb=["session"])
+@kinds
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_commit_in_doubt_is_looked_up(make_bench: Any, kind: str, use: str, when: str) -> None:
+    """The connection is lost before, or after the server commits."""
+    with ExitStack() as stack:
+
+        def cut(call: Call) -> str:
+            stack.enter_context(cut_commit(call.bench.world.worker.store, when=when))
+            return works(call)
+
+        bench = make_bench(kind, use, cut)
+        assert bench.advance() == "complete"
+    calls = [1, 1] if (use, when) == ("session", "before") else [1]
+    bench.world.run_after(DELAY)  # whose messages are in doubt, too, are sent from the outbox
+    lines = [line.message for line in bench.instance.logs() if line.category == "system"]
+    assert [line.partition(": ")[0] for line in lines] == ["The transaction of step 'book' was lost"] * (len(calls) - 1)
+    bench.check(calls=calls, status=COMPLETED, attempts=ByKind(1, 0), committed=[1], logged=[1], system=lines)
