@@ -1,0 +1,52 @@
+"""What the definitions of all workflows have in common: name, queue, types, limits and hooks."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import ClassVar
+
+from celery_durable.model import RunPlan, WorkflowKind
+from celery_durable.values import UNSET, Codec, CompletionHooks, Duration, StepPolicy, parse_duration
+
+_MIN_DURATION = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition(abc.ABC):
+    """A workflow that is registered under a name.
+
+    ``queue``: None for the app's. ``retention``: how long an ended instance is kept, None for forever, UNSET for the
+    app's. ``max_run_duration``, ``max_suspend_duration``: how long a run, and a single suspension, may take. None is
+    for no limit; linear workflows have none. ``hooks``: the tasks to send when a run has ended.
+    """
+
+    name: str
+    queue: str | None
+    params: Codec
+    output: Codec
+    retention: timedelta | None = UNSET
+    max_run_duration: timedelta | None = None
+    max_suspend_duration: timedelta | None = None
+    hooks: CompletionHooks = field(default_factory=CompletionHooks)
+    kind: ClassVar[WorkflowKind]
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether its runs have a limit on their duration or on a suspension."""
+        return self.max_run_duration is not None or self.max_suspend_duration is not None
+
+    @property
+    @abc.abstractmethod
+    def source_location(self) -> str:
+        """Where the code is defined, for people. It also tells two workflows of the same name apart."""
+
+    @abc.abstractmethod
+    def plan(self, policy: StepPolicy) -> RunPlan:
+        """The rows with which its runs start; ``policy``: the app's default policy of a step."""
+
+
+def parse_optional_duration(duration: Duration | None) -> timedelta | None:
+    """Parse a duration of at least a second; None stays None."""
+    return None if duration is None else parse_duration(duration, minimum=_MIN_DURATION)

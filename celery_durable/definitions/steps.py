@@ -1,0 +1,127 @@
+"""What the engine needs to know of a step's function: its name, its defaults, the type of its result."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from celery_durable.definitions.annotations import (
+    build_resolved_codec,
+    is_async,
+    resolve_annotation,
+    resolve_annotation_or_warn,
+)
+from celery_durable.errors import AsyncNotSupported, DefinitionInvalid
+from celery_durable.values import UNSET, Codec, Duration, Retries, StepConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STEP_CONFIG = "__durable_step__"
+
+
+@overload
+def durable_step(fn: F, /) -> F: ...
+@overload
+def durable_step(
+    *, retries: Retries | int | None = UNSET, timeout: Duration | None = UNSET, repeat: bool = UNSET
+) -> Callable[[F], F]: ...
+def durable_step(
+    fn: Any = None,
+    /,
+    *,
+    retries: Retries | int | None = UNSET,
+    timeout: Duration | None = UNSET,
+    repeat: bool = UNSET,
+) -> Any:
+    """Give a function step defaults where it is defined. It can still be called as before."""
+    config = StepConfig(retries=retries, timeout=timeout, repeat=repeat)
+
+    def mark(fn: F) -> F:
+        if is_async(fn):
+            raise AsyncNotSupported("Step", getattr(fn, "__qualname__", repr(fn)))
+        if inspect.isroutine(fn) and not isinstance(return_type := resolve_annotation(fn, "return"), str):
+            build_resolved_codec(return_type, _describe_return_type(fn))
+        setattr(fn, _STEP_CONFIG, config)
+        return fn
+
+    return mark if fn is None else mark(fn)
+
+
+def _describe_return_type(fn: Any) -> str:
+    return f"The return type of step function {getattr(fn, '__qualname__', fn)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFunction:
+    """What the engine needs to know about a step's callable."""
+
+    name: str | None
+    wants_tx: bool
+    config: StepConfig | None
+    result: Codec
+
+
+_step_functions: weakref.WeakKeyDictionary[Callable[..., Any], StepFunction] = weakref.WeakKeyDictionary()
+
+
+def describe_step(fn: Callable[..., Any]) -> StepFunction:
+    """Inspect a step's callable and cache the result; raises AsyncNotSupported and DefinitionInvalid."""
+    try:
+        found = _step_functions.get(fn)
+    except TypeError:  # unhashable, or without weak references, such as a bound method of a slotted object
+        return _describe(fn)
+    if found is None:
+        found = _step_functions[fn] = _describe(fn)
+    return found
+
+
+def _describe(fn: Callable[..., Any]) -> StepFunction:
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    code: Callable[..., Any] = inner if inspect.isroutine(inner) else type(inner).__call__
+    name = getattr(inner, "__name__", None)
+    if is_async(code):
+        raise AsyncNotSupported("Step", name or repr(inner))
+    if inspect.isclass(inner):
+        code, result = inner.__init__, inner
+    else:
+        result = resolve_annotation_or_warn(code, "return")
+    return StepFunction(
+        name=None if name == "<lambda>" else name,
+        wants_tx=_wants_tx(fn, code),
+        config=getattr(inner, _STEP_CONFIG, None),
+        result=_result_codec(inner, result),
+    )
+
+
+def _result_codec(inner: Any, result: Any) -> Codec:
+    # The codec must not refer to the callable itself, which would keep its own weak cache entry alive.
+    codec = Codec.for_stored_values(lambda: result, what=_describe_return_type(inner))
+    try:
+        _ = codec.is_typed  # resolve the type now, before a body runs whose result could not be recorded
+    except DefinitionInvalid:
+        if not inspect.isclass(inner):
+            raise
+        return Codec()  # a class used as a step declares no result type; an instance that is not JSON data is refused
+    return codec
+
+
+def _wants_tx(fn: Callable[..., Any], code: Callable[..., Any]) -> bool:
+    """Whether the first parameter is annotated with StepTx, or is named tx and has no annotation."""
+    try:
+        first = next(iter(inspect.signature(fn).parameters.values()), None)
+    except (ValueError, TypeError):  # builtins without a signature
+        return False
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return False
+    if first.annotation is first.empty:
+        return first.name == "tx"
+    annotation = resolve_annotation(code, first.name)
+    if isinstance(annotation, str):  # a name that only type checkers import
+        return annotation.rpartition(".")[2].strip("\"' ") == "StepTx"
+    return getattr(annotation, "__durable_tx__", False) is True

@@ -1,0 +1,122 @@
+"""Workflows that are functions: their options, and the checks when one is defined."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from celery_durable.definitions.annotations import is_async, resolve_annotation, resolve_annotation_or_warn
+from celery_durable.definitions.definition import Definition, parse_optional_duration
+from celery_durable.errors import AsyncNotSupported, DefinitionInvalid
+from celery_durable.model import RunPlan, WorkflowEvent, WorkflowKind
+from celery_durable.values import (
+    UNSET,
+    Codec,
+    CompletionHooks,
+    Duration,
+    StepConfig,
+    StepPolicy,
+    check_identifier,
+    check_text_name,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowDefinition(Definition):
+    """A workflow that is a function: its code, types and defaults."""
+
+    fn: Callable[..., Any]
+    step_defaults: StepConfig | None
+    max_steps: int | None
+    kind = WorkflowKind.REPLAY
+
+    @property
+    def source_location(self) -> str:
+        return f"{self.fn.__module__}.{self.fn.__qualname__}"
+
+    def plan(self, policy: StepPolicy) -> RunPlan:  # noqa: ARG002  # its steps are what the function calls
+        return RunPlan()
+
+
+class WorkflowOptions(TypedDict, total=False):
+    """The options of the decorators and of `define`; `durable_workflow` documents them."""
+
+    name: str | None
+    queue: str | None
+    step_defaults: StepConfig | None
+    max_steps: int | None
+    retention: Duration | None
+    max_run_duration: Duration | None
+    max_suspend_duration: Duration | None
+    on_complete: Any
+    on_failure: Any
+
+
+def define(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    queue: str | None = None,
+    step_defaults: StepConfig | None = None,
+    max_steps: int | None = None,
+    retention: Duration | None = UNSET,
+    max_run_duration: Duration | None = None,
+    max_suspend_duration: Duration | None = None,
+    on_complete: Any = None,
+    on_failure: Any = None,
+) -> WorkflowDefinition:
+    """Check a workflow function, ``fn(event: WorkflowEvent[P], step: Step) -> R``, and return its definition.
+
+    Raises DefinitionInvalid, and AsyncNotSupported for a coroutine function.
+    """
+    if not inspect.isfunction(fn):
+        raise DefinitionInvalid(f"{fn!r} cannot be a workflow: decorate a plain function.")
+    if is_async(fn):
+        raise AsyncNotSupported("Workflow", fn.__qualname__)
+    if inspect.isgeneratorfunction(fn):
+        raise DefinitionInvalid(f"Workflow function {fn.__qualname__} contains a yield: return its result instead.")
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise DefinitionInvalid(
+            f"Workflow function {fn.__qualname__} must take two parameters: "
+            "def fn(event: WorkflowEvent[Params], step: Step)."
+        ) from None
+    if max_steps is not None and max_steps < 1:
+        raise DefinitionInvalid(f"max_steps={max_steps} of {fn.__qualname__} must be at least 1.")
+    first = next(iter(signature.parameters))
+    params = Codec.for_stored_values(
+        lambda: _payload_type(resolve_annotation_or_warn(fn, first)),
+        what=f"The parameter type of workflow {fn.__qualname__}",
+    )
+    output = Codec.for_stored_values(
+        lambda: resolve_annotation_or_warn(fn, "return"), what=f"The return type of workflow {fn.__qualname__}"
+    )
+    # A type that cannot be resolved yet is resolved when it is needed: the module may define it below the workflow.
+    if not isinstance(params_type := resolve_annotation(fn, first), str):
+        params.resolve_type(_payload_type(params_type))
+    if not isinstance(return_type := resolve_annotation(fn, "return"), str):
+        output.resolve_type(return_type)
+    return WorkflowDefinition(
+        name=check_identifier("Workflow name", fn.__name__ if name is None else name, 255),
+        fn=fn,
+        queue=None if queue is None else check_text_name("Queue", queue, 255),
+        step_defaults=step_defaults,
+        max_steps=max_steps,
+        params=params,
+        output=output,
+        retention=retention if retention is UNSET else parse_optional_duration(retention),
+        max_run_duration=parse_optional_duration(max_run_duration),
+        max_suspend_duration=parse_optional_duration(max_suspend_duration),
+        hooks=CompletionHooks.read(fn.__qualname__, on_complete=on_complete, on_failure=on_failure),
+    )
+
+
+def _payload_type(annotation: Any) -> Any:
+    if typing.get_origin(annotation) is WorkflowEvent:
+        return typing.get_args(annotation)[0]
+    return None
