@@ -14,49 +14,25 @@ from sqlalchemy.orm import Session
 from celery_durable import values
 from celery_durable.definitions import Definition, WorkflowDefinition
 from celery_durable.errors import DefinitionInvalid, ResultTimeout, WorkflowFailed
-from celery_durable.explain import Diagnosis
+from celery_durable.handles.host import Host
+from celery_durable.handles.instance_handle import InstanceHandle
 from celery_durable.model import (
     TERMINAL,
     CreateOptions,
-    History,
     IfExists,
     InstanceStatus,
     InstanceSummary,
-    LogLevel,
-    LogRecord,
     Page,
-    Published,
     RestartOrCreateResult,
     Status,
     WorkflowEvent,
 )
 from celery_durable.operations import Operations
-from celery_durable.runtime import Runtime
 from celery_durable.step import Step
 
 P = TypeVar("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-
-class HostInternals(Protocol):
-    """The parts of a `Durable` that handles use."""
-
-    @property
-    def operations(self) -> Operations:
-        """Creates, reads and changes instances."""
-
-    @property
-    def runtime(self) -> Runtime:
-        """The clock."""
-
-
-class Host(Protocol):
-    """The `Durable` through which a handle acts."""
-
-    @property
-    def internals(self) -> HostInternals:
-        """Its parts."""
 
 
 class Workflow(Generic[P, R]):
@@ -311,7 +287,7 @@ class Workflow(Generic[P, R]):
         return await asyncio.to_thread(lambda: self.list(status=status, cursor=cursor, limit=limit, labels=labels))
 
 
-class WorkflowInstance(Generic[R_co]):
+class WorkflowInstance(InstanceHandle, Generic[R_co]):
     """The handle of an instance. It holds no state: every call reads or changes the database.
 
     Every method raises InstanceNotFound if the instance does not exist, or was deleted.
@@ -322,7 +298,8 @@ class WorkflowInstance(Generic[R_co]):
     """
 
     def __init__(self, workflow: Workflow[Any, R_co], id: str) -> None:
-        self.workflow, self.id = workflow, id
+        super().__init__(workflow.name, id)
+        self.workflow = workflow
 
     def __repr__(self) -> str:
         return f"<WorkflowInstance {self.workflow.name}/{self.id}>"
@@ -376,61 +353,6 @@ class WorkflowInstance(Generic[R_co]):
         output: R_co = self.workflow.definition.output.decode(json.dumps(status.output))
         return output
 
-    def pause(self) -> None:
-        """Pause the instance at the next step boundary. Timers and deadlines keep running.
-
-        Raises:
-            InstanceTerminal: It has ended.
-        """
-        self._operations.lifecycle.pause(self.workflow.name, self.id)
-
-    def resume(self) -> None:
-        """Resume a paused instance, or withdraw a pause that has not taken effect. Otherwise nothing happens."""
-        self._operations.lifecycle.resume(self.workflow.name, self.id)
-
-    def terminate(self, reason: str | None = None) -> None:
-        """End the instance now, without a result. Nothing more of it is recorded.
-
-        Args:
-            reason: Why, for the history; cut to 2048 characters.
-
-        Raises:
-            InstanceTerminal: It has ended already.
-        """
-        self._operations.lifecycle.terminate(self.workflow.name, self.id, reason=reason)
-
-    def restart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
-        """Start a new run with the same parameters, from any status. Earlier runs stay readable.
-
-        Args:
-            from_step: Keep the results of the steps that ended before this step was called, and all events. The key
-                of a step is its name, unless it is repeated. None: run every step again.
-            reason: Why, for the history; cut to 2048 characters.
-
-        Returns:
-            The number of the new run.
-
-        Raises:
-            StepNotFound: The current run has no step with this name.
-            WorkflowNotFound: A linear workflow is not registered in this process.
-            ValueRefused: ``from_step`` is a step that a linear run has not reached.
-        """
-        return self._operations.rewind.restart(self.workflow.name, self.id, from_step=from_step, reason=reason)
-
-    def retry(self, *, reason: str | None = None) -> int:
-        """Retry the failed step, in a new run that keeps all earlier results. The step gets new attempts.
-
-        Args:
-            reason: Why, for the history; cut to 2048 characters.
-
-        Returns:
-            The number of the new run.
-
-        Raises:
-            InstanceNotErrored: The instance has not failed.
-        """
-        return self._operations.rewind.retry(self.workflow.name, self.id, reason=reason)
-
     def fork(self, step: str, *, id: str | None = None) -> Self:
         """Create another instance that continues from before a step of the current run. This instance is not changed.
 
@@ -451,125 +373,6 @@ class WorkflowInstance(Generic[R_co]):
         """
         return type(self)(self.workflow, self._operations.rewind.fork(self.workflow.name, self.id, step, id=id))
 
-    def set_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
-        """Complete a step by hand.
-
-        An open step is completed in the current run. A step that failed the instance is completed in a new run, as
-        in `retry`.
-
-        Args:
-            step: The step, as in `restart`.
-            value: The step's result, JSON data. For a wait, the payload of its event.
-            by: Your name, for `History.audit`.
-            reason: Why, for `History.audit`; cut to 2048 characters.
-
-        Returns:
-            The number of the run that continues.
-
-        Raises:
-            StepNotFound: The current run has no step with this name.
-            StepNotOpen: The step has ended without failing the instance.
-            InstanceTerminal: The instance is complete or terminated.
-            NotSerializable: ``value`` has no JSON form.
-            PayloadTooLarge: ``value`` is larger than ``durable_max_payload_bytes``.
-            ValueRefused: The step is a sleep; `skip` ends it.
-        """
-        return self._operations.interventions.set_result(self.workflow.name, self.id, step, value, by=by, reason=reason)
-
-    def skip(self, step: str, *, by: str, reason: str | None = None) -> int:
-        """Complete a step by hand with the result None. A sleep ends at once.
-
-        Args:
-            step: The step, as in `restart`.
-            by: Your name, for `History.audit`.
-            reason: Why, for `History.audit`; cut to 2048 characters.
-
-        Returns:
-            The number of the run that continues.
-
-        Raises:
-            StepNotFound: The current run has no step with this name.
-            StepNotOpen: The step has ended without failing the instance.
-            InstanceTerminal: The instance is complete or terminated.
-        """
-        return self._operations.interventions.skip(self.workflow.name, self.id, step, by=by, reason=reason)
-
-    def send_event(
-        self,
-        event_type: str,
-        payload: Any = None,
-        *,
-        id: str | None = None,
-        session: Session | None = None,
-    ) -> bool:
-        """Send an event to this instance.
-
-        The event is stored until a wait for its type consumes it, so it may be sent early.
-
-        Args:
-            event_type: 1 to 100 of the characters ``a-z A-Z 0-9 _ -``, as in `Step.wait_for_event`.
-            payload: JSON data of up to 1 MiB.
-            id: Makes sending idempotent: a second event with this id is ignored in the same run.
-            session: Send it in the transaction of this SQLAlchemy session. You commit.
-
-        Returns:
-            False if an event with this id had been accepted before.
-
-        Raises:
-            InstanceNotFound: The instance does not exist.
-            InstanceTerminal: The instance has ended, and this event is new.
-            InvalidEventType: The type breaks the rules.
-            NotSerializable: ``payload`` has no JSON form.
-            PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
-            StoreMismatch: ``session`` belongs to another database.
-        """
-        return self._operations.events.send(self.workflow.name, self.id, event_type, payload, id=id, session=session)
-
-    def explain(self) -> Diagnosis:
-        """Explain why the instance is where it is, and what you can do about it.
-
-        Returns:
-            A code, a sentence for people, the facts behind it, and commands to run.
-        """
-        return self._operations.queries.explain(self.workflow.name, self.id)
-
-    def history(self, run: int | None = None) -> History:
-        """Return the steps and the events of a run.
-
-        Args:
-            run: The number of the run, from 1. None: the current one.
-
-        Raises:
-            RunNotFound: There is no such run.
-        """
-        return self._operations.history.read(self.workflow.name, self.id, run=run)
-
-    def logs(
-        self,
-        *,
-        run: int | None = None,
-        after_id: int = 0,
-        limit: int = 1000,
-        levels: Sequence[LogLevel] | None = None,
-        category: str | None = None,
-    ) -> list[LogRecord]:
-        """Return log lines of a run, in order.
-
-        Args:
-            run: The number of the run, from 1. None: the current one.
-            after_id: Return lines after the one with this ``id``. 0: from the first line.
-            limit: The maximum number of lines.
-            levels: Only lines with one of these levels. None: all.
-            category: Only lines of this category. None: all.
-        """
-        return self._operations.history.logs(
-            self.workflow.name, self.id, run=run, after_id=after_id, limit=limit, levels=levels, category=category
-        )
-
-    def published(self) -> dict[str, Published]:
-        """Return what the current run has published with `Step.publish`, by key, also after its end."""
-        return self._operations.history.published(self.workflow.name, self.id)
-
     # --- the same for async code: each call runs on a thread of the event loop's executor -------
 
     async def astatus(self) -> InstanceStatus:
@@ -580,67 +383,9 @@ class WorkflowInstance(Generic[R_co]):
         """`result` for async code. It occupies a thread of the event loop's executor while it waits."""
         return await asyncio.to_thread(self.result, timeout)
 
-    async def apause(self) -> None:
-        """`pause` for async code, on a thread."""
-        await asyncio.to_thread(self.pause)
-
-    async def aresume(self) -> None:
-        """`resume` for async code, on a thread."""
-        await asyncio.to_thread(self.resume)
-
-    async def aterminate(self, reason: str | None = None) -> None:
-        """`terminate` for async code, on a thread."""
-        await asyncio.to_thread(self.terminate, reason)
-
-    async def arestart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
-        """`restart` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.restart(from_step=from_step, reason=reason))
-
-    async def aretry(self, *, reason: str | None = None) -> int:
-        """`retry` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.retry(reason=reason))
-
     async def afork(self, step: str, *, id: str | None = None) -> Self:
         """`fork` for async code, on a thread."""
         return await asyncio.to_thread(lambda: self.fork(step, id=id))
-
-    async def aset_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
-        """`set_result` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.set_result(step, value, by=by, reason=reason))
-
-    async def askip(self, step: str, *, by: str, reason: str | None = None) -> int:
-        """`skip` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.skip(step, by=by, reason=reason))
-
-    async def asend_event(self, event_type: str, payload: Any = None, *, id: str | None = None) -> bool:
-        """`send_event` for async code, on a thread; without ``session``."""
-        return await asyncio.to_thread(lambda: self.send_event(event_type, payload, id=id))
-
-    async def aexplain(self) -> Diagnosis:
-        """`explain` for async code, on a thread."""
-        return await asyncio.to_thread(self.explain)
-
-    async def ahistory(self, run: int | None = None) -> History:
-        """`history` for async code, on a thread."""
-        return await asyncio.to_thread(self.history, run)
-
-    async def alogs(
-        self,
-        *,
-        run: int | None = None,
-        after_id: int = 0,
-        limit: int = 1000,
-        levels: Sequence[LogLevel] | None = None,
-        category: str | None = None,
-    ) -> list[LogRecord]:
-        """`logs` for async code, on a thread."""
-        return await asyncio.to_thread(
-            lambda: self.logs(run=run, after_id=after_id, limit=limit, levels=levels, category=category)
-        )
-
-    async def apublished(self) -> dict[str, Published]:
-        """`published` for async code, on a thread."""
-        return await asyncio.to_thread(self.published)
 
 
 class WorkflowDecorator(Protocol):
