@@ -18,7 +18,7 @@ from typing import Any
 import celery_durable
 from celery_durable.store.engine import Statement
 from celery_durable.testing import databases
-from tests.mutants.mutants import Edit, Mutant
+from tests.mutants.mutant import Edit, Mutant
 
 
 class DoesNotApply(Exception):

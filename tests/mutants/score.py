@@ -23,7 +23,8 @@ from itertools import chain, repeat
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.mutants import MUTANTS
 from tests.mutants.planting import plant
 
 SCHEDULES = 2_000

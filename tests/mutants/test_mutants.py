@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.mutants import MUTANTS
 from tests.mutants.planting import find, unknown_names
 
 QUICK = (

@@ -1,0 +1,193 @@
+"""Bugs in the passes of the runner, but for their commits: see `runner_commits`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import mutant
+
+_LINEAR_WAIT = "runner.linear_pass:LinearPass._start_wait"
+_LEASES = "tests/engine/test_leases.py::"
+
+MUTANTS = (
+    # --- since when, and for how long ---------------------------------------------------------------
+    mutant(
+        "a retried step is suspended since its first attempt",
+        ("runner.run_limits:find_waiting_start", "return max(times)", "return times[0]"),
+        caught_by="tests/engine/test_patience.py::"
+        "test_a_pass_between_two_attempts_measures_the_suspension_from_the_last_attempt[sqlite]",
+    ),
+    # --- ends and branches ----------------------------------------------------------------------
+    mutant(
+        "a gather runs finished siblings again",
+        (
+            "runner.replay:ReplayContext._advance",
+            "if execution.finished_row is not None:",
+            "if execution.finished_row is not None and may_suspend:",
+        ),
+        ("replay_state:ReplayState.decide_do", "row.is_finished", "row.is_finished and is_only_open"),
+    ),
+    mutant(
+        "a race leaves its losers open",
+        (
+            "runner.execution_context:ExecutionContext.build_race_writes",
+            "return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) "
+            "for branch in losers)]",
+            "return [race_write]",
+        ),
+    ),
+    # --- published values -----------------------------------------------------------------------
+    mutant(
+        "a replay publishes again",
+        ("runner.execution_context:ExecutionContext.publish", "elif not self.replay_state.is_replaying:", "else:"),
+        caught_by="tests/engine/test_publish.py::test_a_replay_never_puts_an_old_value_over_a_newer_one[sqlite]",
+    ),
+    # --- linear workflows -----------------------------------------------------------------------
+    mutant(
+        "an expired lease costs a linear step no attempt",
+        ("runner.linear_pass:LinearPass._recover_step", '"attempts": row.attempts + 1', '"attempts": row.attempts'),
+    ),
+    mutant(
+        "an event that came before a linear step waits is consumed for nothing",
+        (
+            _LINEAR_WAIT,
+            "return [replace(self._build_ready_write(row, event.seq), commit_id=waiting_write.commit_id)]",
+            "return [waiting_write]",
+        ),
+    ),
+    mutant(
+        "all linear steps are made ready at once",
+        (
+            "runner.linear_pass:LinearPass._complete_step",
+            "[done, self._build_write(next_row, StepStatus.READY, retry_in=_AT_ONCE)]",
+            "[done, *(self._build_write(each, StepStatus.READY, retry_in=_AT_ONCE) "
+            "for each in self._rows[row.seq + 1 :])]",
+        ),
+    ),
+    mutant(
+        "a linear step that waits again keeps its last event",
+        (_LINEAR_WAIT, "event_seq=None,", ""),
+        caught_by="tests/engine/test_linear.py::"
+        "test_a_step_that_waits_again_in_vain_is_called_without_its_last_event[sqlite]",
+    ),
+    mutant(
+        "a linear wait is over when it is next looked at",
+        ("runner.linear_pass:LinearPass._check_wait", "if due_at <= guard_result.now else []", "if True else []"),
+    ),
+    mutant(
+        "a linear step gets its event, which is not marked as consumed",
+        (
+            "runner.linear_pass:LinearPass._check_wait",
+            "run_events.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)",
+            "pass",
+        ),
+    ),
+    mutant(
+        "a linear retry does not wait",
+        (
+            "runner.linear_pass:LinearPass.run",
+            "row.next_retry_at is not None and row.next_retry_at > self._now",
+            "False",
+        ),
+        ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
+    ),
+    mutant(
+        "a linear step has one attempt more than it may",
+        (
+            "runner.linear_pass:LinearPass._is_last_attempt",
+            "row.attempts + 1 >= row.max_attempts",
+            "row.attempts >= row.max_attempts",
+        ),
+    ),
+    # --- steps that others do -------------------------------------------------------------------
+    mutant(
+        "a task that is to be sent again waits for the answer that it had",
+        ("runner.remote_steps:RemoteSteps._build_task_wait", "event_type=None,\n", "\n"),
+    ),
+    mutant(
+        "a task is sent once more than it may",
+        (
+            "runner.remote_steps:RemoteSteps._build_task_wait",
+            "row.attempts >= policy.max_attempts",
+            "row.attempts > policy.max_attempts",
+        ),
+    ),
+    mutant(
+        "all attempts of a task have the time of the first",
+        (
+            "runner.remote_steps:RemoteSteps._send_task",
+            "wake_in=timeout",
+            "wake_in=timeout if attempt == 1 else None, "
+            "wake_at=None if attempt == 1 else execution.entry.row.created_at + execution.policy.timeout",
+        ),
+    ),
+    mutant(
+        "the message of a task is not committed with its step",
+        (
+            "runner.remote_steps:RemoteSteps._send_task",
+            "step_commit.messages = [message]",
+            "self._context.env.send_messages([message])",
+        ),
+    ),
+    mutant(
+        "a retried step has the child that it had",
+        ("runner.remote_steps:RemoteSteps._create_child", "claim.pk, claim.ref.run_number)", "claim.pk, 1)"),
+        caught_by="tests/engine/test_children.py::test_a_retry_of_the_parent_makes_another_child",
+    ),
+    # --- leases and deadlines -------------------------------------------------------------------
+    mutant(
+        "the renewer renews once per lease",
+        ("runner.lease:LeaseRenewer.__init__", "length.total_seconds() / 3", "length.total_seconds()"),
+        caught_by=_LEASES + "test_a_lease_is_renewed_every_third_of_its_length[sqlite]",
+    ),
+    mutant(
+        "a renewal is believed from after the answer",
+        (
+            "runner.lease:LeaseRenewer._renew",
+            "lease.extend(requested_at=requested_at)",
+            "lease.extend(requested_at=self._runtime.monotonic())",
+        ),
+        caught_by=_LEASES + "test_a_renewal_counts_from_before_it_was_asked_for[sqlite]",
+    ),
+    mutant(
+        "a lease that was made sure of is believed from after the answer",
+        (
+            "runner.lease:Lease.ensure_held",
+            "self.extend(requested_at=requested_at)",
+            "self.extend(requested_at=self._runtime.monotonic())",
+        ),
+        caught_by=_LEASES + "test_a_lease_that_was_made_sure_of_counts_from_before_it_was_asked_for[sqlite]",
+    ),
+    mutant(
+        "a worker begins a body though it knows that its lease is lost",
+        ("runner.lease:Lease.ensure_held", "if self.is_lost:", "if False:"),
+        (
+            "runner.lease:Lease.ensure_held",
+            "if not self.is_valid:",
+            "if self._runtime.monotonic() >= self._valid_until:",
+        ),
+        caught_by=_LEASES + "test_a_worker_that_knows_its_lease_is_lost_begins_no_body[sqlite]",
+    ),
+    mutant(
+        "the lease of a pass that is stuck is renewed for ever",
+        ("runner.lease:Lease.measure_stall", "if self._user_code_owners:", "if True:"),
+        caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
+    ),
+    mutant(
+        "an author's code is taken for a pass that is stuck",
+        ("runner.lease:Lease.measure_stall", "if self._user_code_owners:", "if False:"),
+        caught_by=_LEASES + "test_an_authors_code_may_take_any_time_within_one_attempt[sqlite-body]",
+    ),
+    mutant(
+        "a body that was left behind keeps the lease",
+        ("runner.step_attempt:StepAttempt.abandon", "self._lease.exit_user_code(self)", "pass"),
+        caught_by=_LEASES + "test_a_body_that_was_left_behind_keeps_no_lease[sqlite]",
+    ),
+    mutant(
+        "a pass that was stuck counts as a dead worker",
+        (
+            "runner.lease:_release_stalled",
+            "releases.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)",
+            "pass",
+        ),
+        caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
+    ),
+)
