@@ -14,8 +14,17 @@ from typing import Any, TypeVar
 from celery.utils.dispatch import Signal
 
 from celery_durable import signals
-from celery_durable.model import Claim, ReleaseOutcome, RunOutcome, RunRef, Status, StepRow, StepStatus, StepType
-from celery_durable.store.step_rows import StepWrite
+from celery_durable.model import (
+    Claim,
+    ReleaseOutcome,
+    RunOutcome,
+    RunRef,
+    Status,
+    StepRow,
+    StepStatus,
+    StepType,
+    StepWrite,
+)
 
 T = TypeVar("T")
 

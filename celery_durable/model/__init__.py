@@ -91,6 +91,7 @@ from celery_durable.model.states import (
     task_id,
     topic_event_type,
 )
+from celery_durable.model.step_write import StepWrite
 from celery_durable.model.times import EPOCH, duration_us, format_duration, from_us, from_us_or_none, iso, to_us
 from celery_durable.model.waits import OpenWait, TaskSendingStep
 
@@ -164,6 +165,7 @@ __all__ = [
     "StepRow",
     "StepStatus",
     "StepType",
+    "StepWrite",
     "TaskReference",
     "TaskSendingStep",
     "TopicEvent",

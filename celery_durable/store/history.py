@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ from celery_durable.model import (
     Scope,
     Status,
     StepRecord,
+    StepRow,
     StepStatus,
     StepType,
     from_us,
@@ -38,7 +39,7 @@ from celery_durable.model import (
 from celery_durable.store import items, labels, scopes
 from celery_durable.store.engine import Tx
 from celery_durable.store.schema import Tables
-from celery_durable.store.step_columns import columns_of, to_step_row
+from celery_durable.store.step_format import STEPS
 
 _OPEN = sorted(status.value for status in OPEN_STEPS)
 
@@ -175,7 +176,7 @@ def read_step_page(
 ) -> list[tuple[int, StepRecord]]:
     """Return a run's steps in call order, or reversed, that come after (seq, step key); each with its seq."""
     st = tx.t.step
-    query = sa.select(*columns_of(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number).limit(limit)
+    query = sa.select(*STEPS.select(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number).limit(limit)
     if newest_first:
         query = query.order_by(st.c.seq.desc(), st.c.step_key.desc())
     else:
@@ -219,7 +220,7 @@ def find_current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
     rank = sa.case((is_open, 0), (is_planned, 2), else_=1)
     due = sa.case((rank == 0, sa.func.coalesce(st.c.next_retry_at, st.c.wake_at, 0)), else_=0)
     query = (
-        sa.select(*columns_of(st, with_results=False))
+        sa.select(*STEPS.select(st, with_results=False))
         .where(st.c.instance_pk == pk, st.c.run_number == run_number)
         .order_by(rank, due, st.c.seq.desc())
         .limit(1)
@@ -231,7 +232,9 @@ def find_current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
 def read_open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
     """Return a run's unfinished steps in call order, and the last finished one; all without results."""
     st = tx.t.step
-    query = sa.select(*columns_of(st, with_results=False)).where(st.c.instance_pk == pk, st.c.run_number == run_number)
+    query = sa.select(*STEPS.select(st, with_results=False)).where(
+        st.c.instance_pk == pk, st.c.run_number == run_number
+    )
     is_open = st.c.status.in_(_OPEN)
     last = (
         query.where(~is_open, st.c.status != StepStatus.LINEAR_PENDING.value)
@@ -252,28 +255,24 @@ def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
     return int(tx.execute(sa.select(sa.func.count()).where(*mine, is_over)).scalar_one())
 
 
+_SHOWN_OTHERWISE = {"wait_event_type", "result"}
+_SHOWN_AS_STORED = tuple(
+    field.name for field in fields(StepRow) if field.name in StepRecord.__slots__ and field.name not in _SHOWN_OTHERWISE
+)
+"""The fields of a record that its row has under the same name."""
+
+
 def _to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecord:
-    """Convert the values of `columns_of` to the record that users see."""
-    row = to_step_row(values)
+    """Convert the values of `StepFormat.select` to the record that users see."""
+    row = STEPS.read(values)
     task, child = parse_task_event_type(row.wait_event_type), parse_child_event_type(row.wait_event_type)
     is_one_task = row.wait_event_type is not None and task is not None and row.type is StepType.TASK
     return StepRecord(
-        step_key=row.step_key,
-        name=row.name,
-        type=row.type,
-        status=row.status,
-        attempts=row.attempts,
-        max_attempts=row.max_attempts,
-        timeout=row.timeout,
-        next_retry_at=row.next_retry_at,
-        wake_at=row.wake_at,
+        **{name: getattr(row, name) for name in _SHOWN_AS_STORED},
         wait_event_type=get_public_event_type(row.wait_event_type),
         wait_topic=parse_topic_event_type(row.wait_event_type),
         result=None if row.result is None else json.loads(row.result),
         error=_to_error_info(row.error_name, row.error_message),
-        created_at=row.created_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
         task=task,
         task_id=task_id(row.wait_event_type or "", pk, run_number) if is_one_task else None,
         child=None if child is None else Child(*child),

@@ -25,7 +25,8 @@ from celery_durable.model import (
     from_us,
 )
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.step_columns import STEP_COLUMNS, columns_of, encode_row, to_step_row
+from celery_durable.store.step_columns import STEP_COLUMNS
+from celery_durable.store.step_format import STEPS
 
 _CHUNK = 500
 
@@ -135,7 +136,7 @@ def _steps_of_plan(plan: RunPlan) -> list[StepRow]:
 
 def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int, commit_id: str) -> None:
     key = {"pk": pk, "run": run_number}
-    rows = [key | encode_row(step) | {"commit_id": commit_id} for step in steps]
+    rows = [key | STEPS.encode_row(step) | {"commit_id": commit_id} for step in steps]
     if rows:
         tx.run_many(_insert_step, rows)
 
@@ -241,7 +242,7 @@ def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
             r.instance_pk == row.pk, r.run_number == row.run_number
         )
     ).one()
-    steps = sa.select(*columns_of(tx.t.step, with_results=False)).where(
+    steps = sa.select(*STEPS.select(tx.t.step, with_results=False)).where(
         st.instance_pk == row.pk, st.run_number == row.run_number
     )
     return SourceRun(
@@ -249,5 +250,5 @@ def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
         ancestry=Ancestry.parse(run.ancestry, ref=row.ref, created_at=from_us(run.created_at)),
         failure=RunFailure.parse(run.failed_steps),
         definition_version=run.definition_version,
-        steps=tuple(to_step_row(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
+        steps=tuple(STEPS.read(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
     )

@@ -1,22 +1,21 @@
 """The columns of workflow_step, declared once.
 
-The table (`schema`), the statements that write a step with their parameters (`step_rows`, `runs`), and the rows that
-are read come from `STEP_COLUMNS`. A new column is one entry there and a field of `model.StepRow`; if commits write it,
-also a field of `step_rows.StepWrite`.
+The table (`schema`), the statements that write a step (`step_rows`, `runs`), and their parameters and rows
+(`step_format`) come from `STEP_COLUMNS`. A new column is one entry there, a migration, and a field of `model.StepRow`.
+If commits write it, it is also a field of `model.StepWrite`. If users see it, it is also a field of `model.StepRecord`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
-from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import StepRow, StepStatus, StepType, duration_us, from_us, to_us
+from celery_durable.model import StepStatus, StepType, duration_us, from_us, to_us
 from celery_durable.store.column_types import long_text
 
 
@@ -60,6 +59,21 @@ class StepColumn:
     def build(self) -> sa.Column[Any]:
         """Build the column for the table."""
         return sa.Column(self.name, self.type, primary_key=self.is_key, nullable=self.is_nullable)
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the database's clock decides its value. A statement that writes a step returns it."""
+        return self.decode is from_us
+
+    def encoder(self, source: Source) -> Callable[[Any], Any] | None:
+        """Return what converts a value of this source for the database. None: nothing does."""
+        match source.written:
+            case Written.VALUE:
+                return self.encode
+            case Written.AFTER | Written.BEFORE:
+                return duration_us
+            case Written.IF:
+                return None
 
     @property
     def parameter_type(self) -> sa.types.TypeEngine[Any]:
@@ -139,74 +153,3 @@ STEP_COLUMNS = (
     _instant("finished_at", Source("is_finished", Written.IF)),
 )
 """All columns but ``instance_pk`` and ``run_number``, which come from the claim."""
-
-TIME_COLUMNS = tuple(column for column in STEP_COLUMNS if column.decode is from_us)
-"""The columns whose values the database's clock decides. A statement that writes a step returns them."""
-
-
-def columns_of(table: sa.Table, *, with_results: bool = True) -> list[sa.ColumnElement[Any]]:
-    """Return the columns of a query whose rows `to_step_row` reads. Results are large: without them they are NULL."""
-    columns: list[sa.ColumnElement[Any]] = [table.c[column.name] for column in STEP_COLUMNS]
-    return columns if with_results else [sa.null().label("result") if c.name == "result" else c for c in columns]
-
-
-def encode_row(row: StepRow) -> dict[str, Any]:
-    """Return the values of a `StepRow` for the database, by column."""
-    values: dict[str, Any] = {}
-    for column in STEP_COLUMNS:
-        value = getattr(row, column.field)
-        values[column.name] = value if column.encode is None or value is None else column.encode(value)
-    return values
-
-
-# The functions below run once for each step that a pass writes or loads, so what depends on the columns is computed
-# here. An attrgetter reads all fields in one call.
-
-
-def _encoder(column: StepColumn, source: Source) -> Callable[[Any], Any] | None:
-    match source.written:
-        case Written.VALUE:
-            return column.encode
-        case Written.AFTER | Written.BEFORE:
-            return duration_us
-        case Written.IF:
-            return None
-
-
-_ENCODERS = {source.field: _encoder(column, source) for column in STEP_COLUMNS for source in column.sources}
-_CONVERTED = tuple((name, encode) for name, encode in _ENCODERS.items() if encode is not None)
-_get_sources = attrgetter(*_ENCODERS)
-
-
-def encode_write(write: Any) -> dict[str, Any]:
-    """Return the parameters of a `StepWrite`, each named as its field."""
-    parameters = dict(zip(_ENCODERS, _get_sources(write), strict=True))
-    for name, encode in _CONVERTED:
-        if (value := parameters[name]) is not None:
-            parameters[name] = encode(value)
-    return parameters
-
-
-_DECODERS = tuple(column.decode for column in STEP_COLUMNS)
-
-
-def to_step_row(values: Sequence[Any]) -> StepRow:
-    """Convert the values of `columns_of` to a `StepRow`, whose fields have the same order."""
-    return StepRow(
-        *[
-            value if decode is None or value is None else decode(value)
-            for decode, value in zip(_DECODERS, values, strict=True)
-        ]
-    )
-
-
-_COPIED = {column.field: column.sources[0].field for column in STEP_COLUMNS if column not in TIME_COLUMNS}
-_get_copied = attrgetter(*_COPIED.values())
-
-
-def to_written_row(write: Any, times: Iterable[int | None]) -> StepRow:
-    """Return the row that a `StepWrite` has written, as `to_step_row` reads it. ``times``: those of `TIME_COLUMNS`."""
-    fields = dict(zip(_COPIED, _get_copied(write), strict=True))
-    for column, us in zip(TIME_COLUMNS, times, strict=True):
-        fields[column.name] = None if us is None else from_us(us)
-    return StepRow(**fields)

@@ -5,6 +5,7 @@ A boundary is one commit: first the step's own writes, then the guard, then thes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,29 +15,32 @@ import sqlalchemy as sa
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import Superseded
 from celery_durable.model import (
-    FINISHED_STEPS,
-    LEASE_EXPIRED,
     Claim,
     StepRow,
-    StepStatus,
-    StepType,
+    StepWrite,
     from_us,
     from_us_or_none,
     to_us,
 )
 from celery_durable.store.claims import GuardResult, guard, guard_params, guard_update
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.step_columns import (
-    STEP_COLUMNS,
-    TIME_COLUMNS,
-    Source,
-    StepColumn,
-    Written,
-    columns_of,
-    encode_write,
-    to_step_row,
-    to_written_row,
-)
+from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
+from celery_durable.store.step_format import STEPS
+
+__all__ = [
+    "RunState",
+    "StepWrite",
+    "WrittenStep",
+    "find_commit",
+    "guard_and_write_step",
+    "insert_values",
+    "load",
+    "to_written_row",
+    "update_values",
+    "write_step",
+]
+
+to_written_row = STEPS.to_written_row
 
 # --- load ---------------------------------------------------------------------------------------
 
@@ -71,7 +75,7 @@ def _select_run_and_steps(s: Store) -> Any:
             sa.case((is_first, r.c.params)).label("params"), r.c.created_at.label("run_created_at"),
             r.c.started_at.label("run_started_at"), r.c.log_count, r.c.definition_version,
             sa.case((is_first, r.c.ancestry)).label("ancestry"),
-            *columns_of(st),
+            *STEPS.select(st),
         )
         .select_from(joined)
         .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
@@ -95,59 +99,11 @@ def load(tx: Tx, claim: Claim) -> RunState:
         log_count=first.log_count,
         ancestry=Ancestry.parse(first.ancestry, ref=claim.ref, created_at=from_us(first.run_created_at)),
         definition_version=first.definition_version,
-        steps=tuple(to_step_row(row[-len(STEP_COLUMNS) :]) for row in rows if row.step_key is not None),
+        steps=tuple(STEPS.read(row[-len(STEP_COLUMNS) :]) for row in rows if row.step_key is not None),
     )
 
 
 # --- step rows ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StepWrite:
-    """A step row to write at a boundary.
-
-    ``replaces`` is the commit id of the row to overwrite, or None for a new row. ``ran_for`` is the time since the
-    body started, or None if no body ran. ``retry_in`` and ``wake_in`` count from the time of the boundary;
-    ``wake_at`` is absolute.
-    """
-
-    key: str
-    seq: int
-    name: str
-    type: StepType
-    status: StepStatus
-    replaces: str | None
-    commit_id: str
-    attempts: int = 0
-    max_attempts: int | None = None
-    timeout: timedelta | None = None
-    retry_in: timedelta | None = None
-    wake_in: timedelta | None = None
-    wake_at: datetime | None = None
-    event_type: str | None = None
-    result: str | None = None
-    error_name: str | None = None
-    error_message: str | None = None
-    event_seq: int | None = None
-    ran_for: timedelta | None = None
-
-    @property
-    def is_new(self) -> bool:
-        return self.replaces is None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether this write finishes the step."""
-        return self.status in FINISHED_STEPS
-
-    @property
-    def resets_crash_count(self) -> bool:
-        """Whether this write advances the run, which shows that its crashes are over.
-
-        A row that says that an attempt has started (PENDING, RUNNING) is not: the attempt may still kill its worker.
-        Neither is the record of an expired lease.
-        """
-        return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +114,17 @@ class WrittenStep:
     pause_requested: bool
 
 
+def insert_values(columns: Sequence[StepColumn], pk: Any, run_number: Any, now: Any) -> dict[str, Any]:
+    """Build the values of a new row at the time ``now``, from the parameters of `StepFormat.encode_write`."""
+    return {"instance_pk": pk, "run_number": run_number} | {each.name: _expression(each, now) for each in columns}
+
+
+def update_values(columns: Sequence[StepColumn], now: Any) -> dict[str, Any]:
+    """Build the values for a row that is overwritten. The other columns keep the value of the first commit."""
+    return {each.name: _expression(each, now) for each in columns if each.is_updated}
+
+
 def _expression(column: StepColumn, now: Any) -> Any:
-    """Build the value of a column at the time ``now``, from the parameters of `encode_write`."""
     values = [_source_expression(column, source, now) for source in column.sources]
     if not values:
         return now
@@ -178,35 +143,8 @@ def _source_expression(column: StepColumn, source: Source, now: Any) -> Any:
             return sa.case((param(source.field, sa.Boolean), now))
 
 
-def _time(column: StepColumn, now: int, parameters: dict[str, Any]) -> int | None:
-    """Return the value of a time column, as the database computes it from `_expression`."""
-    if not column.sources:
-        return now
-    for source in column.sources:
-        value = parameters[source.field]
-        match source.written:
-            case Written.VALUE if value is not None:
-                return int(value)
-            case Written.AFTER if value is not None:
-                return now + int(value)
-            case Written.BEFORE if value is not None:
-                return now - int(value)
-            case Written.IF if value:
-                return now
-    return None
-
-
-def _insert_values(pk: Any, run_number: Any, now: Any) -> dict[str, Any]:
-    values = {column.name: _expression(column, now) for column in STEP_COLUMNS}
-    return {"instance_pk": pk, "run_number": run_number} | values
-
-
-def _update_values(now: Any) -> dict[str, Any]:
-    return {column.name: _expression(column, now) for column in STEP_COLUMNS if column.is_updated}
-
-
 def _time_columns(st: sa.Table) -> list[Any]:
-    return [st.c[column.name] for column in TIME_COLUMNS]
+    return [st.c[column.name] for column in STEPS.time_columns]
 
 
 def _unchanged_since_read(st: sa.Table) -> list[Any]:
@@ -222,7 +160,7 @@ def _unchanged_since_read(st: sa.Table) -> list[Any]:
 def _guard_and_insert(s: Store) -> Any:
     i, st = s.tables.instance, s.tables.step
     held = guard_update(s).returning(i.c.id, i.c.run_number, i.c.pause_requested).cte("held")
-    values = _insert_values(held.c.id, held.c.run_number, s.clock())
+    values = insert_values(STEP_COLUMNS, held.c.id, held.c.run_number, s.clock())
     source = sa.select(*values.values()).select_from(held)
     written = sa.insert(st).from_select(list(values), source).returning(*_time_columns(st)).cte("written")
     return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
@@ -239,7 +177,7 @@ def _guard_and_update(s: Store) -> Any:
             st.c.run_number == held.c.run_number,
             *_unchanged_since_read(st),
         )
-        .values(_update_values(s.clock()))
+        .values(update_values(STEP_COLUMNS, s.clock()))
         .returning(*_time_columns(st))
         .cte("written")
     )
@@ -255,7 +193,9 @@ def guard_and_write_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timed
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
         return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
-    parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count) | encode_write(write)
+    parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count) | STEPS.encode_write(
+        write
+    )
     which = _guard_and_insert if write.replaces is None else _guard_and_update
     found = tx.run(which, **parameters, replaces=write.replaces).first()
     if found is None:
@@ -266,7 +206,7 @@ def guard_and_write_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timed
 @statement
 def _insert(s: Store) -> Any:
     pk, run_number, now = param("pk", sa.BigInteger), param("run", sa.Integer), param("now_us", sa.BigInteger)
-    return sa.insert(s.tables.step).values(_insert_values(pk, run_number, now)).inline()
+    return sa.insert(s.tables.step).values(insert_values(STEP_COLUMNS, pk, run_number, now)).inline()
 
 
 @statement
@@ -279,7 +219,7 @@ def _update(s: Store) -> Any:
             st.c.run_number == param("run", sa.Integer),
             *_unchanged_since_read(st),
         )
-        .values(_update_values(param("now_us", sa.BigInteger)))
+        .values(update_values(STEP_COLUMNS, param("now_us", sa.BigInteger)))
     )
 
 
@@ -289,19 +229,18 @@ def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite
     Returns the row as `load` reads it, except that ``created_at`` of an overwritten row is None.
     """
     now = to_us(guard_result.now)
-    parameters = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **encode_write(write)}
+    parameters = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **STEPS.encode_write(write)}
     if write.replaces is None:
         tx.run(_insert, **parameters)
     elif tx.run(_update, **parameters, replaces=write.replaces).rowcount == 0:
         raise Superseded(str(claim.ref))
-    columns = (column if column.is_updated or write.is_new else None for column in TIME_COLUMNS)
-    return to_written_row(write, [None if column is None else _time(column, now, parameters) for column in columns])
+    return to_written_row(write, STEPS.compute_times(parameters, now, is_new=write.is_new))
 
 
 @statement
 def _select_commit(s: Store) -> Any:
     st = s.tables.step
-    return sa.select(*columns_of(st)).where(
+    return sa.select(*STEPS.select(st)).where(
         st.c.instance_pk == param("pk"),
         st.c.run_number == param("run"),
         st.c.step_key == param("key"),
@@ -315,4 +254,4 @@ def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | 
     Call `claims.is_held` first: it waits until the database has decided the commit.
     """
     row = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, key=key, commit_id=commit_id).first()
-    return None if row is None else to_step_row(row)
+    return None if row is None else STEPS.read(row)

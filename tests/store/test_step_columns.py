@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from celery_durable.model import StepRow, StepStatus, StepType, to_us
+from celery_durable.model import StepRow, StepStatus, StepType, StepWrite, from_us, to_us
 from celery_durable.store import runs, step_rows
-from celery_durable.store.engine import Statement, Store
-from celery_durable.store.step_columns import STEP_COLUMNS, TIME_COLUMNS, columns_of, encode_row, to_step_row
-from celery_durable.store.step_rows import StepWrite
+from celery_durable.store.engine import Statement, Store, param
+from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
+from celery_durable.store.step_format import STEPS, StepFormat
 from tests.store.world import World
 
 DECLARED = [column.name for column in STEP_COLUMNS]
@@ -60,7 +61,7 @@ def test_the_database_and_the_declaration_agree_on_every_time(world: World) -> N
     assert now is not None
     assert (written.next_retry_at, written.wake_at) == (now + times["retry_in"], now + times["wake_in"])
     assert (written.started_at, written.finished_at) == (now - times["ran_for"], now)
-    assert all(getattr(written, column.field) is not None for column in TIME_COLUMNS)
+    assert all(getattr(written, column.field) is not None for column in STEPS.time_columns)
 
 
 def test_a_row_that_is_encoded_and_read_again_is_the_same(world: World) -> None:
@@ -71,10 +72,75 @@ def test_a_row_that_is_encoded_and_read_again_is_the_same(world: World) -> None:
         result="{}", error_name="E", error_message="m", commit_id="c", created_at=at, started_at=at, finished_at=at,
     )  # fmt: skip
     assert all(value is not None for value in dataclasses.astuple(row))
-    encoded = encode_row(row)
+    encoded = STEPS.encode_row(row)
     assert (encoded["timeout_ms"], encoded["status"], encoded["wake_at"]) == (1500, "waiting", to_us(at))
     step = world.store.tables.step
     with world.store.engine.begin() as connection:
         connection.execute(sa.insert(step).values(instance_pk=1, run_number=1, **encoded))
-        [found] = connection.execute(sa.select(*columns_of(step)))
-    assert to_step_row(found) == row
+        [found] = connection.execute(sa.select(*STEPS.select(step)))
+    assert STEPS.read(found) == row
+
+
+# --- a new column -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LongerRow(StepRow):
+    region: tuple[str, ...] | None = None
+    reviewed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LongerWrite(StepWrite):
+    region: tuple[str, ...] | None = None
+    review_in: timedelta | None = None
+
+
+LONGER = (
+    *STEP_COLUMNS,
+    StepColumn(
+        "region_text", sa.String(32), (Source("region"),), "region", encode=",".join, decode=lambda v: (*v.split(","),)
+    ),
+    StepColumn(
+        "reviewed_at",
+        sa.BigInteger(),
+        (Source("review_in", Written.AFTER),),
+        "reviewed_at",
+        encode=to_us,
+        decode=from_us,
+    ),
+)
+
+
+def test_a_column_that_is_added_to_the_table_is_created_written_and_read(world: World) -> None:
+    """Nothing else names the two columns: not the table, the statements, the parameters or the rows."""
+    steps = StepFormat(LONGER, LongerRow)
+    table = sa.Table(
+        "longer_step",
+        sa.MetaData(),
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True),
+        sa.Column("run_number", sa.Integer),
+        *(column.build() for column in LONGER),
+    )
+    now = to_us(world.now)
+    at = param("now_us", sa.BigInteger)
+    insert = sa.insert(table).values(step_rows.insert_values(LONGER, 1, 1, at))
+    update = sa.update(table).values(step_rows.update_values(LONGER, at))
+    given = {"key": "a", "seq": 1, "name": "a", "type": StepType.DO, "commit_id": "c"}
+    first = LongerWrite(status=StepStatus.WAITING, replaces=None, region=("eu", "us"), **given)
+    second = LongerWrite(status=StepStatus.COMPLETED, replaces="c", review_in=timedelta(seconds=5), **given)
+    table.create(world.store.engine)
+    try:
+        with world.store.engine.begin() as connection:
+            for statement, write in ((insert, first), (update, second)):
+                parameters = {"now_us": now, **steps.encode_write(write)}
+                connection.execute(statement, {f"p_{name}": value for name, value in parameters.items()})
+                [values] = connection.execute(sa.select(*steps.select(table)))
+                row = steps.read(values)
+                assert isinstance(row, LongerRow)
+                assert row == steps.to_written_row(write, steps.compute_times(parameters, now, is_new=True))
+                reviewed_at = None if write.review_in is None else world.now + write.review_in
+                assert (row.region, row.reviewed_at) == (write.region, reviewed_at)
+            assert steps.encode_row(row)["reviewed_at"] == now + 5_000_000
+    finally:
+        table.drop(world.store.engine)

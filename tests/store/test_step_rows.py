@@ -9,10 +9,9 @@ import pytest
 
 from celery_durable.ancestry import AncestorRun, Ancestry
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, LogLevel, LogLine, StepRow, StepStatus, StepType
+from celery_durable.model import Claim, LogLevel, LogLine, StepRow, StepStatus, StepType, StepWrite
 from celery_durable.store import claims, history, run_events, run_logs, step_rows
 from celery_durable.store.run_events import StoredEvent
-from celery_durable.store.step_rows import StepWrite
 from tests.store.world import LEASE, World, seconds, step
 
 # --- steps --------------------------------------------------------------------------------------

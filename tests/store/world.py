@@ -22,13 +22,14 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     StepType,
+    StepWrite,
     WakeReason,
     from_us,
 )
 from celery_durable.redispatch import QueueProgress, Redispatch
 from celery_durable.store import claims, instances, lifecycle, releases, run_events, schedule, step_rows, sweeps
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.step_rows import RunState, StepWrite, WrittenStep
+from celery_durable.store.step_rows import RunState, WrittenStep
 
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=2)
