@@ -21,15 +21,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable import values
-from celery_durable.app import Durable, override_durable
+from celery_durable.app import override_durable
 from celery_durable.config import Settings, read_settings
 from celery_durable.handles import Workflow
 from celery_durable.model import DueRun, OutboundEvent, OutboxKind, OutboxMessage, RunRef, Status
-from celery_durable.operations import OperationContext, Operations
-from celery_durable.runner.ticks import Ticker
 from celery_durable.store import outbox
-from celery_durable.tasks.dispatcher import Sweeper
-from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import databases
 from celery_durable.testing.clock import START, Clock
@@ -37,17 +33,18 @@ from celery_durable.testing.code import Code, Codes, Deployed, definition_of
 from celery_durable.testing.cooperative import CooperativeThread
 from celery_durable.testing.errors import HarnessBusy, HarnessMisuse, NothingDue, StoreNotEmpty
 from celery_durable.testing.faults import Faults
+from celery_durable.testing.installation import build_durable, build_sweeper
 from celery_durable.testing.instance import HarnessInstance
 from celery_durable.testing.messages import Messages
+from celery_durable.testing.mocked_waits import MockedWaits
 from celery_durable.testing.mocks import Mocks
-from celery_durable.testing.process import Process, RunnerProcess
-from celery_durable.testing.runtime import HarnessRuntime
+from celery_durable.testing.process import RunnerProcess
+from celery_durable.testing.processes import Processes
 from celery_durable.testing.tasks import SentTasks
 from celery_durable.values import Duration, Retries
 
 P = TypeVar("P")
 R = TypeVar("R")
-AnyProcess = TypeVar("AnyProcess", bound=Process)
 
 
 class DurableHarness:
@@ -102,45 +99,27 @@ class DurableHarness:
         self.tasks = SentTasks(lambda: self.durable.internals.operations, self.mocks, self.settings.limits)
         """The Celery tasks that steps wait for."""
         self._code = Deployed(workflows)
-        self._runners: list[RunnerProcess] = []
-        self._answered: set[tuple[RunRef, str, datetime | None]] = set()
-        self._active = ExitStack()
-        kind = self.settings.database_schema, self.settings.table_prefix
-        self._compiled_statements = databases.compiled.setdefault(kind, {})
-        self._database = databases.Database(store_url, schema=kind[0], prefix=kind[1])
-        self._web = self._started(
-            Process("web", self._database.url, _Web(self), self.settings, compiled_statements=self._compiled_statements)
-        )
-        self.durable = self._durable()
-        """The Durable that handles act on, without a Celery app."""
-        self._sweeper = Sweeper(
-            self._web.store,
+        self._processes = Processes(
+            store_url,
             self.settings,
-            self._web.runtime,
-            self._publish,
-            self._queue_length,
-            outbox=self.durable.internals.outbox,
+            self.clock,
+            seed=seed,
+            mocks=self.mocks,
+            code=self._code,
+            messages=self.messages,
+            send=self._send,
+            wait=self._wait_for_work,
         )
-        self._database.migrate()
+        self._store = self._processes.web.store
+        self._active = ExitStack()
+        self.durable = build_durable(
+            self._processes.web, self.settings, self._code, self.messages, send=self._send, advance=self._advance
+        )
+        """The Durable that handles act on, without a Celery app."""
+        self._mocked_waits = MockedWaits(self.durable, self.mocks)
+        self._sweeper = build_sweeper(self.durable, self.messages)
+        self._processes.database.migrate()
         self._refuse_others(wipe=wipe)
-
-    def _durable(self) -> Durable:
-        durable = Durable(runtime=self._web.runtime)
-        parts = durable.internals
-        parts.settings, parts.store, parts.registry = self.settings, self._web.store, self._code
-        parts.outbox = Outbox(self._web.store, self.settings, self._send)
-        parts.operations = Operations(
-            OperationContext(
-                self._web.store,
-                self.settings,
-                self._code,
-                self._web.runtime,
-                functools.partial(self._capture, None),
-                send_messages=parts.outbox.send_committed,
-            )
-        )
-        parts.ticker = Ticker(self._web.store, self.settings, self._web.runtime, self._advance)
-        return durable
 
     def _advance(self, ref: RunRef, **how: Any) -> str:
         """Advance a run for `Durable.tick`, with the current runner."""
@@ -148,9 +127,9 @@ class DurableHarness:
 
     def _refuse_others(self, *, wipe: bool) -> None:
         if wipe:
-            databases.wipe(self._web.store)
-        elif not self._database.is_own and self.durable.internals.operations.queries.list(limit=1).items:
-            url = self._web.store.engine.url.render_as_string()
+            databases.wipe(self._store)
+        elif not self._processes.database.is_own and self.durable.internals.operations.queries.list(limit=1).items:
+            url = self._store.engine.url.render_as_string()
             self.close()
             raise StoreNotEmpty(url)
 
@@ -173,15 +152,7 @@ class DurableHarness:
     def close(self) -> None:
         """End all processes and remove the database that the harness made."""
         self._active.close()
-        for runner in self._runners:
-            runner.runtime.is_dead = True  # what is held must not write when it goes on to its end
-        for barrier in self.mocks.barriers:
-            barrier.abandon()
-        self._learn()
-        for process in (*self._runners, self._web):
-            process.close()
-        self._runners.clear()
-        self._database.remove()
+        self._processes.close()
 
     # --- workflows and instances ----------------------------------------------------------------
 
@@ -240,7 +211,7 @@ class DurableHarness:
         if self._undelivered:
             return self.durable.internals.deliveries.deliver(self._undelivered.pop(0))
         if not self.messages:
-            self._answer_waits()
+            self._mocked_waits.answer()
         if not self.messages and self.tasks.answer() and not self.messages:
             return "a task has answered"
         if self.messages:
@@ -280,6 +251,13 @@ class DurableHarness:
         """Return when the next work is due. None: never, unless the test does something."""
         left = self._sweeper.seconds_to_next()
         return None if math.isinf(left) else self.clock.now + timedelta(seconds=left)
+
+    def _wait_for_work(self, seconds: float) -> None:
+        """Let time pass for code that waits for a result."""
+        self.run_until_idle()
+        if self.next_due() is None:
+            raise NothingDue
+        self.advance(seconds)
 
     def deliver(self, what: DueRun | RunRef | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
         """Deliver a dispatch message of an instance to a runner.
@@ -331,30 +309,6 @@ class DurableHarness:
         for summary in self.durable.internals.operations.queries.list(status=Status.ACTIVE, limit=100).items:
             yield str(RunRef(summary.workflow, summary.id, summary.run_number))
 
-    def _answer_waits(self) -> None:
-        """Send the mocked events, and emit to the mocked topics, for the instances that wait."""
-        for topic in dict.fromkeys(mock.step for mock in self.mocks.topics):
-            mock = next((each for each in self.mocks.topics if each.serves("", topic)), None)
-            if mock is not None and self.durable.waiters(topic, limit=1).items:
-                self.durable.emit(topic, mock.use())
-        if not self.mocks.events:
-            return
-        waiting = self.durable.internals.operations.queries.list(
-            status=Status.WAITING, limit=1000
-        ).items  # newest first
-        for summary in reversed(waiting):
-            ref = RunRef(summary.workflow, summary.id, summary.run_number)
-            for step in HarnessInstance(self.workflow(ref.workflow), ref.instance_id).steps():
-                wait = ref, step.step_key, step.wake_at
-                if not step.is_waiting or step.wait_event_type is None or wait in self._answered:
-                    continue
-                wanted = ref.workflow, step.wait_event_type
-                mock = next((each for each in self.mocks.events if each.serves(*wanted)), None)
-                if mock is not None:
-                    self._answered.add(wait)
-                    send = self.durable.internals.operations.events.send
-                    send(ref.workflow, ref.instance_id, step.wait_event_type, mock.use())
-
     # --- what steps send ------------------------------------------------------------------------
 
     def outbound(
@@ -379,7 +333,7 @@ class DurableHarness:
         events = [message for message in messages if message.kind is OutboxKind.EVENT]
         self._undelivered += [message.id for message in events if message.name in self.durable.internals.handlers]
         if others := [message.id for message in events if message.name not in self.durable.internals.handlers]:
-            self._web.store.transact(lambda tx: outbox.delete(tx, others))
+            self._store.transact(lambda tx: outbox.delete(tx, others))
         return PublishReport.of(len(messages), SendState.SENT)
 
     # --- runners --------------------------------------------------------------------------------
@@ -387,14 +341,11 @@ class DurableHarness:
     @property
     def runner(self) -> RunnerProcess:
         """The runner that gets the messages. If the last one has died, a new one."""
-        living = [runner for runner in self._runners if not runner.is_dead and not runner.is_second]
-        return living[-1] if living else self._new_runner()
+        return self._processes.runner
 
     def restart_runner(self) -> RunnerProcess:
         """Replace the runner with a new process, as a deploy does. A runner that is held in a step dies there."""
-        for runner in [each for each in self._runners if not each.is_dead and not each.is_second]:
-            runner.kill()
-        return self._new_runner()
+        return self._processes.restart_runner()
 
     def second_runner(self, *, without: Iterable[Code | str] = ()) -> RunnerProcess:
         """Start another runner. It gets only what is delivered ``to`` it.
@@ -406,57 +357,16 @@ class DurableHarness:
         Raises:
             WorkflowNotFound: The harness does not know a workflow of ``without``.
         """
-        runner = self._new_runner(self._code.without(without) if (without := list(without)) else None)
+        runner = self._processes.start_runner(self._code.without(without) if (without := list(without)) else None)
         runner.is_second = True
         return runner
-
-    def _new_runner(self, code: Deployed | None = None) -> RunnerProcess:
-        self._learn()
-        name = f"runner-{len(self._runners) + 1}"
-        runtime = HarnessRuntime(self.clock, name=name, seed=self.seed, mocks=self.mocks)
-        runner = RunnerProcess(
-            name,
-            self._database.url,
-            runtime,
-            self.settings,
-            registry=code or self._code,
-            publish_runs=functools.partial(self._capture, runtime),
-            compiled_statements=self._compiled_statements,
-            send=self._send,
-        )
-        self._runners.append(self._started(runner))
-        return runner
-
-    def _learn(self) -> None:
-        """Keep the compiled statements for later processes and harnesses."""
-        for process in (*self._runners, self._web):
-            self._compiled_statements.update(process.store.export_statements())
-
-    def _started(self, process: AnyProcess) -> AnyProcess:
-        if self._database.is_own:
-            sa.event.listen(process.store.engine, "connect", _never_sync)
-        return process
-
-    def _capture(self, runtime: HarnessRuntime | None, due_runs: Sequence[DueRun]) -> None:
-        if runtime is not None:
-            runtime.checkpoint("before-publish")
-        self.messages.extend(due_runs)
-        if runtime is not None:
-            runtime.checkpoint("after-publish")
-
-    def _publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
-        self.messages.extend(due_runs)
-        return PublishReport.of(len(due_runs), SendState.SENT)
-
-    def _queue_length(self, queue: str) -> int:
-        return sum(due.queue == queue for due in self.messages)
 
     # --- the database ---------------------------------------------------------------------------
 
     @property
     def engine(self) -> sa.Engine:
         """The SQLAlchemy engine of the database. Your tables may be in it too."""
-        return self._web.store.engine
+        return self._store.engine
 
     def create_tables(self, metadata: sa.MetaData) -> None:
         """Create your own tables, for steps that write with ``tx.session`` or ``tx.mutate``."""
@@ -469,27 +379,9 @@ class DurableHarness:
             yield session
 
 
-class _Web(HarnessRuntime):
-    """The runtime of the test's own process. Code that waits for a result moves the clock to the next work."""
-
-    def __init__(self, harness: DurableHarness) -> None:
-        super().__init__(harness.clock, name="web", seed=harness.seed)
-        self._harness = harness
-
-    def sleep(self, seconds: float) -> None:
-        self._harness.run_until_idle()
-        if self._harness.next_due() is None:
-            raise NothingDue
-        self._harness.advance(seconds)
-
-
 def _settings(given: Mapping[str, Any], *, has_schemas: bool) -> Settings:
     for name in given:
         if isinstance(given, dict) and not name.startswith("durable_"):
             raise HarnessMisuse(f"Setting {name!r}: write it as in app.conf, beginning with durable_.")
     settings = read_settings(given)
     return settings if has_schemas else dataclasses.replace(settings, database_schema=None)
-
-
-def _never_sync(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA synchronous=OFF")

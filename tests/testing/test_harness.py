@@ -339,7 +339,7 @@ def test_a_harness_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     harness.close()
     forgotten = DurableHarness([purchase])
     forgotten.create(purchase, {"cents": 1})
-    forgotten._web.close()
+    forgotten._processes.web.close()
     del forgotten
     gc.collect()
     assert list(tmp_path.iterdir()) == []
