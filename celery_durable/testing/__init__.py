@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from celery_durable.testing.barriers import Barrier
     from celery_durable.testing.clock import START, Clock
     from celery_durable.testing.cooperative import Crash
-    from celery_durable.testing.crash_safety import CrashReport, CrashSchedule, assert_crash_safe
+    from celery_durable.testing.crash_safety import CrashReport, assert_crash_safe
+    from celery_durable.testing.crash_schedules import CrashSchedule
     from celery_durable.testing.errors import (
         HarnessBusy,
         HarnessError,
@@ -80,6 +81,7 @@ _ROOMS = (
     "faults",
     "instance",
     "harness",
+    "crash_schedules",
     "crash_safety",
     "replaying",
 )

@@ -10,55 +10,27 @@ another order, at two runners at once, or not at all. The result must be the sam
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from functools import partial
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable.model import Status
 from celery_durable.testing.code import Code, definition_of
+from celery_durable.testing.crash_runs import EndResult, FaultyRun, Observed
+from celery_durable.testing.crash_schedules import CrashSchedule, choose_schedules, generate_schedules, simplify
 from celery_durable.testing.errors import HarnessMisuse, NotCrashSafe, SampledSchedules
 from celery_durable.testing.harness import DurableHarness
-from celery_durable.testing.process import RunnerProcess
-
-Deliveries = Literal["once", "twice", "at once", "lost"]
-"""What happens to each message: delivered once; twice, and every older one again, mixed; to two runners; never."""
 
 Deed = Callable[[Session], Any]
 
 _ID = "crash-safe"
-_MOST_TURNS = 10_000
-_PAIRS = 8
 _MOST_SCHEDULES = 200
-_HOLDS_NO_LOCK = ("claimed", "before-body", "after-commit")
 _MOST_SHOWN = 500
-
-
-@dataclass(frozen=True, slots=True)
-class CrashSchedule:
-    """The faults in one run of the workflow.
-
-    ``crashes``: the first runner dies at its checkpoint of the first number, the next runner at its checkpoint of the
-    second number, and so on. ``freeze``: the first runner is frozen beyond its lease at this checkpoint, and continues
-    when another runner has finished the work.
-    """
-
-    crashes: tuple[int, ...] = ()
-    freeze: int | None = None
-    deliveries: Deliveries = "once"
-    seed: int = 0
-
-    @property
-    def faults(self) -> int:
-        """The number of step functions that may run without their result being stored."""
-        return len(self.crashes) + (self.freeze is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +98,8 @@ def assert_crash_safe(
     trial = _Trial(workflow, params, tuple(events), side_effects, compare, setup, tuple(workflows), settings or {})
     calm = trial.run(CrashSchedule(seed=seed))
     trial.check_calm(calm, expect_error)
-    possible = [replay] if replay is not None else list(_schedules(calm.passed, seed))
-    chosen = _choose(possible, _MOST_SCHEDULES if schedules is None else schedules, seed)
+    possible = [replay] if replay is not None else list(generate_schedules(calm.passed, seed))
+    chosen = choose_schedules(possible, _MOST_SCHEDULES if schedules is None else schedules, seed)
     if schedules is None and len(chosen) < len(possible):
         text = f"{len(chosen)} of {len(possible)} schedules are run, which the seed chooses."
         remedy = f"schedules={len(possible)} runs all, schedules={len(chosen)} says that so many are enough."
@@ -145,56 +117,6 @@ def assert_crash_safe(
     )
 
 
-def _choose(schedules: list[CrashSchedule], most: int, seed: int) -> list[CrashSchedule]:
-    if len(schedules) <= most:
-        return schedules
-    chosen = random.Random(f"{seed}/choice").sample(range(len(schedules)), most)  # noqa: S311  # reproducible on purpose
-    return [schedules[number] for number in sorted(chosen)]
-
-
-def _schedules(passed: Sequence[str], seed: int) -> Iterator[CrashSchedule]:
-    """Order schedules from simple to complex, so that the first failure is nearly the shortest."""
-    rng = random.Random(f"{seed}/schedules")  # noqa: S311  # reproducible on purpose
-    kinds: tuple[Deliveries, ...] = get_args(Deliveries)
-    for deliveries in kinds[1:]:
-        yield CrashSchedule(deliveries=deliveries, seed=seed)
-    for number in range(len(passed)):
-        yield CrashSchedule((number,), deliveries=kinds[number % 2], seed=seed)
-    for number, name in enumerate(passed):
-        if name in _HOLDS_NO_LOCK:
-            yield CrashSchedule(freeze=number, seed=seed)
-    for _ in range(_PAIRS):
-        pair = rng.randrange(len(passed)), rng.randrange(len(passed))
-        yield CrashSchedule(pair, deliveries=rng.choice(kinds), seed=rng.getrandbits(16))
-
-
-# --- one run ------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _EndResult:
-    """How an instance ended."""
-
-    status: str
-    output: Any
-    error: str | None
-    steps: dict[str, str]
-
-
-@dataclass(slots=True)
-class _Observed:
-    """The observations of one run."""
-
-    passed: list[str] = field(default_factory=list)
-    instances: dict[str, _EndResult] = field(default_factory=dict)
-    effects: Any = None
-    bodies: Counter[tuple[str, str]] = field(default_factory=Counter)
-    unsent: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    is_endless: bool = False
-    misnamed: str | None = None
-
-
 @dataclass(slots=True)
 class _Trial:
     """The workflow under test, with everything that each of its runs needs."""
@@ -208,7 +130,7 @@ class _Trial:
     others: tuple[Code, ...]
     settings: Mapping[str, Any]
 
-    def run(self, schedule: CrashSchedule) -> _Observed:
+    def run(self, schedule: CrashSchedule) -> Observed:
         """Run the workflow to its end under a schedule, in a new harness."""
         codes, seed = [self.workflow, *self.others], schedule.seed
         with DurableHarness(codes, seed=seed, settings=self.settings, unused_mocks=True) as harness:
@@ -216,12 +138,12 @@ class _Trial:
                 harness.create_tables(self.side_effects)
             if self.setup is not None:
                 self.setup(harness)
-            course = _Course(harness, schedule, list(self.events))
+            course = FaultyRun(harness, schedule, list(self.events))
             harness.create(definition_of(self.workflow).name, self.params, id=_ID)
             course.run()
             return self._observe(harness, course)
 
-    def _observe(self, harness: DurableHarness, course: _Course) -> _Observed:
+    def _observe(self, harness: DurableHarness, course: FaultyRun) -> Observed:
         seen = course.seen
         seen.misnamed = harness.mocks.describe_unused()
         seen.unsent = [type_ for type_, _ in course.events]
@@ -233,13 +155,13 @@ class _Trial:
             is_ours = summary.id == _ID and self.compare is not None and status.status is Status.COMPLETE
             output = self.compare(status.output) if is_ours and self.compare is not None else status.output
             steps = {step.step_key: str(step.status) for step in history.steps}
-            seen.instances[f"{summary.workflow}/{summary.id}"] = _EndResult(str(status.status), output, error, steps)
+            seen.instances[f"{summary.workflow}/{summary.id}"] = EndResult(str(status.status), output, error, steps)
         if self.side_effects is not None:
             with harness.session() as session:
                 seen.effects = _effects(self.side_effects, session)
         return seen
 
-    def check_calm(self, calm: _Observed, expected: str | None) -> None:
+    def check_calm(self, calm: Observed, expected: str | None) -> None:
         """Check that the undisturbed run ends; otherwise there is nothing to compare with."""
         name = definition_of(self.workflow).name
         if calm.is_endless:
@@ -256,7 +178,7 @@ class _Trial:
         if calm.misnamed is not None:
             raise HarnessMisuse(f"{calm.misnamed} Correct the names in setup=.")
 
-    def differences(self, calm: _Observed, seen: _Observed) -> list[str]:
+    def differences(self, calm: Observed, seen: Observed) -> list[str]:
         """Return the differences from the undisturbed run, the most informative first."""
         found = ["It comes to no end."] if seen.is_endless else []
         for name in calm.instances.keys() | seen.instances.keys():
@@ -273,10 +195,10 @@ class _Trial:
         return found
 
     def shorten(
-        self, calm: _Observed, schedule: CrashSchedule, problems: list[str]
+        self, calm: Observed, schedule: CrashSchedule, problems: list[str]
     ) -> tuple[CrashSchedule, list[str], list[str]]:
         """Return the shortest schedule with this failure, its problems and where its runners died."""
-        for simpler in _simpler(schedule):
+        for simpler in simplify(schedule):
             seen = self.run(simpler)
             if found := self.differences(calm, seen):
                 return simpler, found, seen.faults
@@ -285,17 +207,7 @@ class _Trial:
         return schedule, found, again.faults
 
 
-def _simpler(schedule: CrashSchedule) -> Iterator[CrashSchedule]:
-    if schedule.faults and schedule.deliveries != "once":
-        yield replace(schedule, crashes=(), freeze=None)
-    for number in schedule.crashes if len(schedule.crashes) > 1 else ():
-        yield replace(schedule, crashes=(number,), deliveries="once")
-        yield replace(schedule, crashes=(number,))
-    if schedule.deliveries != "once":
-        yield replace(schedule, deliveries="once")
-
-
-def _unlike(name: str, calm: _EndResult | None, seen: _EndResult | None) -> list[str]:
+def _unlike(name: str, calm: EndResult | None, seen: EndResult | None) -> list[str]:
     if calm is None or seen is None:
         return [f"Instance {name} {'is there only undisturbed' if seen is None else 'is there only then'}."]
     found = []
@@ -326,113 +238,3 @@ def _effects(wanted: sa.MetaData | Deed, session: Session) -> Any:
         columns = [column for column in table.c if column is not table.autoincrement_column]
         rows[table.name] = sorted((tuple(row) for row in session.execute(sa.select(*columns))), key=repr)
     return rows
-
-
-# --- a run in progress --------------------------------------------------------------------------
-
-
-class _Course:
-    """A run in progress: delivers messages, moves time, sends events and causes faults."""
-
-    def __init__(self, harness: DurableHarness, schedule: CrashSchedule, events: list[tuple[str, Any]]) -> None:
-        self.events, self.seen = events, _Observed()
-        self._harness, self._schedule = harness, schedule
-        self._crashes = list(schedule.crashes)
-        self._runner: RunnerProcess | None = None
-        self._known: list[Any] = []
-        self._answered: set[tuple[str, str, int, str, datetime | None]] = set()
-
-    def run(self) -> None:
-        """Deliver messages, let time pass and send events, until nothing is left to do."""
-        for _ in range(_MOST_TURNS):
-            if self._harness.messages:
-                self._deliver()
-            elif not (self._send() or self._harness.tasks.answer()):
-                due_at = self._harness.next_due()
-                if due_at is None:
-                    return
-                self._harness.clock.set_to(max(due_at, self._harness.clock.now))
-                self._prepare()
-                self._harness.tick()
-        self.seen.is_endless = True
-
-    def _deliver(self) -> None:
-        messages = self._harness.messages
-        runner = self._prepare()
-        match self._schedule.deliveries:
-            case "once":
-                self._harness.deliver(messages.pop(0))
-            case "twice":
-                self._known += [each for each in messages if each not in self._known]
-                messages.duplicate()
-                messages.extend(self._known)
-                messages.shuffle()
-                batch, messages[:] = list(messages), []
-                for each in batch:
-                    self._harness.deliver(each, to=self._prepare())
-            case "at once":
-                self._harness.run_concurrently()
-            case "lost":
-                if messages.drop() and self._harness.next_due() is not None:
-                    self._look_for_what_is_lost()
-        self._note(runner)
-
-    def _look_for_what_is_lost(self) -> None:
-        """Deliver everything that the sweep publishes. If these messages were lost too, nothing would run."""
-        while not self._harness.messages and (due_at := self._harness.next_due()) is not None:
-            self._harness.clock.set_to(max(due_at, self._harness.clock.now))
-            self._harness.tick()
-        while self._harness.messages:
-            self._harness.deliver(self._harness.messages.pop(0), to=self._prepare())
-
-    def _prepare(self) -> RunnerProcess:
-        """Return the runner for the next message, with its scheduled fault set."""
-        runner = self._harness.runner
-        if runner is not self._runner:
-            if self._runner is not None:
-                self._note(self._runner)
-            elif self._schedule.freeze is not None:
-                runner.runtime.at[self._schedule.freeze] = partial(self._freeze, runner)
-            self._runner = runner
-            self.seen.passed = runner.runtime.passed
-            if self._crashes:
-                runner.runtime.crash_at = self._crashes.pop(0)
-        return runner
-
-    def _note(self, runner: RunnerProcess) -> None:
-        """Record where a runner has died."""
-        if runner.is_dead and runner.runtime.crash_at is not None:
-            runner.runtime.crash_at = None
-            self.seen.faults.append(f"{runner.name} died at {self._place(runner)}")
-
-    def _place(self, runner: RunnerProcess) -> str:
-        attempts = self._harness.attempts
-        last = f", the last body being that of step {attempts[-1].step!r}" if attempts else ", before any body"
-        return f"checkpoint {len(runner.runtime.passed) - 1} ({runner.runtime.passed[-1]}{last})"
-
-    def _freeze(self, runner: RunnerProcess) -> None:
-        self.seen.faults.append(f"{runner.name} froze at {self._place(runner)} until another had taken over")
-        runner.suspend()
-        self._harness.clock.advance(self._harness.settings.lease_seconds + 1)
-        second = self._harness.second_runner()
-        for summary in self._harness.durable.internals.operations.queries.list(limit=1000).items:
-            self._harness.deliver(self._harness.instance(summary.workflow, summary.id), to=second)
-        runner.wake_up()
-
-    def _send(self) -> bool:
-        """Send the next event that an instance waits for."""
-        if not self.events:
-            return False
-        for summary in self._harness.durable.internals.operations.queries.list(status=Status.WAITING, limit=1000).items:
-            handle = self._harness.instance(summary.workflow, summary.id)
-            for step in handle.steps():
-                wait = summary.workflow, summary.id, summary.run_number, step.step_key, step.wake_at
-                if not step.is_waiting or step.wait_event_type is None or wait in self._answered:
-                    continue
-                for event in self.events:
-                    if event[0] == step.wait_event_type:
-                        self._answered.add(wait)
-                        self.events.remove(event)
-                        handle.send_event(*event)
-                        return True
-        return False
