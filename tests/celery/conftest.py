@@ -11,6 +11,7 @@ from celery import Celery, current_app, signals
 from celery._state import _set_current_app, set_default_app
 
 from celery_durable import Durable
+from tests.celery.brokerless import REFUSED, a_refused_port
 
 MakeApp = Callable[..., Celery]
 
@@ -67,3 +68,9 @@ def app(make_app: MakeApp) -> Celery:
 @pytest.fixture
 def durable(app: Celery) -> Durable:
     return Durable(app)
+
+
+@pytest.fixture(params=REFUSED)
+def brokerless(request: pytest.FixtureRequest, make_app: MakeApp) -> Celery:
+    """An app whose broker refuses connections."""
+    return make_app(broker_url=f"{request.param}://127.0.0.1:{a_refused_port()}//")

@@ -12,7 +12,8 @@ from celery_durable import tasks
 from tests.chaos.arena import AT_TASK
 from tests.chaos.flows import WORK, build
 from tests.chaos.stillness import step
-from tests.smoke.flows import Config, become_child
+from tests.smoke.config import Config
+from tests.smoke.dying import become_child
 
 config = Config.read(os.environ)
 app = build(config)

@@ -2,90 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from celery_durable import (
-    Completed,
-    CreateOptions,
-    Dead,
-    InstanceAlreadyExists,
-    LinearContext,
-    LinearStep,
-    LinearWorkflow,
-    NonRetryableError,
-    Retry,
-    Step,
-    StepFailed,
-    StepTx,
-    TaskType,
-    Waiting,
-    WorkflowEvent,
-    signals,
-    values,
-)
+from celery_durable import CreateOptions, InstanceAlreadyExists, Step, StepTx, WorkflowEvent, signals
 from celery_durable.errors import StepNotFound
-from celery_durable.model import RunRef, task_event_type
-from celery_durable.testing import START, DurableHarness
+from celery_durable.testing import START
 from tests.docs.blocks import ROOT
-from tests.references import reference_of
 from tests.signals.conftest import ALL, Ear
-
-on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-RUN = {"workflow": "order", "instance_id": "o-1", "run_number": 1}
-
-
-def charge(tx: StepTx) -> str:
-    if tx.attempt == 1:
-        raise OSError("the bank is closed")
-    return "paid"
-
-
-def refuse() -> None:
-    raise NonRetryableError("over the limit", name="TooExpensive")
-
-
-def order(event: WorkflowEvent[Any], step: Step) -> str:
-    step.do("charge", charge)
-    step.sleep("rest", "1 minute")
-    step.wait_for_event("approval", "approved", timeout="1 hour")
-    try:
-        step.do("refuse", refuse)
-    except StepFailed as failure:
-        return failure.error_name
-    return "never"
-
-
-def failing(event: WorkflowEvent[Any], step: Step) -> None:
-    raise LookupError("no such order")
-
-
-def shipping(event: WorkflowEvent[Any], step: Step) -> Any:
-    return step.task("ship", "shop.ship", timeout="1 day")
-
-
-def to_step_row(name: str, type_: str = "do", attempt: int = 1) -> dict[str, Any]:
-    return {**RUN, "step": name, "type": type_, "attempt": attempt}
-
-
-listed = LinearWorkflow("listed", 1, [LinearStep("CHECK", delay="10s", backoff="constant"), LinearStep("PAY")])
-
-
-@listed.handler("CHECK")
-def check(ctx: LinearContext) -> Completed | Retry:
-    return Completed() if ctx.attempt > 1 else Retry(None, "not yet")
-
-
-@listed.handler("PAY")
-def pay(ctx: LinearContext) -> Waiting | Dead:
-    return Waiting("paid", "1 hour") if ctx.task_type is TaskType.RUN else Dead("nobody has paid")
-
+from tests.signals.flows import (
+    RUN,
+    actions,
+    failing,
+    listed,
+    on_sqlite,
+    order,
+    shipping,
+    slow,
+    stuck,
+    to_step_row,
+    told,
+)
 
 # --- the life of an instance --------------------------------------------------------------------
 
@@ -196,11 +137,6 @@ def test_what_people_do_is_told(store_url: str, make_harness: Any, ear: Ear) -> 
         ("workflow_started", {**other, "latency": timedelta(0)}),
         ("workflow_failed", {**other, "duration": timedelta(0), **error}),
     ]
-
-
-def stuck(event: WorkflowEvent[Any], step: Step) -> None:
-    step.wait_for_event("approval", "approved")
-    step.do("refuse", refuse)
 
 
 @on_sqlite
@@ -351,13 +287,6 @@ def test_a_worker_that_was_superseded_tells_nothing(store_url: str, make_harness
     assert ear.names == ["workflow_created", "workflow_started", "step_started", "workflow_restarted"]
 
 
-actions: list[Any] = []
-
-
-def slow(event: WorkflowEvent[Any], step: Step) -> None:
-    step.do("slow", lambda: actions.pop()() and None)
-
-
 @on_sqlite
 def test_branches_and_races_are_told_step_by_step(store_url: str, make_harness: Any, ear: Ear) -> None:
     def race(event: WorkflowEvent[Any], step: Step) -> None:
@@ -372,115 +301,6 @@ def test_branches_and_races_are_told_step_by_step(store_url: str, make_harness: 
     assert sorted(told["step"] for told in ear.told("step_completed")) == ["a", "b", "quick", "which"]
     assert [told["duration"] for told in ear.told("step_completed") if told["step"] == "which"] == [None]
     assert ear.told("step_failed") == ear.told("step_retrying") == []
-
-
-# --- receivers ----------------------------------------------------------------------------------
-
-
-@on_sqlite
-def test_a_receiver_may_be_for_one_workflow_alone(store_url: str, make_harness: Any) -> None:
-    heard: list[str] = []
-
-    def alert(sender: str, error_name: str, **_: Any) -> None:
-        heard.append(f"{sender}: {error_name}")
-
-    signals.workflow_failed.connect(alert, sender="failing")
-    harness = make_harness(failing, order, store_url=store_url, wipe=True)
-    harness.create(failing)
-    harness.run_until_idle()
-    assert heard == ["failing: LookupError"]
-    signals.workflow_failed.disconnect(alert, sender="failing")
-    signals.workflow_failed.connect(alert, sender="order")
-    harness.create(failing)
-    harness.run_until_idle()
-    signals.workflow_failed.disconnect(alert, sender="order")
-    assert heard == ["failing: LookupError"]
-
-
-@on_sqlite
-def test_a_receiver_that_fails_is_logged_and_breaks_nothing(
-    store_url: str, make_harness: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    def break_(**_: Any) -> None:
-        raise ZeroDivisionError("in a receiver")
-
-    for signal in ALL.values():
-        signal.connect(break_)
-    harness = make_harness(order, store_url=store_url, wipe=True)
-    instance = harness.create(order)
-    instance.send_event("approved")
-    harness.advance("70 seconds")
-    for signal in ALL.values():
-        signal.disconnect(break_)
-    assert instance.result() == "TooExpensive"
-    assert "ZeroDivisionError('in a receiver')" in caplog.text
-
-
-def test_a_receiver_may_use_the_database(store_url: str, make_harness: Any) -> None:
-    """Also after a step that had a session of its own, on SQLite where that holds the only write lock."""
-    harness = make_harness(writing, failing, store_url=store_url, wipe=True)
-
-    def follow_up(**_: Any) -> None:
-        harness.create(failing, id="follow-up")
-
-    signals.step_completed.connect(follow_up, sender="writing")
-    harness.create(writing)
-    harness.tick()
-    signals.step_completed.disconnect(follow_up, sender="writing")
-    assert not harness.instance(failing, "follow-up").has_ended
-
-
-def writing(event: WorkflowEvent[Any], step: Step) -> None:
-    def write(tx: StepTx) -> None:
-        tx.session.execute(sa.text("SELECT 1"))
-
-    step.do("write", write)
-
-
-# --- around -------------------------------------------------------------------------------------
-
-
-class Manager:
-    """A context manager that keeps a diary."""
-
-    def __init__(self, diary: list[Any], **told: Any) -> None:
-        self.diary, self.told = diary, told
-
-    def __enter__(self) -> None:
-        self.diary.append(("enter", self.told))
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self.diary.append(("exit", kind and kind.__name__))
-        return True  # which holds nothing up
-
-
-@on_sqlite
-def test_what_goes_around_a_pass_and_a_body(store_url: str, make_harness: Any) -> None:
-    diary: list[Any] = []
-
-    @signals.around_pass.connect
-    @signals.around_step.connect
-    def around(**told: Any) -> Manager:
-        return Manager(diary, **told)
-
-    def broken(**_: Any) -> Manager:
-        raise ZeroDivisionError
-
-    signals.around_pass.connect(broken)
-    signals.around_pass.connect(around)  # is connected already
-    harness = make_harness(order, store_url=store_url, wipe=True)
-    harness.create(order, id="o-1")
-    harness.tick()
-    for each in (signals.around_pass, signals.around_step):
-        each.disconnect(around)
-        each.disconnect(broken)
-    assert diary == [
-        ("enter", {**RUN, "latency": timedelta(0)}),
-        ("enter", {**RUN, "step": "charge", "attempt": 1}),
-        ("exit", "OSError"),
-        ("exit", None),
-    ]
-    assert harness.instance(order, "o-1").is_waiting
 
 
 # --- the page -----------------------------------------------------------------------------------
@@ -507,22 +327,3 @@ def test_every_signal_that_is_told_carries_what_it_says(make_harness: Any, ear: 
     assert {name for name, _, _ in ear.heard} == set(ALL)
     for name, _, arguments in ear.heard:
         assert set(arguments) == set(ALL[name].providing_args), name
-
-
-def told(harness: DurableHarness) -> None:
-    """Make everything happen that there is a signal for."""
-    instance = harness.create(order, id="o-1")
-    instance.send_event("approved")
-    harness.create(failing)
-    harness.advance("70 seconds")
-    instance.restart()
-    instance.terminate()
-    other = harness.create(order, id="o-2")
-    harness.run_until_idle()
-    other.skip("charge", by="eve")
-    harness.create(shipping, id="s-1")
-    harness.run_until_idle()
-    operations, ref = harness.durable.internals.operations, RunRef("shipping", "s-1", 1)
-    type_ = task_event_type("shop.ship", operations.queries.get(ref.workflow, ref.instance_id).instance.pk, 1, 1)
-    true = reference_of(harness.durable.internals.store, ref, type_)
-    operations.answers.accept(dataclasses.replace(true, token="0" * 32), values.encode_answer("1"))

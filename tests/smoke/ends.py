@@ -17,8 +17,8 @@ from celery.exceptions import Ignore, Reject
 
 from celery_durable import Durable, Step, StepFailed, WorkflowEvent
 from celery_durable.store import migrate
-from tests.smoke import flows
-from tests.smoke.flows import Config
+from tests.smoke import dying, flows
+from tests.smoke.config import Config
 
 KINDS = ("ours", "another", "none")
 
@@ -189,4 +189,4 @@ if "DURABLE_SMOKE" in os.environ:
     if config.role != "none":
         migrate.upgrade(vars(app)["durable"].internals.store)
     if config.role == "worker":
-        signals.worker_process_init.connect(flows.become_child)
+        signals.worker_process_init.connect(dying.become_child)

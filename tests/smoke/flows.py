@@ -7,15 +7,10 @@ Traces: `author_ledger`, written by tx.session and without a unique key, so that
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import socket
 import sys
-import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,8 @@ from celery import Celery, signature
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_durable import Durable, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
-from celery_durable.runtime import Runtime
+from tests.smoke.config import Config
+from tests.smoke.dying import Treacherous
 
 _metadata = sa.MetaData()
 ledger = sa.Table(
@@ -47,30 +43,6 @@ bodies = sa.Table(
     sa.Column("pid", sa.Integer, nullable=False),
 )
 HELD_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Config:
-    """Where an application lives; processes get it in their environment."""
-
-    name: str
-    folder: str
-    broker_url: str
-    database_url: str
-    bodies_url: str
-    control_port: int = 0
-    role: str = "client"
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def environment(self) -> dict[str, str]:
-        return {"DURABLE_SMOKE": json.dumps(asdict(self))}
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Config:
-        return cls(**json.loads(environment["DURABLE_SMOKE"]))
-
-    def path(self, *parts: str) -> Path:
-        return Path(self.folder, *parts)
 
 
 def build(config: Config) -> Celery:
@@ -358,54 +330,3 @@ def create_tables(engine: sa.Engine) -> None:
 
 def drop_tables(engine: sa.Engine) -> None:
     _metadata.drop_all(engine)
-
-
-# --- dying --------------------------------------------------------------------------------------
-
-_role = ""
-
-
-class Treacherous(Runtime):
-    """Dies at a checkpoint, or has its connection cut, when a file ``orders/<role>.<what>`` says so; each once."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._is_after_body = False
-
-    def checkpoint(self, name: str) -> None:
-        role = _role or self._config.role
-        if role == "child" and threading.current_thread() is not threading.main_thread():
-            return  # the keeper's renewals are no boundaries
-        if name == "after-body":
-            self._is_after_body = True
-        if name in ("before-commit", "after-commit") and role == "child" and not self._is_after_body:
-            return
-        if name == "before-commit":
-            for cut in ("cut-before", "cut-after"):
-                if self._is_ordered(role, cut):
-                    self._have_cut(cut)
-        if self._is_ordered(role, f"hang.{name}"):
-            threading.Event().wait()
-        if self._is_ordered(role, name):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if name == "after-commit":
-            self._is_after_body = False
-
-    def _is_ordered(self, role: str, what: str) -> bool:
-        order = self._config.path("orders", f"{role}.{what}")
-        try:
-            order.rename(self._config.path("done", order.name))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _have_cut(self, how: str) -> None:
-        with socket.create_connection(("127.0.0.1", self._config.control_port), timeout=10) as control:
-            control.sendall(how.encode())
-            assert control.recv(2) == b"ok"
-
-
-def become_child(**_: Any) -> None:
-    """What a pool's process does first, so that it dies of other orders than its parent."""
-    global _role
-    _role = "child"

@@ -6,7 +6,9 @@ import os
 
 from celery import signals
 
-from tests.smoke.flows import Config, become_child, build
+from tests.smoke.config import Config
+from tests.smoke.dying import become_child
+from tests.smoke.flows import build
 
 config = Config.read(os.environ)
 app = build(config)
