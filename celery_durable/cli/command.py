@@ -1,18 +1,44 @@
-"""The parts that all commands share: examples in the help, access to the instances, and the format of the output."""
+"""Commands: declared by functions, with examples in their help."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, get_type_hints
 
 import click
 
 from celery_durable.cli.backends.backend import Backend, Connection
 from celery_durable.cli.errors import INTERRUPTED, convert_error
+from celery_durable.cli.inputs import Given
 from celery_durable.cli.output.console import Console, Format
 from celery_durable.errors import DurableError
+
+
+def command(*examples: str, options: Sequence[Callable[..., Any]] = ()) -> Callable[[Callable[..., Any]], Command]:
+    """Make a command of a function, with its name and its docstring.
+
+    Each parameter is annotated with the decorator of click that declares it, or with `Given`. ``options`` follow them.
+    """
+
+    def declare(fn: Callable[..., Any]) -> Command:
+        hints = get_type_hints(fn, include_extras=True)
+        metadata = {name: each for name, hint in hints.items() for each in getattr(hint, "__metadata__", ())}
+
+        @functools.wraps(fn)
+        def run(**values: Any) -> None:
+            ctx = click.get_current_context()
+            given = {name: each.get(ctx) for name, each in metadata.items() if isinstance(each, Given)}
+            fn(**given, **values)
+
+        decorators = [*(each for each in metadata.values() if not isinstance(each, Given)), *options]
+        for decorate in reversed(decorators):
+            decorate(run)
+        return click.command(cls=Command, examples=examples)(run)
+
+    return declare
 
 
 def open_backend(ctx: click.Context) -> Backend:
@@ -26,6 +52,10 @@ def _connection(ctx: click.Context) -> Connection:
     from celery_durable.cli.backends.stored import StoreConnection
 
     return StoreConnection(ctx)
+
+
+OpenBackend = Annotated[Backend, Given(open_backend)]
+Output = Annotated[Console, Given(Console.from_context)]
 
 
 def _choose_format(ctx: click.Context, _: click.Parameter, value: str | bool | None) -> None:

@@ -10,7 +10,6 @@ from typing import IO, Any
 
 import click
 
-from celery_durable.cli.backends.backend import Connection
 from celery_durable.cli.output.console import strip_control_characters
 from celery_durable.errors import DurableError
 from celery_durable.explain import YOUR_APP
@@ -21,6 +20,13 @@ _EXIT_CODES = {
     **dict.fromkeys((429, 502, 503, 504), UNREACHABLE),
 }  # fmt: skip
 _COMMAND_PREFIX = f"celery -A {YOUR_APP} durable"
+
+
+class Program:
+    """The program that the user typed, if it is not `celery`; it is then in ``ctx.obj``."""
+
+    name: str
+    no_color = False
 
 
 class CliError(click.ClickException):
@@ -78,5 +84,5 @@ def adapt_commands(ctx: click.Context, text: str) -> str:
 
 def command_line(ctx: click.Context, arguments: str) -> str:
     """Return a command line that the user can copy."""
-    name = ctx.obj.name if isinstance(ctx.obj, Connection) else f"celery -A {app_name(ctx)} durable"
+    name = ctx.obj.name if isinstance(ctx.obj, Program) else f"celery -A {app_name(ctx)} durable"
     return f"{name} {arguments}"

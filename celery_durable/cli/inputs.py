@@ -1,18 +1,33 @@
-"""Types of options and arguments: JSON text, files and standard input, durations, and single parameters."""
+"""What commands take: types of options and arguments, and the parameters that several commands have.
+
+A command declares its parameters as annotations of its function, such as ``run: RunNumber``.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from celery_durable import values
 from celery_durable.errors import DurationInvalid
+from celery_durable.model import LogLevel, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Annotates a parameter that the user does not type: ``get`` returns its value."""
+
+    get: Callable[[click.Context], Any]
+
+
+Context = Annotated[click.Context, Given(lambda ctx: ctx)]
 
 
 class JsonInput(click.ParamType[Any]):
@@ -56,6 +71,54 @@ class DurationInput(click.ParamType[timedelta]):
             return values.parse_duration(seconds)
         except (DurationInvalid, OverflowError) as exc:
             self.fail(str(exc), param, ctx)
+
+
+class WordInput(click.Choice[str]):
+    """A word of an enumeration."""
+
+    def __init__(self, words: Iterable[Status | LogLevel]) -> None:
+        self._by_text = {str(word): word for word in words}
+        super().__init__(list(self._by_text))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the member of the enumeration."""
+        return self._by_text[super().convert(value, param, ctx)]
+
+
+def option(*names: str, help: str, **more: Any) -> Callable[[Any], Any]:
+    """Declare an option. Help shows its default, if it has one."""
+    return click.option(*names, help=help, show_default="default" in more or None, **more)
+
+
+def flag(*names: str, help: str) -> Callable[[Any], Any]:
+    """Declare an option without a value."""
+    return click.option(*names, is_flag=True, help=help)
+
+
+Workflow = Annotated[str, click.argument("workflow")]
+InstanceId = Annotated[str, click.argument("id")]
+OptionalWorkflow = Annotated[str | None, click.argument("workflow", required=False)]
+OptionalId = Annotated[str | None, click.argument("id", required=False)]
+Step = Annotated[str, click.argument("step")]
+RunNumber = Annotated[
+    int | None, option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
+]
+OfWorkflow = Annotated[str | None, option("-w", "--workflow", help="Only instances of this workflow.")]
+OfStatus = Annotated[
+    Status | None, option("-s", "--status", type=WordInput(Status), help="Only instances with this status.")
+]
+Payload = Annotated[
+    Any,
+    option(
+        "--payload",
+        type=JsonInput(),
+        metavar=JsonInput.name,
+        help="The payload as JSON, from a file, or from standard input.",
+    ),
+]
+PageLimit = Annotated[int, option("--limit", type=click.IntRange(1, 1000), default=25, help="Maximum number of rows.")]
+RowLimit = Annotated[int, option("--limit", type=click.IntRange(1, 10000), default=100, help="Maximum number of rows.")]
+Cursor = Annotated[str | None, option("--cursor", help="The cursor that the previous page printed.")]
 
 
 def merged_params(given: Any, singles: Sequence[str]) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from celery_durable.cli.errors import Program
 from celery_durable.commands import A, Command, Q, Target
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
@@ -111,12 +112,8 @@ class Backend(Protocol):
         """Do a command, and return its response."""
 
 
-class Connection(abc.ABC):
+class Connection(Program, abc.ABC):
     """Opens the backend of one of the two programs. Commands of `celery-durable` find theirs in ``ctx.obj``."""
-
-    name: str
-    """The program that the user typed, for the commands that we suggest."""
-    no_color = False
 
     @abc.abstractmethod
     def open(self) -> Backend:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
@@ -13,6 +13,7 @@ from celery_durable.app import Durable
 from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.backend import POLL_SECONDS, Connection, InstanceSnapshot, WorkflowInfo
 from celery_durable.cli.errors import UNREACHABLE, CliError
+from celery_durable.cli.inputs import Given
 from celery_durable.commands import A, Command, Q, Target
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis, explain
@@ -63,6 +64,9 @@ def open_durable(ctx: click.Context) -> Durable:
     with reaching_database():
         migrate.check_revision(durable.internals.store)
     return durable
+
+
+OpenDurable = Annotated[Durable, Given(open_durable)]
 
 
 def stored_durable(ctx: click.Context) -> Durable:

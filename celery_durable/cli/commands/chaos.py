@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.backends.stored import open_durable
-from celery_durable.cli.command import Command
+from celery_durable.cli.backends.stored import OpenDurable
+from celery_durable.cli.command import Output, command
 from celery_durable.cli.errors import INTERRUPTED, REFUSED, CliError
-from celery_durable.cli.output.console import Column, Console
+from celery_durable.cli.inputs import Context, flag, option
+from celery_durable.cli.output.console import Column
 from celery_durable.testing.chaos_run import ChaosRun
 
 _COLUMNS = (Column("WHAT"), Column("HOW OFTEN"))
 
 
-@click.command(cls=Command, examples=["chaos", "chaos --minutes 10 --workers 4", "chaos --yes --seed 7"])
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="How long to inject faults.",
-)
-@click.option(
-    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="How many workers to start and kill."
-)
-@click.option("--seed", type=int, help="Seed of the random faults; random by default.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.pass_context
-def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, yes: bool) -> None:
+@command("chaos", "chaos --minutes 10 --workers 4", "chaos --yes --seed 7")
+def chaos(
+    ctx: Context,
+    durable: OpenDurable,
+    console: Output,
+    minutes: Annotated[
+        float,
+        option("--minutes", type=click.FloatRange(0, min_open=True), default=1.0, help="How long to inject faults."),
+    ],
+    workers: Annotated[
+        int, option("--workers", type=click.IntRange(1, 64), default=2, help="How many workers to start and kill.")
+    ],
+    seed: Annotated[int | None, option("--seed", type=int, help="Seed of the random faults; random by default.")],
+    yes: Annotated[bool, flag("--yes", help="Do not ask for confirmation.")],
+) -> None:
     """Kill workers and lose messages, to test recovery.
 
     Use it on your staging while instances run there. It starts its own workers for the queues of your workflows and
@@ -41,7 +42,6 @@ def chaos(ctx: click.Context, minutes: float, workers: int, seed: int | None, ye
     did, how soon the interrupted runs continued, and contradictions in the tables. The exit code is 1 if there are any.
     Ctrl-C stops it and its workers. In a pipe: what, how often.
     """
-    durable, console = open_durable(ctx), Console.from_context(ctx)
     durable.app.loader.import_default_modules()
     _check_broker(durable)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed

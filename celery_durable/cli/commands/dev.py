@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import click
 from celery import signals
@@ -24,9 +24,10 @@ from celery_durable.app import Durable
 from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.backend import POLL_SECONDS
 from celery_durable.cli.backends.stored import StoreBackend, attached_durable, database_now, reaching_database
-from celery_durable.cli.command import Command
+from celery_durable.cli.command import Output, command
 from celery_durable.cli.commands.follow import Follower
 from celery_durable.cli.errors import INTERRUPTED, command_line
+from celery_durable.cli.inputs import Context, option
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.errors import InstanceNotFound
@@ -39,22 +40,24 @@ Replacement = tuple[str, Cell, Cell]
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.command(cls=Command, examples=["dev", "dev --concurrency 2 --loglevel info"])
-@click.option(
-    "-c", "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Number of worker threads."
-)
-@click.option(
-    "-l", "--loglevel", type=click.Choice(_LEVELS), default="warning", show_default=True, help="Level of Celery's log."
-)
-@click.pass_context
-def dev(ctx: click.Context, concurrency: int, loglevel: str) -> None:
+@command("dev", "dev --concurrency 2 --loglevel info")
+def dev(
+    ctx: Context,
+    console: Output,
+    concurrency: Annotated[
+        int, option("-c", "--concurrency", type=click.IntRange(1), default=8, help="Number of worker threads.")
+    ],
+    loglevel: Annotated[
+        str, option("-l", "--loglevel", type=click.Choice(_LEVELS), default="warning", help="Level of Celery's log.")
+    ],
+) -> None:
     """Run worker, dispatcher, broker and database in this process.
 
     Use it while you write workflows. It creates the tables, runs instances, and shows each step as it is recorded.
     Messages stay in memory. The database is durable_database_url, or else a SQLite file in this directory. Not for
     production.
     """
-    durable, console = attached_durable(ctx), Console.from_context(ctx)
+    durable = attached_durable(ctx)
     replacements = _replace_servers(durable)
     with reaching_database():
         migrate.upgrade(durable.internals.store)

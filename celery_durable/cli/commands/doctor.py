@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
-import click
-
-from celery_durable.cli.command import Command, json_option, output_option
+from celery_durable.cli.backends.stored import attached_durable
+from celery_durable.cli.command import Output, command, json_option, output_option
+from celery_durable.cli.commands import checks
 from celery_durable.cli.errors import REFUSED, app_name
-from celery_durable.cli.output.console import Console, Styled
+from celery_durable.cli.inputs import Context
+from celery_durable.cli.output.console import Styled
 from celery_durable.errors import DurableError
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
 
-@click.command(cls=Command, examples=["doctor", "doctor --json"])
-@output_option
-@json_option
-@click.pass_context
-def doctor(ctx: click.Context) -> None:
+@command("doctor", "doctor --json", options=[output_option, json_option])
+def doctor(ctx: Context, console: Output) -> None:
     """Check configuration, servers and processes.
 
     Use it after a deploy, and when instances do not move. It changes nothing. Each finding is OK, WARN or FAIL, and
     says how to fix the problem. The exit code is 1 if there is a FAIL. In a pipe: level, subject, sentence, remedy.
     """
-    from celery_durable.cli.backends.stored import attached_durable
-    from celery_durable.cli.commands import checks
-
-    console = Console.from_context(ctx)
     try:
         durable = attached_durable(ctx)
         durable.app.loader.import_default_modules()

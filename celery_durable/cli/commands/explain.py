@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from celery_durable.cli.command import Command, json_option, open_backend, output_option
+from celery_durable.cli.command import Output, command, json_option, open_backend, output_option
 from celery_durable.cli.errors import CliError, adapt_commands
+from celery_durable.cli.inputs import Context, OptionalId
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.explain import Code, Diagnosis
 from celery_durable.wire import views
@@ -22,13 +23,13 @@ _STYLES = {
 }
 
 
-@click.command(cls=Command, examples=["explain order order-42", "explain order/order-42 --json"])
-@click.argument("workflow", metavar="WORKFLOW[/ID]")
-@click.argument("id", required=False)
-@output_option
-@json_option
-@click.pass_context
-def explain(ctx: click.Context, workflow: str, id: str | None) -> None:
+@command("explain order order-42", "explain order/order-42 --json", options=[output_option, json_option])
+def explain(
+    ctx: Context,
+    console: Output,
+    workflow: Annotated[str, click.argument("workflow", metavar="WORKFLOW[/ID]")],
+    id: OptionalId,
+) -> None:
     """Explain why an instance does not move.
 
     Use it to find out what an instance waits for, and whether you have to do something. It reads only the database: the
@@ -39,8 +40,7 @@ def explain(ctx: click.Context, workflow: str, id: str | None) -> None:
     instance_id = id or rest
     if not instance_id:
         raise click.UsageError("Name the instance too: WORKFLOW/ID.")
-    backend, console = open_backend(ctx), Console.from_context(ctx)
-    diagnosis = backend.explain(name, instance_id)
+    diagnosis = open_backend(ctx).explain(name, instance_id)
     if diagnosis is None:
         raise CliError("The server gives no explanations.", "It runs an older version. Use show to see the status")
     if console.is_json:

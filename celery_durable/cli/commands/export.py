@@ -5,28 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.command import OpenBackend, command
+from celery_durable.cli.inputs import InstanceId, RunNumber, Workflow
 from celery_durable.model import EXPORT_VERSION
 from celery_durable.store.watchdog import limit_database_time
 
 
-@click.command(cls=Command, examples=["export order order-42", "export order order-42 --run 1 --no-logs"])
-@click.argument("workflow")
-@click.argument("id")
-@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
-@click.option("--logs/--no-logs", default=True, help="Include log lines, or leave them out.")
-@click.pass_context
-def export(ctx: click.Context, workflow: str, id: str, run: int | None, logs: bool) -> None:
+@command("export order order-42", "export order order-42 --run 1 --no-logs")
+def export(
+    backend: OpenBackend,
+    workflow: Workflow,
+    id: InstanceId,
+    run: RunNumber,
+    logs: Annotated[bool, click.option("--logs/--no-logs", default=True, help="Include log lines, or leave them out.")],
+) -> None:
     """Print the complete record of a run as JSON.
 
     Use it to archive the history of an instance, to attach it to a bug report, to query it with jq, or to replay it on
     another machine (replay --file). It contains parameters, results and payloads, after the application's redaction.
     """
-    backend = open_backend(ctx)
     seen = backend.read_snapshot(workflow, id)
     assert seen is not None
     with limit_database_time(None):  # a run may be as large as it likes (LAW 7)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import keyword
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.command import Command
+from celery_durable.cli.command import Output, command
 from celery_durable.cli.errors import CliError, app_name
-from celery_durable.cli.output.console import Console, Styled
+from celery_durable.cli.inputs import Context
+from celery_durable.cli.output.console import Styled
 
 _APP = """\
 from celery import Celery
@@ -83,10 +84,10 @@ def test_an_order_that_nobody_approves_expires() -> None:
 '''
 
 
-@click.command(cls=Command, examples=["init", "init orders"])
-@click.argument("module", required=False)
-@click.pass_context
-def init(ctx: click.Context, module: str | None) -> None:
+@command("init", "init orders")
+def init(
+    ctx: Context, console: Output, module: Annotated[str | None, click.argument("module", required=False)]
+) -> None:
     """Write a first workflow and its test.
 
     Use it to get started. Without -A it also writes an app, into shop.py. With -A it writes only the workflow, into
@@ -100,7 +101,6 @@ def init(ctx: click.Context, module: str | None) -> None:
     for path, text in files.items():
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    console = Console.from_context(ctx)
     for path in files:
         console.print_entry(["Wrote" if console.is_for_people else "wrote", Styled(str(path), "bold")])
     if console.is_for_people:

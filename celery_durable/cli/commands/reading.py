@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-
-import click
+from typing import Annotated
 
 from celery_durable import values
 from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend
-from celery_durable.cli.command import Command, open_backend, output_option
+from celery_durable.cli.command import OpenBackend, Output, command, output_option
 from celery_durable.cli.commands.follow import format_line, format_step
+from celery_durable.cli.inputs import (
+    Cursor,
+    InstanceId,
+    OfStatus,
+    OfWorkflow,
+    PageLimit,
+    RunNumber,
+    WordInput,
+    Workflow,
+    flag,
+    option,
+)
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.model import OPEN_STEPS, EventRecord, History, LogLevel, LogRecord, Status, StepStatus
 from celery_durable.wire import views
 
-_LEVELS = list(LogLevel)  # from the least to the most important
-_STATUS = click.Choice([str(status) for status in Status])
-_LEVEL = click.Choice([str(level) for level in _LEVELS])
 _WORKFLOW_COLUMNS = (
     Column("WORKFLOW"),
     Column("QUEUE", is_optional=True),
@@ -27,16 +35,13 @@ _WORKFLOW_COLUMNS = (
 )
 
 
-@click.command(cls=Command, examples=["workflows"])
-@output_option
-@click.pass_context
-def workflows(ctx: click.Context) -> None:
+@command("workflows", options=[output_option])
+def workflows(backend: OpenBackend, console: Output) -> None:
     """List the workflows.
 
     Use it to see what you can start. It lists the workflows that this app imports; over HTTP, those of the server. In a
     pipe: name, queue, function.
     """
-    backend, console = open_backend(ctx), Console.from_context(ctx)
     found = backend.workflows()
     console.print_list(
         _WORKFLOW_COLUMNS,
@@ -46,44 +51,37 @@ def workflows(ctx: click.Context) -> None:
     )
 
 
-@click.command(
-    cls=Command,
-    examples=[
-        "ls -w order",
-        "ls -w order -s errored",
-        "ls -w order --label tenant=acme",
-        "ls -w order --limit 100 --cursor t0jS2hXqZ3o5nS8q",
-    ],
+@command(
+    "ls -w order",
+    "ls -w order -s errored",
+    "ls -w order --label tenant=acme",
+    "ls -w order --limit 100 --cursor t0jS2hXqZ3o5nS8q",
+    options=[output_option],
 )
-@click.option("-w", "--workflow", help="Only instances of this workflow.")
-@click.option("-s", "--status", type=_STATUS, help="Only instances with this status.")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Only instances with this label; repeatable, all must match.",
-)
-@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum number of rows.")
-@click.option("--cursor", help="The cursor that the previous page printed.")
-@output_option
-@click.pass_context
 def ls(
-    ctx: click.Context,
-    workflow: str | None,
-    status: str | None,
-    labels: tuple[str, ...],
-    limit: int,
-    cursor: str | None,
+    backend: OpenBackend,
+    console: Output,
+    workflow: OfWorkflow,
+    status: OfStatus,
+    labels: Annotated[
+        tuple[str, ...],
+        option(
+            "--label",
+            "labels",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Only instances with this label; repeatable, all must match.",
+        ),
+    ],
+    limit: PageLimit,
+    cursor: Cursor,
 ) -> None:
     """List instances, newest first.
 
     Use it to find an id, or failed instances. In a pipe: workflow, id, status, run, created, changed, next time due,
     error.
     """
-    backend, console = open_backend(ctx), Console.from_context(ctx)
-    wanted = None if status is None else Status(status)
-    page = backend.list(workflow, status=wanted, cursor=cursor, limit=limit, labels=values.parse_labels(labels))
+    page = backend.list(workflow, status=status, cursor=cursor, limit=limit, labels=values.parse_labels(labels))
     times = Times(backend.now(), exact=not console.is_for_people)
     described = (f" {status}" if status else "") + " instances" + (f" of workflow {workflow!r}" if workflow else "")
     console.print_list(
@@ -95,37 +93,33 @@ def ls(
     console.print_more(page.cursor)
 
 
-@click.command(
-    cls=Command,
-    examples=["logs order order-42", "logs order order-42 -f", "logs order order-42 --level warn --category payments"],
+@command(
+    "logs order order-42",
+    "logs order order-42 -f",
+    "logs order order-42 --level warn --category payments",
+    options=[output_option],
 )
-@click.argument("workflow")
-@click.argument("id")
-@click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
-@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
-@click.option("--level", "--log-level", type=_LEVEL, help="Only lines of this level and above.")
-@click.option("--category", "--log-category", help="Only lines of this category.")
-@click.option("--replays", is_flag=True, help="Include lines that were logged again in a replay.")
-@output_option
-@click.pass_context
 def logs(
-    ctx: click.Context,
-    workflow: str,
-    id: str,
-    follow: bool,
-    run: int | None,
-    level: str | None,
-    category: str | None,
-    replays: bool,
+    backend: OpenBackend,
+    console: Output,
+    workflow: Workflow,
+    id: InstanceId,
+    follow: Annotated[bool, flag("-f", "--follow", help="Continue until the run ends.")],
+    run: RunNumber,
+    level: Annotated[
+        LogLevel | None,
+        option("--level", "--log-level", type=WordInput(LogLevel), help="Only lines of this level and above."),
+    ],
+    category: Annotated[str | None, option("--category", "--log-category", help="Only lines of this category.")],
+    replays: Annotated[bool, flag("--replays", help="Include lines that were logged again in a replay.")],
 ) -> None:
     """Show the log lines of a run.
 
     Use it to read what step.log and the engine have logged, oldest first. Times are UTC. In a pipe: time, level,
     category, message with its data.
     """
-    backend, console = open_backend(ctx), Console.from_context(ctx)
     number = _run_number(backend, workflow, id, run)
-    tail = backend.tail(workflow, id, run=number, level=None if level is None else LogLevel(level), category=category)
+    tail = backend.tail(workflow, id, run=number, level=level, category=category)
     version: object = None
     is_any, has_ended = False, not follow
     while True:
@@ -163,43 +157,46 @@ def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | No
     return seen.run_number
 
 
-@click.command(
-    cls=Command,
-    examples=["history order order-42", "history order order-42 --include-logs", "history order order-42 --run 1"],
+@command(
+    "history order order-42",
+    "history order order-42 --include-logs",
+    "history order order-42 --run 1",
+    options=[output_option],
 )
-@click.argument("workflow")
-@click.argument("id")
-@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
-@click.option("--include-logs", "--logs", "include_logs", is_flag=True, help="Include log lines.")
-@click.option(
-    "--level", "--log-level", type=_LEVEL, help="Only log lines of this level and above; implies --include-logs."
-)
-@click.option("--category", "--log-category", help="Only log lines of this category; implies --include-logs.")
-@output_option
-@click.pass_context
 def history(
-    ctx: click.Context,
-    workflow: str,
-    id: str,
-    run: int | None,
-    include_logs: bool,
-    level: str | None,
-    category: str | None,
+    backend: OpenBackend,
+    console: Output,
+    workflow: Workflow,
+    id: InstanceId,
+    run: RunNumber,
+    include_logs: Annotated[bool, flag("--include-logs", "--logs", "include_logs", help="Include log lines.")],
+    level: Annotated[
+        LogLevel | None,
+        option(
+            "--level",
+            "--log-level",
+            type=WordInput(LogLevel),
+            help="Only log lines of this level and above; implies --include-logs.",
+        ),
+    ],
+    category: Annotated[
+        str | None,
+        option("--category", "--log-category", help="Only log lines of this category; implies --include-logs."),
+    ],
 ) -> None:
     """Show what has happened in a run, in order of time.
 
     Use it to see how a run got to its current state: its start, its steps, the events it received, and its end. In a
     pipe: time, kind (run, step, event, log), status, level or type, then the details.
     """
-    backend, console = open_backend(ctx), Console.from_context(ctx)
     run_history = backend.history(workflow, id, run=run)
     lines: list[LogRecord] = []
-    if include_logs or level or category:
-        wanted = None if level is None else LogLevel(level)
-        tail = backend.tail(workflow, id, run=run_history.run_number, level=wanted, category=category)
+    include_logs = bool(include_logs or level or category)
+    if include_logs:
+        tail = backend.tail(workflow, id, run=run_history.run_number, level=level, category=category)
         lines = [line for line in tail.read_new_lines() if not line.is_replay]
     if console.is_json:
-        with_logs = {"logs": documents.logs(lines)} if include_logs or level or category else {}
+        with_logs = {"logs": documents.logs(lines)} if include_logs else {}
         console.print_json(documents.run(run_history) | with_logs)
         return
     times = Times(backend.now(), exact=not console.is_for_people)

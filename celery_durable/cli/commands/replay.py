@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import click
 
 from celery_durable.app import Durable
 from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.stored import attached_durable, open_durable
-from celery_durable.cli.command import Command, output_option
+from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.errors import REFUSED, CliError
+from celery_durable.cli.inputs import Context, OptionalId, OptionalWorkflow, RunNumber, option
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
@@ -22,23 +24,29 @@ from celery_durable.runner.replay_check import ReplayResult
 _COLUMNS = (Column("STEP"), Column("TYPE"), Column(""))
 
 
-@click.command(
-    cls=Command,
-    examples=["replay order order-42", "replay order order-42 --run 1", "replay --file order-42.json"],
+@command(
+    "replay order order-42",
+    "replay order order-42 --run 1",
+    "replay --file order-42.json",
+    options=[output_option],
 )
-@click.argument("workflow", required=False)
-@click.argument("id", required=False)
-@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
-@click.option(
-    "--file",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A file with runs that `export` printed; repeatable. No database is used.",
-)
-@output_option
-@click.pass_context
-def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | None, files: tuple[Path, ...]) -> None:
+def replay(
+    ctx: Context,
+    console: Output,
+    workflow: OptionalWorkflow,
+    id: OptionalId,
+    run: RunNumber,
+    files: Annotated[
+        tuple[Path, ...],
+        option(
+            "--file",
+            "files",
+            multiple=True,
+            type=click.Path(path_type=Path),
+            help="A file with runs that `export` printed; repeatable. No database is used.",
+        ),
+    ],
+) -> None:
     """Check the current code against a recorded run.
 
     Use it before a deploy that changes a workflow: on instances of staging, or in CI on exported runs. It executes the
@@ -56,7 +64,7 @@ def replay(ctx: click.Context, workflow: str | None, id: str | None, run: int | 
         durable = open_durable(ctx)
         durable.app.loader.import_default_modules()
         records = [durable.internals.runner.read_recorded_run(workflow, id, run=run)]
-    console, matches = Console.from_context(ctx), True
+    matches = True
     for recorded in records:
         found = durable.internals.runner.check_replay(recorded)
         matches = matches and found.matches

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import click
 
 from celery_durable.cli.backends.backend import InstanceSnapshot
-from celery_durable.cli.command import Command, open_backend, output_option
+from celery_durable.cli.command import OpenBackend, Output, command, output_option
 from celery_durable.cli.commands.explain import print_diagnosis
+from celery_durable.cli.inputs import Context, InstanceId, RunNumber, Workflow, flag
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.cli.output.render import Times
@@ -14,23 +17,24 @@ from celery_durable.explain import Diagnosis
 from celery_durable.model import History, Published, Status, StepRecord
 
 
-@click.command(
-    cls=Command, examples=["show order order-42", "show order order-42 --full", "show order order-42 --run 1"]
-)
-@click.argument("workflow")
-@click.argument("id")
-@click.option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
-@click.option("--full", is_flag=True, help="Include parameters, results, payloads and output, and show exact times.")
-@output_option
-@click.pass_context
-def show(ctx: click.Context, workflow: str, id: str, run: int | None, full: bool) -> None:
+@command("show order order-42", "show order order-42 --full", "show order order-42 --run 1", options=[output_option])
+def show(
+    ctx: Context,
+    backend: OpenBackend,
+    console: Output,
+    workflow: Workflow,
+    id: InstanceId,
+    run: RunNumber,
+    full: Annotated[
+        bool, flag("--full", help="Include parameters, results, payloads and output, and show exact times.")
+    ],
+) -> None:
     """Show one instance with its status, steps and events.
 
     Use it to see what an instance has done, what it waits for, and what it has published. In a pipe: one record per
     line, whose first field is its kind (instance, label, origin, parent, error, reason, step, event, audit, published).
     --full adds params, output, and a last field with the result or payload as JSON.
     """
-    backend, console = open_backend(ctx), Console.from_context(ctx)
     seen = backend.read_snapshot(workflow, id)
     assert seen is not None
     history = backend.history(workflow, id, run=run)

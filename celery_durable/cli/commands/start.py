@@ -1,68 +1,71 @@
-"""The commands start and send-event."""
+"""`start`: creates an instance, and can follow it to its end."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from celery_durable import commands, values
 from celery_durable.cli.backends.backend import Backend
-from celery_durable.cli.command import Command, open_backend
+from celery_durable.cli.command import command, open_backend
 from celery_durable.cli.commands.follow import Follower, follow_to_end, print_update, read_outcome
 from celery_durable.cli.errors import command_line
-from celery_durable.cli.inputs import DurationInput, JsonInput, merged_params
+from celery_durable.cli.inputs import Context, DurationInput, JsonInput, Workflow, flag, merged_params, option
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.commands import Target
 from celery_durable.wire import requests
 
 
-@click.command(
-    cls=Command,
-    examples=[
-        "start order -P order_id=42 -P cents:=1999 --id order-42",
-        """start order --params '{"order_id": "42", "cents": 1999}' --follow""",
-        "start order --params @order.json --wait --timeout '5 minutes'",
-        "start order --params @order.json --id order-42 --restart",
-        "start order -P order_id=42 --label tenant=acme --label stage=new",
-    ],
+@command(
+    "start order -P order_id=42 -P cents:=1999 --id order-42",
+    """start order --params '{"order_id": "42", "cents": 1999}' --follow""",
+    "start order --params @order.json --wait --timeout '5 minutes'",
+    "start order --params @order.json --id order-42 --restart",
+    "start order -P order_id=42 --label tenant=acme --label stage=new",
 )
-@click.argument("workflow")
-@click.option(
-    "--params",
-    type=JsonInput(),
-    metavar="JSON|@file|-",
-    help="The parameters as JSON, from a file, or from standard input.",
-)
-@click.option(
-    "-P",
-    "single_params",
-    multiple=True,
-    metavar="KEY=TEXT|KEY:=JSON",
-    help="One parameter; overrides the one in --params.",
-)
-@click.option("--id", "id", help="The instance's id, unique per workflow; random by default.")
-@click.option("--restart", is_flag=True, help="If the --id exists and has ended, start a new run of it.")
-@click.option(
-    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label to find the instance by; repeatable."
-)
-@click.option("--wait", is_flag=True, help="Wait for the end and print the output; fail if the instance fails.")
-@click.option("--follow", is_flag=True, help="Show steps and log lines until the end; implies --wait.")
-@click.option("--timeout", type=DurationInput(), help="How long to wait. The instance continues after it.")
-@click.pass_context
 def start(
-    ctx: click.Context,
-    workflow: str,
-    params: Any,
-    single_params: tuple[str, ...],
-    id: str | None,
-    restart: bool,
-    labels: tuple[str, ...],
-    wait: bool,
-    follow: bool,
-    timeout: timedelta | None,
+    ctx: Context,
+    workflow: Workflow,
+    params: Annotated[
+        Any,
+        option(
+            "--params",
+            type=JsonInput(),
+            metavar=JsonInput.name,
+            help="The parameters as JSON, from a file, or from standard input.",
+        ),
+    ],
+    single_params: Annotated[
+        tuple[str, ...],
+        option(
+            "-P",
+            "single_params",
+            multiple=True,
+            metavar="KEY=TEXT|KEY:=JSON",
+            help="One parameter; overrides the one in --params.",
+        ),
+    ],
+    id: Annotated[str | None, option("--id", help="The instance's id, unique per workflow; random by default.")],
+    restart: Annotated[bool, flag("--restart", help="If the --id exists and has ended, start a new run of it.")],
+    labels: Annotated[
+        tuple[str, ...],
+        option(
+            "--label",
+            "labels",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A label to find the instance by; repeatable.",
+        ),
+    ],
+    wait: Annotated[bool, flag("--wait", help="Wait for the end and print the output; fail if the instance fails.")],
+    follow: Annotated[bool, flag("--follow", help="Show steps and log lines until the end; implies --wait.")],
+    timeout: Annotated[
+        timedelta | None,
+        option("--timeout", type=DurationInput(), help="How long to wait. The instance continues after it."),
+    ],
 ) -> None:
     """Start an instance of a workflow.
 
@@ -111,38 +114,3 @@ def _follow_to_end(
         console.print_block("", render.to_indented_json(status.output))
     else:
         console.print_record(status.status, render.to_compact_json(status.output))
-
-
-@click.command(
-    "send-event",
-    cls=Command,
-    examples=[
-        """send-event order order-42 approval --payload '{"approved": true, "by": "eve"}'""",
-        "send-event order order-42 approval --payload @approval.json --event-id mail-7",
-    ],
-)
-@click.argument("workflow")
-@click.argument("id")
-@click.argument("type")
-@click.option(
-    "--payload",
-    type=JsonInput(),
-    metavar="JSON|@file|-",
-    help="The payload as JSON, from a file, or from standard input.",
-)
-@click.option("--event-id", help="Makes sending idempotent: a run accepts an id once.")
-@click.pass_context
-def send_event(ctx: click.Context, workflow: str, id: str, type: str, payload: Any, event_id: str | None) -> None:
-    """Send an event to an instance.
-
-    Use it to answer a wait_for_event. An event that is sent early is stored until the workflow waits for its type.
-    """
-    backend, console = open_backend(ctx), Console.from_context(ctx)
-    body = requests.SendEvent(type=type, payload=payload, id=event_id)
-    sent = backend.call(commands.send_event, Target(workflow, id), body)
-    target = Styled(f"{workflow}/{id}", "bold")
-    if sent.accepted:
-        console.print_entry(["Sent", type, target])
-    else:
-        console.print_entry(["Repeated", type, target])
-        console.print_note(f"This run had already accepted an event with id {event_id!r}; nothing was changed.")

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Annotated
 
 import click
 
 from celery_durable.cli.backends.backend import Backend
-from celery_durable.cli.command import Command, open_backend, output_option
+from celery_durable.cli.command import OpenBackend, Output, command, output_option
 from celery_durable.cli.commands.follow import Follower, follow_to_end, print_update, read_outcome
-from celery_durable.cli.inputs import DurationInput
+from celery_durable.cli.inputs import DurationInput, OptionalId, OptionalWorkflow, WordInput, option
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.model import Status
 
 
-@click.command(cls=Command, examples=["watch order order-42", "watch order -s waiting --every 10s"])
-@click.argument("workflow", required=False)
-@click.argument("id", required=False)
-@click.option(
-    "-s", "--status", type=click.Choice([str(each) for each in Status]), help="List: only instances with this status."
-)
-@click.option(
-    "--limit", type=click.IntRange(1, 100), default=25, show_default=True, help="List: maximum number of rows."
-)
-@click.option("--every", type=DurationInput(), default="2s", show_default=True, help="List: time between refreshes.")
-@click.option("--timeout", type=DurationInput(), help="Instance: how long to watch at most.")
-@output_option
-@click.pass_context
+@command("watch order order-42", "watch order -s waiting --every 10s", options=[output_option])
 def watch(
-    ctx: click.Context,
-    workflow: str | None,
-    id: str | None,
-    status: str | None,
-    limit: int,
-    every: timedelta,
-    timeout: timedelta | None,
+    backend: OpenBackend,
+    console: Output,
+    workflow: OptionalWorkflow,
+    id: OptionalId,
+    status: Annotated[
+        Status | None, option("-s", "--status", type=WordInput(Status), help="List: only instances with this status.")
+    ],
+    limit: Annotated[
+        int, option("--limit", type=click.IntRange(1, 100), default=25, help="List: maximum number of rows.")
+    ],
+    every: Annotated[
+        timedelta, option("--every", type=DurationInput(), default="2s", help="List: time between refreshes.")
+    ],
+    timeout: Annotated[
+        timedelta | None, option("--timeout", type=DurationInput(), help="Instance: how long to watch at most.")
+    ],
 ) -> None:
     """Watch an instance until it ends, or a list as it changes.
 
@@ -44,9 +42,8 @@ def watch(
     and fails if the instance fails. A terminal shows a published progress value as a bar. For a list, it runs until you
     interrupt it: a terminal refreshes the table, a pipe gets a record for each new or changed instance.
     """
-    backend, console = open_backend(ctx), Console.from_context(ctx)
     if id is None:
-        _watch_list(backend, console, workflow, None if status is None else Status(status), limit, every)
+        _watch_list(backend, console, workflow, status, limit, every)
         return
     if status is not None or workflow is None:
         raise click.UsageError("--status is for lists.")

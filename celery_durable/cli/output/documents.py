@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from celery_durable.model import History, InstanceSummary, LogRecord, Published, RunRef
@@ -46,3 +47,8 @@ def published(found: Mapping[str, Published]) -> Document:
 def run_of(ref: RunRef) -> Document:
     """Return the fields that name a run."""
     return {"workflowName": ref.workflow, "instanceId": ref.instance_id, "runNumber": ref.run_number}
+
+
+def fields(record: object, **attributes: str) -> Document:
+    """Return some attributes of a record. Each keyword is the name of a field."""
+    return {name: attrgetter(attribute)(record) for name, attribute in attributes.items()}

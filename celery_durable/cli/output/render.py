@@ -91,6 +91,20 @@ class Times:
             return "now"
         return f"in {format_duration(left)}" if left > timedelta(0) else f"{format_duration(-left, units=1)} ago"
 
+    def cells(self, *values: Cell | datetime | int | None) -> list[Cell]:
+        """Return the cells of a row; a status has its colour."""
+        return [self._cell(value) for value in values]
+
+    def _cell(self, value: Cell | datetime | int | None) -> Cell:
+        match value:
+            case datetime() | None:
+                return self.format(value)
+            case Status():
+                return style_status(value)
+            case int():
+                return str(value)
+        return value
+
     def format_in_sentence(self, instant: datetime | None) -> str:
         """Format a time for use in a sentence: ``times out in 23 h``, ``times out at 2026-...``."""
         return f"at {iso(instant)}" if self.exact else self.format(instant)

@@ -1,0 +1,218 @@
+"""The commands that change instances. Each sends the command of `celery_durable.commands` with its name."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import click
+
+from celery_durable import commands
+from celery_durable.cli.backends.backend import Backend
+from celery_durable.cli.command import OpenBackend, Output, command
+from celery_durable.cli.commands.targets import UNFINISHED, on_targets
+from celery_durable.cli.inputs import InstanceId, JsonInput, Payload, Step, Workflow, option
+from celery_durable.cli.output.console import Console, Styled
+from celery_durable.commands import Target
+from celery_durable.model import TERMINAL, Status
+from celery_durable.wire import requests
+
+Reason = Annotated[str | None, option("--reason", help="Why; stored with the run.")]
+NewRunReason = Annotated[str | None, option("--reason", help="Why; stored with the new run.")]
+By = Annotated[str | None, option("--by", help="Your name, stored with the run; by default the user of this system.")]
+
+
+@on_targets(
+    "pause order order-42", "pause --where 'workflow=order status=active'", statuses=UNFINISHED - {Status.PAUSED}
+)
+def pause(backend: Backend, target: Target) -> Sequence[str]:
+    """Stop instances at their next step boundary.
+
+    Use it to hold instances while you investigate. A running step finishes first. Timers and deadlines continue.
+    """
+    backend.call(commands.pause, target, requests.NoBody())
+    seen = backend.read_snapshot(target.workflow, target.instance_id)
+    is_paused = seen is not None and seen.status is Status.PAUSED
+    return ["Paused" if is_paused else "Will pause when the running step ends"]
+
+
+@on_targets("resume order order-42", "resume --where 'workflow=order' --yes", statuses={Status.PAUSED})
+def resume(backend: Backend, target: Target) -> Sequence[str]:
+    """Resume paused instances.
+
+    Use it after pause. It withdraws a pause that has not taken effect yet. Other instances are not changed.
+    """
+    was = backend.read_snapshot(target.workflow, target.instance_id)
+    backend.call(commands.resume, target, requests.NoBody())
+    is_paused = was is not None and (was.status is Status.PAUSED or was.is_pausing)
+    return ["Resumed" if is_paused else "Was not paused"]
+
+
+@on_targets(
+    "wake order order-42",
+    "wake --where 'workflow=order status=active older=5m' --yes",
+    statuses=UNFINISHED - {Status.PAUSED},
+)
+def wake(backend: Backend, target: Target) -> Sequence[str]:
+    """Make a worker check instances now.
+
+    Use it if messages were lost and you do not want to wait for the next sweep, to skip the pause after a crash, or to
+    start a scheduled instance early. It does not end a sleep or a wait for an event.
+    """
+    found = backend.call(commands.wake, target, requests.NoBody())
+    return ["Woken" if found.woken else "Not woken: it is paused, or a worker holds it"]
+
+
+@on_targets(
+    "terminate order order-42",
+    "terminate order order-42 --reason 'sold twice'",
+    "terminate --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
+    statuses=UNFINISHED,
+)
+def terminate(backend: Backend, target: Target, reason: Reason) -> Sequence[str]:
+    """End instances permanently, without a result.
+
+    Use it for instances that must not continue. A running step may finish, but nothing of it is recorded.
+    """
+    backend.call(commands.terminate, target, requests.Reason(reason=reason))
+    return ["Terminated"]
+
+
+@on_targets(
+    "restart order order-42",
+    "restart order order-42 --reason 'the bug is fixed'",
+    "restart --where 'workflow=order status=errored error=CardDeclined since=2h' --yes",
+    statuses=TERMINAL,
+    if_named=frozenset(Status),
+)
+def restart(backend: Backend, target: Target, reason: NewRunReason) -> Sequence[str]:
+    """Run instances again from the beginning.
+
+    Use it after you have fixed the cause of a failure. Parameters stay the same. All steps run again, with their side
+    effects. Earlier runs stay readable. --where selects only ended instances, unless it names a status.
+    """
+    found = backend.call(commands.restart, target, requests.Reason(reason=reason))
+    return ["Restarted", f"run {found.run_number}"]
+
+
+@on_targets(
+    "retry order order-42",
+    "retry order order-42 --reason 'the bank is back'",
+    "retry --where 'workflow=order error=BankAway since=2h' --yes",
+    statuses={Status.ERRORED},
+)
+def retry(backend: Backend, target: Target, reason: NewRunReason) -> Sequence[str]:
+    """Retry the failed step of errored instances.
+
+    Use it after you have fixed the cause of the failure. A new run keeps the results from before the failure, and the
+    failed step gets new attempts.
+    """
+    found = backend.call(commands.retry, target, requests.Reason(reason=reason))
+    return ["Retried", f"run {found.run_number}"]
+
+
+@command("rewind order order-42 'charge card'", "rewind order order-42 'charge card' --reason 'the price was wrong'")
+def rewind(
+    backend: OpenBackend, console: Output, workflow: Workflow, id: InstanceId, step: Step, reason: NewRunReason
+) -> None:
+    """Run an instance again from a step.
+
+    Use it if the results before the step are right. A new run keeps all events and the finished steps that were called
+    before it. The step and all later steps run again, with their side effects. Earlier runs stay readable.
+    """
+    found = backend.call(commands.rewind, Target(workflow, id), requests.Rewind(step=step, reason=reason))
+    _print_done(console, "Rewound", workflow, id, f"run {found.run_number}", f"from {step}")
+
+
+@command("fork order order-42 'charge card' --id order-42-trial")
+def fork(
+    backend: OpenBackend,
+    console: Output,
+    workflow: Workflow,
+    id: InstanceId,
+    step: Step,
+    new_id: Annotated[
+        str | None, option("--id", "new_id", help="The new instance's id, unique per workflow; random by default.")
+    ],
+) -> None:
+    """Create an instance that continues from a step of another.
+
+    Use it to try a different outcome. The new instance gets the same parameters, all events, and the finished steps
+    that were called before this step. The other instance is not changed.
+    """
+    created = backend.call(commands.fork, Target(workflow, id), requests.Fork(step=step, id=new_id))
+    if console.is_for_people:
+        _print_done(console, "Forked", workflow, created.id, f"from {step} of {id}")
+    else:
+        console.print_record(created.id)
+
+
+@command("""set-result order order-42 'charge card' '"payment 17"' --reason 'paid by hand'""")
+def set_result(
+    backend: OpenBackend,
+    console: Output,
+    workflow: Workflow,
+    id: InstanceId,
+    step: Step,
+    value: Annotated[Any, click.argument("value", type=JsonInput(), metavar=JsonInput.name)],
+    by: By,
+    reason: Reason,
+) -> None:
+    """Complete a step by hand, with a result.
+
+    Use it if the work was done by other means. The step must be open, or its failure must have ended the instance. A
+    wait gets the value as the payload of an event. The name and the reason are stored, and show displays them. Over
+    HTTP, the server may replace --by with the user that it has authenticated.
+    """
+    body = requests.SetResult(step=step, result=value, by=by or _user(), reason=reason)
+    found = backend.call(commands.set_result, Target(workflow, id), body)
+    _print_done(console, "Completed", workflow, id, f"run {found.run_number}", step)
+
+
+@command("skip order order-42 'cool off' --reason 'the customer waits on the phone'")
+def skip(
+    backend: OpenBackend, console: Output, workflow: Workflow, id: InstanceId, step: Step, by: By, reason: Reason
+) -> None:
+    """Complete a step by hand, without a result.
+
+    Use it to end a sleep, or to continue without a step. The result of the step is null. The rules of set-result apply.
+    """
+    body = requests.Skip(step=step, by=by or _user(), reason=reason)
+    found = backend.call(commands.skip, Target(workflow, id), body)
+    _print_done(console, "Skipped", workflow, id, f"run {found.run_number}", step)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container, the user may have no name
+        raise click.UsageError("Your user name is unknown on this system: use --by.") from None
+
+
+def _print_done(console: Console, action: str, workflow: str, instance_id: str, *more: str) -> None:
+    console.print_entry([action, Styled(f"{workflow}/{instance_id}", "bold"), *more])
+
+
+@command(
+    """send-event order order-42 approval --payload '{"approved": true, "by": "eve"}'""",
+    "send-event order order-42 approval --payload @approval.json --event-id mail-7",
+)
+def send_event(
+    backend: OpenBackend,
+    console: Output,
+    workflow: Workflow,
+    id: InstanceId,
+    type: Annotated[str, click.argument("type")],
+    payload: Payload,
+    event_id: Annotated[str | None, option("--event-id", help="Makes sending idempotent: a run accepts an id once.")],
+) -> None:
+    """Send an event to an instance.
+
+    Use it to answer a wait_for_event. An event that is sent early is stored until the workflow waits for its type.
+    """
+    body = requests.SendEvent(type=type, payload=payload, id=event_id)
+    sent = backend.call(commands.send_event, Target(workflow, id), body)
+    console.print_entry(["Sent" if sent.accepted else "Repeated", type, Styled(f"{workflow}/{id}", "bold")])
+    if not sent.accepted:
+        console.print_note(f"This run had already accepted an event with id {event_id!r}; nothing was changed.")

@@ -1,0 +1,195 @@
+"""Commands on several instances: those that the user names, or all that match a condition.
+
+A condition is ``--where 'workflow=order status=errored error=CardDeclined since=2h'``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from functools import partial, wraps
+from typing import Annotated, Any
+
+import click
+
+from celery_durable import values
+from celery_durable.cli.backends.backend import Backend
+from celery_durable.cli.command import Command, command, open_backend
+from celery_durable.cli.errors import REFUSED, CliError, convert_error
+from celery_durable.cli.inputs import DurationInput, OptionalWorkflow, WordInput, flag, option
+from celery_durable.cli.output.console import Console, Styled
+from celery_durable.commands import Target
+from celery_durable.errors import DurableError, ValueRefused
+from celery_durable.model import TERMINAL, InstanceSummary, Status
+
+UNFINISHED = frozenset(Status) - TERMINAL
+_PAGE = 100
+_MAX_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on instances. All fields that are set must match.
+
+    ``older``: the last change is at least this long ago. ``since``: at most this long ago. ``labels``: all must match.
+    """
+
+    workflow: str | None = None
+    status: Status | None = None
+    error: str | None = None
+    older: timedelta | None = None
+    since: timedelta | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+_LABEL = "label."
+_KEYS = [each.name for each in fields(Condition) if each.name != "labels"]
+_ALLOWED_KEYS = ", ".join(f"{each}=" for each in [*_KEYS, f"{_LABEL}NAME"])
+
+
+class WhereInput(click.ParamType[Condition]):
+    """``key=value`` pairs, separated by spaces."""
+
+    name = "CONDITION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Condition:
+        """Parse the condition; fails if it is empty, or a key is unknown or given twice."""
+        if isinstance(value, Condition):
+            return value
+        given: dict[str, Any] = {}
+        labels: list[str] = []
+        try:
+            words = shlex.split(value)
+        except ValueError as exc:
+            self.fail(f"{value!r} cannot be read: {exc}", param, ctx)
+        for word in words:
+            key, equals, text = word.partition("=")
+            is_label = key.startswith(_LABEL)
+            if not equals or not text or not (is_label or key in _KEYS) or key in given:
+                self.fail(f"{word!r} is not one of {_ALLOWED_KEYS}, each once", param, ctx)
+            match key:
+                case _ if is_label:
+                    labels.append(word.removeprefix(_LABEL))
+                case "status":
+                    given[key] = WordInput(Status).convert(text, param, ctx)
+                case "older" | "since":
+                    given[key] = DurationInput().convert(text, param, ctx)
+                case _:
+                    given[key] = text
+        if not given and not labels:
+            self.fail("the condition is empty", param, ctx)
+        try:
+            return Condition(**given, labels=values.parse_labels(labels))
+        except ValueRefused as exc:
+            self.fail(str(exc), param, ctx)
+
+
+_TARGETS = {
+    "workflow": OptionalWorkflow,
+    "id": Annotated[tuple[str, ...], click.argument("id", nargs=-1)],
+    "where": Annotated[
+        Condition | None,
+        option(
+            "--where",
+            type=WhereInput(),
+            help="Select all that match: workflow=, status=, error= (name), older= and since= (last change), "
+            "label.NAME=, separated by spaces.",
+        ),
+    ],
+    "yes": Annotated[bool, flag("--yes", help="With --where: apply the change. Without it, only show the matches.")],
+}
+
+
+def find_matching(backend: Backend, where: Condition) -> Iterator[InstanceSummary]:
+    """Yield the instances that match, newest first. They are read page by page."""
+    now, cursor = backend.now(), None
+    while True:
+        page = backend.list(where.workflow, status=where.status, cursor=cursor, limit=_PAGE, labels=where.labels)
+        for item in page.items:
+            age = now - item.updated_at
+            if where.error is not None and (item.error is None or item.error.name != where.error):
+                continue
+            if (where.older is not None and age < where.older) or (where.since is not None and age > where.since):
+                continue
+            yield item
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def on_targets(
+    *examples: str, statuses: AbstractSet[Status], if_named: AbstractSet[Status] | None = None
+) -> Callable[[Callable[..., Sequence[str]]], Command]:
+    """Make a command of a function that changes one instance, and returns what it did, as cells.
+
+    The command has WORKFLOW ID... and --where. A condition selects the instances in one of ``statuses``; if it names a
+    status, those in one of ``if_named``.
+    """
+
+    def declare(change: Callable[..., Sequence[str]]) -> Command:
+        @wraps(change)
+        def run(workflow: str | None, id: tuple[str, ...], where: Condition | None, yes: bool, **options: Any) -> None:
+            if (where is None) == (not id) or (where is not None and workflow is not None):
+                raise click.UsageError("Name the instances, WORKFLOW ID..., or a condition, --where 'workflow=...'.")
+            if yes and where is None:
+                raise click.UsageError("--yes is for --where.")
+            ctx = click.get_current_context()
+            backend, console = open_backend(ctx), Console.from_context(ctx)
+            apply = partial(_apply_to_each, ctx, console, partial(change, backend, **options))
+            if where is None:
+                assert workflow is not None
+                apply([Target(workflow, each) for each in id])
+                return
+            wanted = statuses if where.status is None or if_named is None else if_named
+            found = [Target(each.workflow, each.id) for each in find_matching(backend, where) if each.status in wanted]
+            if yes and found:
+                apply(found)
+            else:
+                _print_matches(console, ctx.info_name, found)
+            count = f"{len(found)} instance{'' if len(found) == 1 else 's'}"
+            if found and not yes:
+                console.print_note(f"Would {ctx.info_name} {count}; nothing was changed. Add --yes to do it.")
+            else:
+                console.print_note(f"{count}.")
+
+        run.__annotations__ = {**_TARGETS, **change.__annotations__}
+        return command(*examples)(run)
+
+    return declare
+
+
+def _print_matches(console: Console, change: str | None, found: Sequence[Target]) -> None:
+    if not console.is_for_people:
+        for each in found:
+            console.print_record(f"Would {change}", f"{each.workflow}/{each.instance_id}")
+        return
+    for each in found[:_MAX_LISTED]:
+        console.print_line(f"{each.workflow}/{each.instance_id}", indent=2)
+    if len(found) > _MAX_LISTED:
+        console.print_line(f"and {len(found) - _MAX_LISTED} more", indent=2)
+
+
+def _apply_to_each(
+    ctx: click.Context,
+    console: Console,
+    action: Callable[[Target], Sequence[str]],
+    targets: Sequence[Target],
+) -> None:
+    """Apply the action to each target. If one of several fails, its error is printed and the others continue."""
+    exit_code = 0
+    for target in targets:
+        try:
+            action_done, *details = action(target)
+        except (DurableError, CliError) as exc:
+            if len(targets) == 1:
+                raise
+            refused = exc if isinstance(exc, CliError) else convert_error(exc)
+            refused.show()
+            exit_code = exit_code or refused.exit_code or REFUSED
+        else:
+            console.print_entry([action_done, Styled(f"{target.workflow}/{target.instance_id}", "bold"), *details])
+    if exit_code:
+        ctx.exit(exit_code)
