@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import Retries, Step, StepConfig, StepFailed, StepMaxAttemptsExceeded, StepTx, WorkflowEvent
+from celery_durable import (
+    Completed,
+    LinearContext,
+    LinearStep,
+    Retries,
+    Step,
+    StepConfig,
+    StepFailed,
+    StepMaxAttemptsExceeded,
+    StepTx,
+    Waiting,
+    WorkflowEvent,
+)
 from celery_durable.errors import SchemaOutdated
 from celery_durable.testing import Crash
-from tests.engine.world import World, insert_name
+from tests.engine.lines import Line
+from tests.engine.world import FlowControl, Instance, World, insert_name
 
 everywhere = pytest.mark.parametrize(
     "database", ["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
@@ -19,8 +34,31 @@ everywhere = pytest.mark.parametrize(
 LEASE = timedelta(seconds=31)
 
 
-@pytest.fixture
-def journey(world: World):
+@dataclass(frozen=True)
+class Journey:
+    """A workflow whose steps write, wait and send, and what is left of each instance."""
+
+    flow: FlowControl
+    output: list[Any]
+    statuses: dict[str, str]
+    first: str
+    """The key of the step after which the event is sent."""
+    wait: str
+
+    def travel(self, world: World, instance: Instance) -> None:
+        for _ in range(20):
+            world.run_until_idle()
+            if instance.status.is_terminal:
+                break
+            if instance.statuses().get(self.first) == self.statuses[self.first]:
+                instance.send("approval", "yes", id=f"{instance.id}-approval")
+            world.advance(LEASE)
+        assert instance.output == self.output
+        assert instance.statuses() == self.statuses
+        assert [consumer for _, _, consumer in instance.events()] == [self.wait]
+
+
+def of_a_function(world: World) -> Journey:
     """Steps of every kind. Whatever it writes, it writes once."""
     world.exempt["I4"] = "branches end in any order"
 
@@ -40,37 +78,52 @@ def journey(world: World):
         step.do("mutate", lambda tx: tx.mutate(insert_name(event.instance_id)))
         return [plain, booked, answer, branches]
 
-    return journey
+    keys = ["plain", "book one", "rest", "approval", "book two", "beside", "nap", "mutate"]
+    output = [1, "booked book one", "yes", ["booked book two", 2, None]]
+    return Journey(journey, output, dict.fromkeys(keys, "completed"), "rest", "approval")
 
 
-EXPECTED = [1, "booked book one", "yes", ["booked book two", 2, None]]
-STEPS = ["plain", "book one", "rest", "approval", "book two", "beside", "nap", "mutate"]
+def of_a_linear_workflow(world: World) -> Journey:
+    """Handlers that write in their session or at the commit, one that waits, and one that does nothing."""
+
+    def book(ctx: LinearContext) -> Completed:
+        ctx.log.info("on the way")
+        return Completed(world.book(ctx.tx, ctx.instance_id, ctx.run_number))
+
+    def wait(ctx: LinearContext) -> Waiting | Completed:
+        if ctx.event is None:
+            return Waiting("approval", "1 day", outbound_events=[("ApprovalNeeded", ctx.instance_id)])
+        return Completed(ctx.event.payload)
+
+    def mutate(ctx: LinearContext) -> Completed:
+        ctx.tx.mutate(insert_name(ctx.instance_id))
+        return Completed(list(ctx.results.values()))
+
+    handlers: dict[str, Any] = {
+        "plain": lambda _: Completed(1), "book one": book, "approval": wait, "book two": book, "mutate": mutate
+    }  # fmt: skip
+    line = Line(world, [LinearStep(name) for name in handlers], **handlers)
+    output = [1, "booked book one", "yes", "booked book two"]
+    return Journey(line.flow, output, {str(seq): "DONE" for seq in range(len(handlers))}, "1", "2")
 
 
-def travel(world: World, instance) -> None:
-    for _ in range(20):
-        world.run_until_idle()
-        if instance.status.is_terminal:
-            break
-        if "rest" in instance.statuses():
-            instance.send("approval", "yes", id=f"{instance.id}-approval")
-        world.advance(LEASE)
-    assert instance.output == EXPECTED
-    assert instance.statuses() == dict.fromkeys(STEPS, "completed")
-    assert [consumer for _, _, consumer in instance.events()] == ["approval"]
+@pytest.fixture(params=[of_a_function, of_a_linear_workflow], ids=["function", "linear"])
+def journey(request: pytest.FixtureRequest, world: World) -> Journey:
+    made: Journey = request.param(world)
+    return made
 
 
 @pytest.mark.timeout(600)  # a journey for each checkpoint: 40 s, several times that under load
 @everywhere
 def test_a_worker_that_dies_at_any_checkpoint_costs_time_and_nothing_else(world: World, journey) -> None:
     scout = world.new_worker()
-    travel(world, journey.create(id="undisturbed"))
+    journey.travel(world, journey.flow.create(id="undisturbed"))
     checkpoints = list(scout.runtime.passed)
     assert set(checkpoints) >= {"claimed", "before-body", "after-body", "before-commit", "after-commit"}
     for number, name in enumerate(checkpoints):
         victim = world.new_worker()
         victim.runtime.crash_at = number
-        travel(world, journey.create(id=f"dies-at-{number}-{name}"))
+        journey.travel(world, journey.flow.create(id=f"dies-at-{number}-{name}"))
         assert victim.runtime.is_dead
     assert len(world.names()) == len(checkpoints) + 1
     assert len(world.booked()) == 2 * (len(checkpoints) + 1)
@@ -78,7 +131,7 @@ def test_a_worker_that_dies_at_any_checkpoint_costs_time_and_nothing_else(world:
 
 @pytest.mark.parametrize("name", ["claimed", "before-body", "after-body", "before-commit", "after-commit"])
 def test_a_second_worker_that_dies_at_the_same_checkpoint_changes_nothing(world: World, journey, name: str) -> None:
-    instance = journey.create()
+    instance = journey.flow.create()
     for _ in range(3):
         victim = world.new_worker()
         victim.runtime.crash_at = name
@@ -87,7 +140,7 @@ def test_a_second_worker_that_dies_at_the_same_checkpoint_changes_nothing(world:
         world.advance(LEASE)
         world.sweeper.sweep()  # hands it on, after a pause that grows
         world.advance(60)
-    travel(world, instance)
+    journey.travel(world, instance)
 
 
 def test_a_dead_worker_s_run_is_reclaimed_when_its_lease_ends(world: World) -> None:
