@@ -25,7 +25,7 @@ from celery_durable.model.emissions import (
     TopicWait,
     plan_delivery,
 )
-from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of
+from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of, decide_answered
 from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
@@ -177,6 +177,7 @@ __all__ = [
     "WorkflowKind",
     "are_items_of",
     "child_event_type",
+    "decide_answered",
     "derive_id",
     "duration_us",
     "format_duration",

@@ -71,6 +71,14 @@ class RetryDecision:
         return ItemStatus.DEAD if self.next_retry_at is None else ItemStatus.PENDING
 
 
+def decide_answered(*, is_error: bool, is_retryable: bool, attempt: int, max_attempts: int | None) -> ItemStatus:
+    """Return the status of an item whose attempt was answered. A pass retries a failed item, a dead one is final."""
+    if not is_error:
+        return ItemStatus.DONE
+    is_last = max_attempts is not None and attempt >= max_attempts
+    return ItemStatus.DEAD if is_last or not is_retryable else ItemStatus.FAILED
+
+
 def are_items_of(bodies: Sequence[str], stored: Mapping[int, str]) -> bool:
     """Whether the items that a retried run finds, by position, are items of its list. Then their results are kept."""
     return all(position < len(bodies) and bodies[position] == body for position, body in stored.items())

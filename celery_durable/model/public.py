@@ -11,8 +11,9 @@ P_co = TypeVar("P_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
 
 OnLost = Literal["resend", "fail", "wait"]
-IfExists = Literal["error", "return"]
 """What to do if a task is lost with its worker or queue: send it again, fail with TaskLost, or wait for its timeout."""
+IfExists = Literal["error", "return"]
+"""What to do if an instance with the id exists: raise an error, or return the existing instance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,11 @@ class InstanceRow:
         """The current run."""
         return RunRef(self.workflow, self.instance_id, self.run_number)
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether only a time or an event makes it due. A worker that holds a claim checks for events itself."""
+        return self.status is Status.WAITING and self.claim_token is None
+
 
 @dataclass(frozen=True, slots=True)
 class VersionedInstance:

@@ -219,7 +219,7 @@ def get_public_event_type(event_type: str | None) -> str | None:
     return None if event_type is None or ":" in event_type else event_type
 
 
-def _parse_subject(event_type: str | None, prefix: str, place: int) -> str | None:
+def _parse_subject(event_type: str | None, prefix: str, position: int) -> str | None:
     if event_type is None or not event_type.startswith(prefix):
         return None
-    return event_type.split(":", place)[place]
+    return event_type.split(":", position)[position]

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import DueRun, RunRef, Status, from_us, to_us
+from celery_durable.model import DueRun, RunRef, Status, StepType, from_us, to_us
 from celery_durable.store import schedule
 from celery_durable.store.engine import Tx
 
@@ -60,7 +60,7 @@ def find_progress_after(tx: Tx, held: HeldClaim) -> datetime | None:
     step = (s.instance_pk == held.pk, s.run_number == held.ref.run_number)
     times = sa.union_all(
         sa.select(s.finished_at.label("at")).where(*step),
-        sa.select(s.created_at).where(*step, s.type != "do"),
+        sa.select(s.created_at).where(*step, s.type != StepType.DO.value),
         sa.select(r.completed_at).where(r.instance_pk == held.pk, r.run_number == held.ref.run_number),
     ).subquery()
     found = tx.execute(sa.select(sa.func.min(times.c.at)).where(times.c.at > to_us(held.at))).scalar_one()

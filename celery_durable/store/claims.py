@@ -1,4 +1,4 @@
-"""Claims on instances: claim, guard, renew, suspend, release, end.
+"""Claims on instances: claim a run, guard each write, and check whether the claim still holds.
 
 A claim is a random token in the instance's row. Every write of a pass has the token in its WHERE clause. If no row
 matches, the worker is superseded (LAW 2). The lease only says when another worker may take over the run.

@@ -28,9 +28,9 @@ from celery_durable.model import (
     from_us_or_none,
     to_us,
 )
-from celery_durable.store import dialects, scopes
+from celery_durable.store import dialects, lifecycle, scopes
 from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.instances import RESUMING
+from celery_durable.store.step_format import is_of_step
 
 # --- the emission's row -------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ def delete(tx: Tx, emission: Emission) -> None:
     tx.run(_delete_emission, id=emission.id)
 
 
-# --- handing out --------------------------------------------------------------------------------
+# --- deliver ------------------------------------------------------------------------------------
 
 
 @statement
@@ -208,9 +208,6 @@ def read_waits(tx: Tx, emission: Emission, pks: Sequence[int]) -> list[TopicWait
 def _select_waits(tx: Tx, emission: Emission, pks: Sequence[int]) -> sa.Select[Any]:
     """Select the waits that were open when the emission started, with their step and any earlier event."""
     w, st, e = tx.t.topic_wait, tx.t.step, tx.t.event
-    its_step = sa.and_(
-        st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
-    )
     its_event = sa.and_(
         e.c.instance_pk == w.c.instance_pk, e.c.run_number == w.c.run_number, e.c.event_id == emission.id
     )
@@ -219,7 +216,7 @@ def _select_waits(tx: Tx, emission: Emission, pks: Sequence[int]) -> sa.Select[A
             w.c.instance_pk, w.c.run_number, w.c.step_key, st.c.status, st.c.wait_event_type, st.c.wake_at,
             e.c.seq.label("earlier_seq"), tx.store.clock().label("now_us"),
         )
-        .select_from(w.outerjoin(st, its_step).outerjoin(e, its_event))
+        .select_from(w.outerjoin(st, is_of_step(w, st)).outerjoin(e, its_event))
         .where(w.c.topic == emission.topic, w.c.instance_pk.in_(pks), w.c.opened_at <= to_us(emission.created_at))
         .order_by(w.c.instance_pk, st.c.seq)
     )  # fmt: skip
@@ -255,18 +252,8 @@ def make_due(tx: Tx, event_counts: Mapping[int, int], *, grace: timedelta) -> No
 
     Without a grace, only a sweep sends their dispatch messages.
     """
-    now = tx.store.clock()
-    due = {
-        "status": Status.ACTIVE.value,
-        "run_at": now,
-        "next_check_at": now + duration_us(grace),
-        "sent_at": now if grace else None,
-        "dispatch_count": 0,
-        "wake_reason": WakeReason.EVENT.value,
-        "priority": RESUMING,
-        "updated_at": now,
-    }
-    _update_instances(tx, event_counts, due)
+    due = lifecycle.due_values(tx, wake_reason=WakeReason.EVENT, grace=grace, is_published=bool(grace))
+    _update_instances(tx, event_counts, due | {"updated_at": tx.store.clock()})
 
 
 def bump_versions(tx: Tx, event_counts: Mapping[int, int]) -> None:

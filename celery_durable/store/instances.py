@@ -1,4 +1,4 @@
-"""Instance rows: insert them, lock them, and change their state from outside a pass.
+"""Instance rows: insert them, lock them and read them.
 
 Every change locks the instance's row first, and then decides from what it reads (LAW 2, LAW 2b).
 """
@@ -92,9 +92,9 @@ def insert(
     A taken id does not abort the surrounding transaction. You may repeat the call after a commit in doubt: if the
     instance was created with the same ``commit_id``, it returns True.
 
-    ``run_at`` is when the run is due, None for now. ``grace`` is when the sweep publishes the run if the caller does
-    not. ``parent`` is the step that creates the instance. ``continuation`` is the state
-    that a fork starts with. ``retention`` is how long the instance is kept after its end, None for ever.
+    ``run_at`` is when the run is due, None for now. If the caller does not publish the run, the sweep does after
+    ``grace``. ``parent`` is the step that creates the instance. ``continuation`` is the state that a fork starts with.
+    ``retention`` is how long the instance is kept after its end, None for ever.
     """
     pk = tx.run(
         _insert,
@@ -115,9 +115,8 @@ def insert(
     runs.insert(tx, pk, 1, params=params, reason=None, commit_id=commit_id, plan=plan, continuation=continuation)
     if initial_labels:
         labels.insert(tx, pk, initial_labels)
-    if (
-        continuation is not None
-    ):  # Events are numbered by the version: continue after the events that the run starts with.
+    if continuation is not None:
+        # Events are numbered by the version: continue after the events that the run starts with.
         i = tx.t.instance
         tx.execute(sa.update(i).where(i.c.id == pk).values(version=continuation.source_version))
     return True

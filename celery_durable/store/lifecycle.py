@@ -36,23 +36,29 @@ def _update(tx: Tx, row: InstanceRow, **values: Any) -> None:
     )
 
 
+def due_values(tx: Tx, *, wake_reason: WakeReason, grace: timedelta, is_published: bool = True) -> dict[str, Any]:
+    """Return the values of an instance that becomes due now. The sweep checks it after ``grace``.
+
+    ``is_published`` says that the caller publishes the run after the commit. Otherwise the sweep publishes it.
+    """
+    now = tx.store.clock()
+    return {
+        "status": Status.ACTIVE.value,
+        "run_at": now,
+        "next_check_at": now + duration_us(grace),
+        "sent_at": now if is_published else None,
+        "dispatch_count": 0,
+        "wake_reason": wake_reason.value,
+        "priority": RESUMING,
+    }
+
+
 def make_due(tx: Tx, row: InstanceRow, *, wake_reason: WakeReason, grace: timedelta) -> DueRun:
     """Make the instance due now, and return its run for the caller to publish after the commit.
 
     If the caller does not publish it, the sweep does after ``grace``.
     """
-    now = tx.store.clock()
-    _update(
-        tx,
-        row,
-        status=Status.ACTIVE.value,
-        run_at=now,
-        next_check_at=now + duration_us(grace),
-        sent_at=now,
-        dispatch_count=0,
-        wake_reason=wake_reason.value,
-        priority=RESUMING,
-    )
+    _update(tx, row, **due_values(tx, wake_reason=wake_reason, grace=grace))
     return DueRun(row.ref, row.queue)
 
 
@@ -103,9 +109,8 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
     tx.execute(
         sa.update(r)
         .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-        .values(
-            completed_at=tx.store.clock(), reason=reason or r.c.reason
-        )  # without a new reason, keep the reason of the restart
+        # Without a new reason, the reason of the restart is kept.
+        .values(completed_at=tx.store.clock(), reason=reason or r.c.reason)
     )
     st = tx.t.step
     open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
@@ -153,8 +158,8 @@ def restart(
 ) -> DueRun:
     """Start run N+1 with the same parameters, from any state. The steps, events and logs of run N stay unchanged.
 
-    ``plan`` holds the kind, the planned steps and the workflow's version. ``continuation`` is the state
-    that a rewind starts with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
+    ``plan`` holds the kind, the planned steps and the workflow's version. ``continuation`` is the state that a rewind
+    starts with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
     """
     r, now = tx.t.run, tx.store.clock()
     params = tx.execute(

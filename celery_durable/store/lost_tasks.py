@@ -33,6 +33,7 @@ from celery_durable.model import (
 from celery_durable.store import outbox, sent_attempts
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.step_format import is_of_step
 from celery_durable.values import build_replying_task_message
 
 _ENDED = [status.value for status in Status if status.is_terminal]
@@ -88,7 +89,7 @@ def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -
         sa.select(*key, item.c.attempts, item.c.loss_count, item.c.attempt_token, i.c.workflow, i.c.instance_id)
         .add_columns(i.c.run_number.label("current"), i.c.status, st.c.type, st.c.status.label("step_status"))
         .add_columns(st.c.wait_event_type)
-        .select_from(item.outerjoin(i, i.c.id == item.c.instance_pk).outerjoin(st, sent_attempts.is_of_step(item, st)))
+        .select_from(item.outerjoin(i, i.c.id == item.c.instance_pk).outerjoin(st, is_of_step(item, st)))
         .where(item.c.status == ItemStatus.SENT.value, item.c.sent_at <= tx.store.clock() - duration_us(age))
         .where(item.c.on_lost != _WAIT)
         .order_by(*key)

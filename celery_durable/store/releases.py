@@ -13,6 +13,7 @@ from celery_durable.model import Claim, OpenWait, ReleaseOutcome, RunOutcome, St
 from celery_durable.store import items
 from celery_durable.store.claims import RELEASED, GuardResult
 from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.instances import RESUMING
 
 
 @statement
@@ -28,7 +29,7 @@ def _release(s: Store) -> Any:
             next_check_at=param("next_check_us", type_=sa.BigInteger),
             sent_at=param("sent_us", type_=sa.BigInteger),
             wake_reason=param("wake_reason"),
-            priority=0,
+            priority=RESUMING,
             dispatch_count=0,
             pause_requested=sa.false(),
             updated_at=s.clock(),

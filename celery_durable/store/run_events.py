@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Claim, InstanceRow, Status, StepStatus, from_us, parse_topic_event_type, to_us
+from celery_durable.model import Claim, InstanceRow, StepStatus, from_us, parse_topic_event_type, to_us
 from celery_durable.store import dialects
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Store, Tx, param, statement
@@ -100,7 +100,7 @@ def is_event_committed(tx: Tx, row: InstanceRow, sent: InsertedEvent, *, event_i
 
 def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
     """Return whether the suspended run waits for this event type. A wait whose deadline has passed does not count."""
-    if row.status is not Status.WAITING or row.claim_token is not None:
+    if not row.is_suspended:
         return False
     return tx.run(_find_open_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None
 

@@ -100,7 +100,7 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("id", big_id(), primary_key=True),
         sa.Column("workflow", sa.String(255), nullable=False),
         sa.Column("instance_id", sa.String(255), nullable=False),
-        # How a run is advanced: "replay" or "linear" (`model.Kind`).
+        # How a run is advanced: "replay" or "linear" (`model.WorkflowKind`).
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("run_number", sa.Integer, nullable=False),
         sa.Column("status", sa.String(16), nullable=False),

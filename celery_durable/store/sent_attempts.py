@@ -12,17 +12,12 @@ import sqlalchemy as sa
 
 from celery_durable.model import ItemRef, ItemStatus, StepStatus, StepType, TaskReference
 from celery_durable.store.engine import Store, Tx, param
+from celery_durable.store.step_format import is_of_step
 
 
 def join_step(s: Store) -> sa.Join:
     """Join each row of a task with its step."""
     return s.tables.item.join(s.tables.step, is_of_step(s.tables.item, s.tables.step))
-
-
-def is_of_step(item: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
-    """Join condition: the task does this step, or an item of it."""
-    keys = ("instance_pk", "run_number", "step_key")
-    return sa.and_(*[step.c[key] == item.c[key] for key in keys])
 
 
 def _unanswered_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:

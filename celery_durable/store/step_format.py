@@ -12,6 +12,12 @@ from celery_durable.model import StepRow, StepWrite, from_us
 from celery_durable.store.step_columns import STEP_COLUMNS, StepColumn, Written
 
 
+def is_of_step(other: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
+    """Join condition: a row of another table belongs to this step."""
+    keys = ("instance_pk", "run_number", "step_key")
+    return sa.and_(*[step.c[key] == other.c[key] for key in keys])
+
+
 class StepFormat:
     """The format of a table with these columns. ``row`` has their fields, in the same order.
 

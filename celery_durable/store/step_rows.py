@@ -1,6 +1,6 @@
-"""The record of a run: load it, and commit step boundaries, events and logs under the guard.
+"""The steps of a run: load them, and write the row of a step under the guard.
 
-A boundary is one commit: first the step's own writes, then the guard, then these rows (LAW 3).
+A step boundary is one commit: first the step's own writes, then the guard, then these rows (LAW 3).
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from celery_durable.model import (
     TaskReference,
     TaskSendingStep,
     WakeReason,
+    decide_answered,
 )
 from celery_durable.store import answers, items, lifecycle, outbox, sent_attempts
 from celery_durable.store.engine import Store, Tx, param, statement
@@ -164,7 +165,13 @@ def _answer_item(
 ) -> AnswerOutcome:
     timeout = timedelta(milliseconds=found.timeout_ms)
     step = TaskSendingStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
-    status = _status_after(payload, item.attempt, found.max_attempts)
+    error = read_answer_error(payload)
+    status = decide_answered(
+        is_error=error is not None,
+        is_retryable=error is not None and not error.is_non_retryable,
+        attempt=item.attempt,
+        max_attempts=found.max_attempts,
+    )
     given = {"position": item.position, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
     if (
         tx.run(_update_item, **items.key_parameters(step), **given, **_delivery_parameters(payload, reference)).rowcount
@@ -176,16 +183,8 @@ def _answer_item(
     outbox.insert(tx, messages, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
     step_key = (row.pk, row.run_number, item.step_key)
     needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))
-    is_suspended = row.status is Status.WAITING and row.claim_token is None
+    is_suspended = row.is_suspended
     due_runs = (
         [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if needs_pass and is_suspended else []
     )
     return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
-
-
-def _status_after(payload: str, attempt: int, max_attempts: int | None) -> ItemStatus:
-    error = read_answer_error(payload)
-    if error is None:
-        return ItemStatus.DONE
-    is_last = max_attempts is not None and attempt >= max_attempts
-    return ItemStatus.DEAD if is_last or error.is_non_retryable else ItemStatus.FAILED

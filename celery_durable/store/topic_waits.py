@@ -15,6 +15,7 @@ from celery_durable.model import TERMINAL, Claim, Scope, StepStatus, Waiter, fro
 from celery_durable.store import scopes
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.step_format import is_of_step
 
 
 @statement
@@ -68,12 +69,9 @@ def read_page(
 ) -> list[tuple[tuple[int, str], Waiter]]:
     """Return open waits on a topic that come after (instance key, step key), in that order; each with these keys."""
     w, st, i = tx.t.topic_wait, tx.t.step, tx.t.instance
-    its_step = sa.and_(
-        st.c.instance_pk == w.c.instance_pk, st.c.run_number == w.c.run_number, st.c.step_key == w.c.step_key
-    )
     query = (
         sa.select(w, st.c.name, st.c.wake_at, i.c.workflow, i.c.instance_id)
-        .join(st, its_step)
+        .join(st, is_of_step(w, st))
         .join(i, sa.and_(i.c.id == w.c.instance_pk, i.c.run_number == w.c.run_number))
         .where(
             w.c.topic == topic,
