@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.backend import POLL_SECONDS, Connection, InstanceSnapshot, WorkflowInfo
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
@@ -31,6 +30,7 @@ from celery_durable.operations.history import HistoryOperations
 from celery_durable.redaction import Redaction
 from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
+from celery_durable.testing import local_servers
 from celery_durable.wire.permissions import Permission
 
 LOGS_PER_PAGE = 1000
@@ -73,15 +73,15 @@ def stored_durable(ctx: click.Context) -> Durable:
     """Return the Durable of the app given by -A. Without a database of its own it uses that of `durable dev`."""
     durable = attached_durable(ctx)
     with reaching_database():
-        if embedded.is_without_store(durable):
-            if not embedded.DEV_FILE.exists():
+        if local_servers.is_without_store(durable):
+            if not local_servers.DEV_FILE.exists():
                 raise CliError(
                     "durable_database_url is not set.",
                     "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db', or try "
                     "SQLite in this directory: celery -A <your app> durable dev",
                 )
-            embedded.join_dev_store(durable)
-            click.echo(f"durable_database_url is not set: using ./{embedded.DEV_FILE} of `durable dev`", err=True)
+            local_servers.join_dev_store(durable)
+            click.echo(f"durable_database_url is not set: using ./{local_servers.DEV_FILE} of `durable dev`", err=True)
     return durable
 
 

@@ -12,12 +12,12 @@ from kombu.utils.url import maybe_sanitize_url
 
 from celery_durable import tasks
 from celery_durable.app import Durable
-from celery_durable.cli.backends import embedded
 from celery_durable.errors import DurableError, UnsupportedDatabase
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import HEARTBEAT_INTERVAL, SWEEP_TASK, Heartbeat, Outage, format_duration, iso
 from celery_durable.store import heartbeats, migrate, outbox, schedule, server_info
 from celery_durable.store.schema import REVISION
+from celery_durable.testing import local_servers
 
 _APP = "<your app>"
 _MIN_TIME_LIMIT = timedelta(hours=1)
@@ -182,7 +182,7 @@ def _check_database(durable: Durable) -> Generator[Finding, None, Processes | No
     """Check the database. Returns its time and the stored heartbeats; None if the tables cannot be read."""
     about = "database"
     try:
-        if embedded.is_without_store(durable):
+        if local_servers.is_without_store(durable):
             remedy = "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db'"
             yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
             return None

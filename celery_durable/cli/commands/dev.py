@@ -1,38 +1,28 @@
-"""`dev`: worker, dispatcher, broker and database in one process, for writing workflows without any server.
-
-Dispatch messages are lost when the process stops. Instances continue at the next start, because the database has their
-state (LAW 1).
-"""
+"""`dev`: worker, dispatcher, broker and database in one process, for writing workflows without any server."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
-import signal
-import threading
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Any
 
 import click
-from celery import signals
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_durable import tasks
 from celery_durable.app import Durable
-from celery_durable.cli.backends import embedded
-from celery_durable.cli.backends.backend import POLL_SECONDS
 from celery_durable.cli.backends.stored import StoreBackend, attached_durable, database_now, reaching_database
 from celery_durable.cli.command import Output, command
 from celery_durable.cli.commands.follow import Follower
-from celery_durable.cli.errors import INTERRUPTED, command_line
+from celery_durable.cli.errors import command_line
 from celery_durable.cli.inputs import Context, option
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import RunRef
 from celery_durable.store import migrate
+from celery_durable.testing import local_servers
+from celery_durable.testing.local_worker import LocalWorker
 
 Replacement = tuple[str, Cell, Cell]
 """A name, the part that `dev` uses, and the configured part that it replaces."""
@@ -64,52 +54,46 @@ def dev(
     app: Any = durable.app
     app.loader.import_default_modules()
     app.log.setup(loglevel=loglevel.upper(), redirect_stdouts=False, colorize=console.has_color)
-    app.set_default()  # the pool's threads find their tasks in it
-    worker = app.WorkController(
-        pool="threads",
+    worker = LocalWorker(
+        durable,
         concurrency=concurrency,
-        hostname=f"dev@{os.getpid()}",
-        without_mingle=True,
-        without_gossip=True,
-        without_heartbeat=True,
+        on_progress=_RunPrinter(durable, console).print_updates,
+        on_stop=lambda: console.print_note("Stopping after the current steps. Press Ctrl-C again to stop at once."),
     )
     _print_summary(ctx, console, durable, replacements)
-    _LocalWorker(durable, console, worker).run()
+    if exit_code := worker.run():
+        ctx.exit(exit_code)
     console.print_line("Stopped. Unfinished instances continue when you start it again.")
 
 
 def _replace_servers(durable: Durable) -> list[Replacement]:
     """Replace servers by embedded parts. Returns the replacements, to be printed."""
     app: Any = durable.app
-    broker = embedded.use_memory_broker(app)
-    replacements: list[Replacement] = [("broker", "this process's memory", _describe_replaced(broker))]
+    broker = local_servers.use_memory_broker(app)
+    replaced = "" if broker is None else _note(f"not {maybe_sanitize_url(broker)}, your broker_url")
+    replacements: list[Replacement] = [("broker", "this process's memory", replaced)]
     with reaching_database():
-        if embedded.is_without_store(durable):
-            embedded.use_dev_store(durable)
-            replacements.append(("store", f"./{embedded.DEV_FILE}", Styled("(durable_database_url is not set)", "dim")))
+        if local_servers.is_without_store(durable):
+            local_servers.use_dev_store(durable)
+            replacements.append(("store", f"./{local_servers.DEV_FILE}", _note("durable_database_url is not set")))
         else:
             replacements.append(("store", durable.internals.store.engine.url.render_as_string(), ""))
     configured = durable.internals.settings.lease_seconds
-    embedded.run_dispatcher_in_worker(durable)
-    if durable.internals.settings.lease_seconds != configured:
-        replacements.append(
-            (
-                "lease",
-                f"{durable.internals.settings.lease_seconds:g} s",
-                Styled(f"(durable_lease_seconds is {configured:g})", "dim"),
-            )
-        )
+    local_servers.run_dispatcher_in_worker(durable)
+    lease = durable.internals.settings.lease_seconds
+    if lease != configured:
+        replacements.append(("lease", f"{lease:g} s", _note(f"durable_lease_seconds is {configured:g}")))
     if app.conf.task_always_eager:
         app.conf.task_always_eager = False
-        replacements.append(("eager", "off", Styled("(task_always_eager is on in your settings)", "dim")))
+        replacements.append(("eager", "off", _note("task_always_eager is on in your settings")))
     others = sorted(name for name in app.conf.beat_schedule if name != tasks.SWEEP)
     if others:
-        replacements.append(("beat", "none", Styled(f"(not run here: {', '.join(others)})", "dim")))
+        replacements.append(("beat", "none", _note(f"not run here: {', '.join(others)}")))
     return replacements
 
 
-def _describe_replaced(broker: str | None) -> Styled:
-    return Styled("" if broker is None else f"(not {maybe_sanitize_url(broker)}, your broker_url)", "dim")
+def _note(text: str) -> Styled:
+    return Styled(f"({text})", "dim")
 
 
 def _print_summary(ctx: click.Context, console: Console, durable: Durable, replacements: list[Replacement]) -> None:
@@ -126,88 +110,20 @@ def _print_summary(ctx: click.Context, console: Console, durable: Durable, repla
     console.print_blank_line()
 
 
-class _LocalWorker:
-    """Runs the worker on its own thread and prints updates on the main thread, until a signal stops both."""
+class _RunPrinter:
+    """Prints the updates of the runs that the worker advances."""
 
-    def __init__(self, durable: Durable, console: Console, worker: Any) -> None:
-        self._durable, self._console, self._worker = durable, console, worker
-        self._stop = threading.Event()
-        self._task_events: queue.SimpleQueue[tuple[RunRef, bool]] = queue.SimpleQueue()
-        self._running: set[RunRef] = set()
+    def __init__(self, durable: Durable, console: Console) -> None:
+        self._durable, self._console = durable, console
+        self._since = database_now(durable)
         self._followers: dict[RunRef, Follower] = {}
         """Ended runs stay here, so that a repeated message does not print their updates again."""
 
-    def run(self) -> None:
-        """Run until a signal arrives or the worker exits; raises Exit if the worker failed."""
-        since = database_now(self._durable)
-        thread = threading.Thread(target=self._run_worker, name="durable-dev-worker", daemon=True)
-        with self._signals(), self._recording_runs():
-            thread.start()
-            while not self._stop.wait(POLL_SECONDS):
-                try:
-                    self._print_updates(since)
-                except Exception as exc:
-                    if not self._durable.internals.store.is_transient(
-                        exc
-                    ):  # like the worker, wait until the database is back
-                        raise
-            self._worker.stop()
-            thread.join()
-            self._print_updates(since)
-        self._durable.close()
-        if self._worker.exitcode:
-            raise click.exceptions.Exit(int(self._worker.exitcode))
-
-    def _run_worker(self) -> None:
-        try:
-            self._worker.start()
-        finally:
-            self._stop.set()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        def handle_signal(*_: object) -> None:
-            if self._stop.is_set():
-                os._exit(INTERRUPTED)  # bodies run on threads that Python would wait for
-            self._durable.internals.stop_flag.set()  # running passes end at their next step boundary
-            self._stop.set()
-            self._console.print_note("Stopping after the current steps. Press Ctrl-C again to stop at once.")
-
-        before = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @contextlib.contextmanager
-    def _recording_runs(self) -> Iterator[None]:
-        """Record which runs the worker starts and stops advancing, for the main thread."""
-
-        def record_event(*, sender: Any, args: Any, signal: Any, **_: Any) -> None:
-            if sender.name == tasks.ADVANCE:
-                self._task_events.put((RunRef(*args), signal is signals.task_prerun))
-
-        signals.task_prerun.connect(record_event)
-        signals.task_postrun.connect(record_event)
-        try:
-            yield
-        finally:
-            signals.task_prerun.disconnect(record_event)
-            signals.task_postrun.disconnect(record_event)
-
-    def _print_updates(self, since: datetime) -> None:
-        """Print updates of the runs that the worker advances, or has advanced since the last call."""
-        active: set[RunRef] = set()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                ref, is_running = self._task_events.get_nowait()
-                active.add(ref)
-                (self._running.add if is_running else self._running.discard)(ref)
-        for ref in sorted(active | self._running, key=str):
+    def print_updates(self, runs: AbstractSet[RunRef]) -> None:
+        for ref in sorted(runs, key=str):
             if ref not in self._followers:
                 self._followers[ref] = Follower(
-                    StoreBackend(self._durable), ref.workflow, ref.instance_id, ref.run_number, since=since
+                    StoreBackend(self._durable), ref.workflow, ref.instance_id, ref.run_number, since=self._since
                 )
             with contextlib.suppress(InstanceNotFound):  # a message may name an instance that was deleted
                 for update in self._followers[ref].read_updates():

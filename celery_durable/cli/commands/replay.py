@@ -10,7 +10,6 @@ from typing import Annotated
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.backends import embedded
 from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.errors import REFUSED, CliError
@@ -20,6 +19,7 @@ from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
 from celery_durable.runner.recorded_run import RecordedRun, from_export
 from celery_durable.runner.replay_check import ReplayResult
+from celery_durable.testing import local_servers
 
 _COLUMNS = (Column("STEP"), Column("TYPE"), Column(""))
 
@@ -76,7 +76,7 @@ def replay(
 def _durable_without_database(ctx: click.Context) -> Durable:
     durable = attached_durable(ctx)
     durable.app.loader.import_default_modules()
-    embedded.use_no_store(durable)
+    local_servers.use_no_store(durable)
     return durable
 
 
