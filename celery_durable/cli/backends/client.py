@@ -10,6 +10,7 @@ import email.utils
 import json
 import shlex
 import ssl
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import httpx
-
 from celery_durable.cli.errors import REFUSED, UNREACHABLE, CliError, make_cli_error
+
+# httpx imports its own command line, with rich and pygments, unless that module is missing. None marks it as missing.
+sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # typeshed knows only modules
+import httpx  # noqa: E402
 
 _PROBLEM = "application/problem+json"
 _TEMPORARY = frozenset({429, 502, 503, 504})

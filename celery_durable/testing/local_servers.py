@@ -1,0 +1,80 @@
+"""Embedded replacements of servers: a SQLite file as database, and a broker in the memory of this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from celery_durable.app import Durable
+from celery_durable.errors import ConfigInvalid
+
+DEV_FILE = Path("durable-dev.sqlite")
+
+_BROKER_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
+_POLLING = {"polling_interval": 0.02}
+"""How often the memory transport polls, in seconds. Its default of 1 s would delay every step."""
+_DEV_GRACE_SECONDS = 0.05
+_MAX_LEASE_SECONDS = 5.0
+
+
+def is_without_store(durable: Durable) -> bool:
+    """Whether neither durable_database_url nor an engine was given."""
+    try:
+        _ = durable.internals.store
+    except ConfigInvalid as exc:
+        if exc.setting == "durable_database_url" and exc.value is None:
+            return True
+        raise
+    return False
+
+
+def use_dev_store(durable: Durable) -> None:
+    """Store workflows in a SQLite file of the current directory."""
+    _set(durable, database_url=f"sqlite:///{DEV_FILE.resolve()}")
+
+
+def join_dev_store(durable: Durable) -> None:
+    """Use the file of a `durable dev` that runs in another process.
+
+    That process gets no messages from this one. The short grace time makes its dispatcher find the work soon.
+    """
+    use_dev_store(durable)
+    use_memory_broker(durable.app)
+    _set(durable, grace_seconds=_DEV_GRACE_SECONDS)
+
+
+def use_no_store(durable: Durable) -> None:
+    """Make the Durable work without a database, for commands that read files."""
+    _set(durable, database_url=f"sqlite:///{os.devnull}")
+
+
+def use_memory_broker(app: Any) -> str | None:
+    """Use a broker in the memory of this process. Returns the URL of the broker that it replaces, or None.
+
+    Call it before the app connects for the first time.
+    """
+    configured = app.conf.broker_write_url or ""
+    if not isinstance(configured, str):
+        configured = ";".join(configured)
+    for variable in _BROKER_VARIABLES:  # Celery prefers them to its settings
+        os.environ.pop(variable, None)
+    app.conf.update(
+        broker_url="memory://localhost",
+        broker_read_url=None,
+        broker_write_url=None,
+        broker_transport_options=_POLLING,
+        broker_connection_retry_on_startup=True,
+    )
+    return None if not configured or configured.startswith("memory:") else configured
+
+
+def run_dispatcher_in_worker(durable: Durable) -> None:
+    """Run the dispatcher in this worker, with a short lease, so that it soon recovers the runs of a killed process."""
+    lease = min(durable.internals.settings.lease_seconds, _MAX_LEASE_SECONDS)
+    _set(durable, dispatcher="worker", lease_seconds=lease)
+
+
+def _set(durable: Durable, **changes: Any) -> None:
+    durable.internals.settings = dataclasses.replace(durable.internals.settings, **changes)

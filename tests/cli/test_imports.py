@@ -1,0 +1,73 @@
+"""What a call of each program does not import, because imports are most of its time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHOP = """
+from celery import Celery
+from celery_durable import Durable
+
+app = Celery("shop")
+app.conf.durable_database_url = "sqlite:///durable.sqlite3"
+Durable(app)
+"""
+PROGRAM = """
+import sys
+from {module} import main
+status = None
+try:
+    main()
+except SystemExit as exit:
+    status = exit.code
+print("EXIT", status)
+print(*sys.modules)
+"""
+TERMINAL = {"rich"}
+"""For tables on a terminal only."""
+HTTP_CLIENT = {"httpx", "httpcore", "h11", "anyio"}
+SERVER = {"fastapi", "starlette", "uvicorn", "celery_durable.http"}
+TESTING = {"pytest", "celery_durable.testing.harness", "celery_durable.testing.local_worker"}
+APP = {
+    "celery", "kombu", "sqlalchemy", "alembic", "psycopg", "pymysql", "celery_durable.app", "celery_durable.store",
+    "celery_durable.operations", "celery_durable.runner", "celery_durable.tasks", "celery_durable.definitions",
+}  # fmt: skip
+"""What a machine without the app does not need."""
+
+
+def call(folder: Path, module: str, *words: str) -> tuple[str, set[str]]:
+    """Return the exit code, and the names of the modules that a call has imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(module=module), *words],
+        cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd())])},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    *_, status, modules = done.stdout.splitlines()
+    return status, set(modules.split())
+
+
+@pytest.mark.parametrize("words", [("show", "order", "o-1"), ("ls", "-w", "order"), ("pause", "order", "o-1")])
+def test_a_call_over_http_imports_neither_app_nor_database_nor_terminal(tmp_path: Path, words: tuple[str, ...]) -> None:
+    words = ("-b", "http://127.0.0.1:9", "--retries", "0", *words)
+    status, modules = call(tmp_path, "celery_durable.cli.remote", *words)
+    assert status == "EXIT 4"  # nobody listens
+    assert "httpx" in modules
+    assert modules & (APP | TERMINAL | SERVER | TESTING | {"pygments"}) == set()
+
+
+@pytest.mark.parametrize("words", [("ls",), ("stats",), ("explain", "order", "o-1")])
+def test_a_call_on_the_database_imports_no_http_and_no_terminal(
+    tmp_path: Path, sqlite_template: str, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    shutil.copy(sqlite_template, tmp_path / "durable.sqlite3")
+    status, modules = call(tmp_path, "celery.bin.celery", "-A", "shop", "durable", *words)
+    assert status == ("EXIT 3" if "explain" in words else "EXIT 0")
+    assert "celery_durable.store" in modules
+    assert modules & (HTTP_CLIENT | TERMINAL | SERVER | TESTING | {"alembic"}) == set()
