@@ -1,0 +1,159 @@
+"""What is said of runs that are due, and why no worker takes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_durable.explain import Code
+from celery_durable.model import Status
+from tests.explain.builders import (
+    BEAT,
+    BROKER_AWAY,
+    CHILD,
+    DURABLE,
+    MINUTE,
+    NOW,
+    OVERDUE,
+    REFUSED,
+    WORKER,
+    dispatcher,
+    instance,
+    task,
+    told,
+    worker,
+)
+
+DUE = [
+    pytest.param(
+        told(instance(Status.PAUSED), open_steps=(task(), CHILD)),
+        Code.PAUSED,
+        'It has been paused for 1 min; its timers keep running. Unfinished: step "thumb" waits for Celery task '
+        'media.resize; step "bill" waits for instance "b 1" of workflow "billing".',
+        [f"{DURABLE} resume order o-1"],
+        id="paused, with others at work",
+    ),
+    pytest.param(
+        told(instance(run_at=NOW), heartbeats=(worker(), dispatcher())),
+        Code.DUE,
+        "It is due; a worker should claim it at any moment.",
+        [],
+        id="due",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(worker(),)),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, and no message for it has been sent. No dispatcher has been seen: is celery "
+        "beat running?",
+        [BEAT],
+        id="nobody sweeps",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(dispatcher(seen_at=NOW - 4 * MINUTE, swept_at=NOW - 5 * MINUTE),)),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, and no message for it has been sent. No dispatcher has swept since "
+        "2029-12-31T23:55:00.000Z: is celery beat running? Also, no worker consumes queue 'durable'.",
+        [BEAT, WORKER],
+        id="nobody sweeps any more",
+    ),
+    pytest.param(
+        told(replace(OVERDUE, dispatch_count=1), heartbeats=(worker(),)),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, and its message was sent once. No dispatcher has been seen: is celery beat "
+        "running?",
+        [BEAT],
+        id="sent, and nobody sends it again",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(worker(), dispatcher())),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, but the dispatcher sends no message for it: the broker does not answer, or "
+        "queue 'durable' is longer than durable_queue_high_water.",
+        [f"{DURABLE} doctor"],
+        id="the dispatcher cannot send",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(BROKER_AWAY, REFUSED)))),
+        Code.QUEUE_REFUSED,
+        "It has been due for 1 min, but queue 'durable' has refused its messages since "
+        "2029-12-31T23:58:00.000Z: PreconditionFailed: (406) inequivalent arg 'x-max-priority'. The queue "
+        "exists with other arguments: delete it, or declare it in task_queues with these arguments.",
+        [f"{DURABLE} doctor"],
+        id="its queue refuses",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(replace(REFUSED, where="other"), BROKER_AWAY)))),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, but the broker redis://:**@mq:6379/0 has accepted no messages since "
+        "2029-12-31T23:59:00.000Z: ConnectionError: refused. Check the broker's log for this error.",
+        [f"{DURABLE} doctor"],
+        id="the broker is away",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(replace(BROKER_AWAY, what="database"),)))),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, but the dispatcher has not reached the database since "
+        "2029-12-31T23:59:00.000Z: ConnectionError: refused.",
+        [f"{DURABLE} doctor"],
+        id="the database is away",
+    ),
+    pytest.param(
+        told(
+            instance(sent_at=NOW - MINUTE),
+            heartbeats=(worker(), dispatcher(outages=(BROKER_AWAY, REFUSED))),
+        ),
+        Code.DISPATCHED_NOT_CLAIMED,
+        "It has been due for 1 min and its message was sent once, but no worker has claimed it. 1 worker "
+        "consumes queue 'durable': it is busy with other work, or uses another broker than the sender. The "
+        "message is sent again when its queue shows that it was lost, at the latest in 1 min.",
+        [f"{DURABLE} doctor"],
+        id="sent before its queue began to refuse",
+    ),
+    pytest.param(
+        told(instance(dispatch_count=3), heartbeats=(dispatcher(), worker(queues=("celery",)))),
+        Code.DISPATCHED_NOT_CLAIMED,
+        "It has been due for 1 min and its message was sent 3 times, but no worker consumes queue 'durable'. "
+        "The message is sent again when its queue shows that it was lost, at the latest in 1 min.",
+        [WORKER, f"{DURABLE} doctor"],
+        id="no worker",
+    ),
+    pytest.param(
+        told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker())),
+        Code.DISPATCHED_NOT_CLAIMED,
+        "It has been due for 1 min and its message was sent once, but no worker has claimed it. 1 worker "
+        "consumes queue 'durable': it is busy with other work, or uses another broker than the sender. The "
+        "message is sent again when its queue shows that it was lost, at the latest in 1 min.",
+        [f"{DURABLE} doctor"],
+        id="busy workers",
+    ),
+    pytest.param(
+        told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(workflows=("orders", "nap")))),
+        Code.NOT_REGISTERED,
+        "It has been due for 1 min, but no worker of queue 'durable' knows workflow 'order' (celery@a). Import "
+        "the module that defines it in the worker, or wait for the deploy to end. A similar name is known: "
+        "'orders'.",
+        ["celery -A <your app> inspect registered"],
+        id="not registered",
+    ),
+    pytest.param(
+        told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(pool="gevent"))),
+        Code.POOL_UNSUPPORTED,
+        "It has been due for 1 min, but queue 'durable' is consumed only by workers on pools that run no "
+        "workflows (celery@a: gevent). Start a worker with -P prefork, threads or solo, or give the workflow a "
+        "queue of its own.",
+        [WORKER],
+        id="pool that runs no workflows",
+    ),
+    pytest.param(
+        told(
+            instance(dispatch_count=1),
+            heartbeats=(dispatcher(), worker(pool="gevent"), worker(pool="prefork", workflows=("nap",))),
+        ),
+        Code.NOT_REGISTERED,
+        "It has been due for 1 min, but no worker of queue 'durable' knows workflow 'order' (celery@a). Import "
+        "the module that defines it in the worker, or wait for the deploy to end.",
+        ["celery -A <your app> inspect registered"],
+        id="not registered beside another pool",
+    ),
+]

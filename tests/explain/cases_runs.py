@@ -1,0 +1,151 @@
+"""What is said of runs that have ended, are paused, run or sleep."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from celery_durable.explain import Code
+from celery_durable.model import ErrorInfo, Status, StepStatus, WorkflowKind
+from tests.explain.builders import (
+    ASLEEP,
+    BEAT,
+    DURABLE,
+    MINUTE,
+    NAP,
+    NOW,
+    RUNNING,
+    dispatcher,
+    instance,
+    run,
+    step,
+    told,
+    worker,
+)
+
+RUNS = [
+    pytest.param(
+        told(instance(Status.COMPLETE), of=run(completed_at=NOW - 120 * MINUTE)),
+        Code.DONE,
+        "It completed 2 h ago.",
+        [],
+        id="done",
+    ),
+    pytest.param(
+        told(instance(Status.TERMINATED), of=run(reason="sold twice")),
+        Code.TERMINATED,
+        "It was terminated: sold twice.",
+        [f"{DURABLE} restart order o-1"],
+        id="terminated",
+    ),
+    pytest.param(
+        told(
+            instance(Status.ERRORED),
+            of=run(error_name="CardDeclined", error_message="no money", completed_at=NOW - MINUTE),
+            last_step=step(status=StepStatus.ERRORED, attempts=6, error=ErrorInfo("CardDeclined", "no money")),
+        ),
+        Code.FAILED,
+        'It failed 1 min ago with CardDeclined: no money (step "charge", 6 attempts).',
+        [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
+        id="failed",
+    ),
+    pytest.param(
+        told(
+            instance(Status.ERRORED, kind=WorkflowKind.LINEAR),
+            of=run(error_name="CardDeclined", error_message="no"),
+        ),
+        Code.FAILED,
+        "It failed with CardDeclined: no.",
+        [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
+        id="failed, linear",
+    ),
+    pytest.param(
+        told(instance(Status.ERRORED), of=run(error_name="StepLimitExceeded", error_message="too many steps.")),
+        Code.STEP_LIMIT,
+        "It failed with StepLimitExceeded: too many steps.",
+        [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
+        id="step limit",
+    ),
+    pytest.param(
+        told(instance(Status.ERRORED), of=run(error_name="StepTypeMismatch", error_message="another kind")),
+        Code.NONDETERMINISTIC,
+        "It failed with StepTypeMismatch: another kind. The workflow's code does not match the recorded steps.",
+        [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
+        id="nondeterministic",
+    ),
+    pytest.param(
+        told(instance(Status.PAUSED), open_steps=(NAP,)),
+        Code.PAUSED,
+        'It has been paused for 1 min; its timers keep running. Unfinished: step "nap" sleeps.',
+        [f"{DURABLE} resume order o-1"],
+        id="paused",
+    ),
+    pytest.param(
+        told(instance(**RUNNING, pause_requested=True)),
+        Code.PAUSED,
+        "A pause is requested; it takes effect when the running step ends, on the worker celery@a, which has "
+        "held it for 1 min.",
+        [f"{DURABLE} resume order o-1"],
+        id="pause requested",
+    ),
+    pytest.param(
+        told(instance(**RUNNING), last_step=step("count"), heartbeats=(worker(),)),
+        Code.RUNNING,
+        'It runs the code after step "count", on the worker celery@a, which has held it for 1 min; the lease is '
+        "valid for 20 s.",
+        [f"{DURABLE} logs order o-1 --follow"],
+        id="running",
+    ),
+    pytest.param(
+        told(
+            instance(**RUNNING, crash_count=2),
+            open_steps=(step("a", status=StepStatus.PENDING), step("b", status=StepStatus.PENDING)),
+            heartbeats=(worker(seen_at=NOW - MINUTE),),
+        ),
+        Code.RUNNING,
+        'It runs steps "a", "b", on the worker celery@a, which has held it for 1 min; the lease is valid for 20 '
+        "s. Before that, 2 workers in a row died or lost their lease, without finishing a step. That worker was "
+        "last seen 1 min ago; if it is dead, another worker takes over when the lease ends.",
+        [f"{DURABLE} logs order o-1 --follow"],
+        id="running on a worker that is silent",
+    ),
+    pytest.param(
+        told(instance(**{**RUNNING, "lease_until": NOW - MINUTE}), heartbeats=(dispatcher(),)),
+        Code.LEASE_EXPIRED,
+        "The worker celery@a stopped renewing its lease, which ended 1 min ago. A dispatcher will let another "
+        "worker take over; a dispatcher that has just started first waits for the length of one lease.",
+        [],
+        id="lease expired",
+    ),
+    pytest.param(
+        told(instance(**{**RUNNING, "lease_until": NOW - MINUTE})),
+        Code.LEASE_EXPIRED,
+        "The worker celery@a stopped renewing its lease, which ended 1 min ago. No dispatcher has been seen: is "
+        "celery beat running?",
+        [BEAT],
+        id="lease expired, nobody looks",
+    ),
+    pytest.param(
+        told(instance(run_at=NOW + timedelta(seconds=4), crash_count=3)),
+        Code.CRASHING,
+        "It is delayed after a crash and continues in 4.0 s: 3 workers in a row died or lost their lease, "
+        "without finishing a step.",
+        [f"{DURABLE} logs order o-1 --level warn"],
+        id="crashing",
+    ),
+    pytest.param(
+        told(ASLEEP, of=run(started_at=None)),
+        Code.SCHEDULED,
+        "It was created to start later, and starts in 1 h.",
+        [],
+        id="scheduled",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(NAP,)),
+        Code.SLEEPING,
+        'Sleeps at step "nap"; wakes in 1 h.',
+        [],
+        id="sleeping",
+    ),
+]

@@ -1,0 +1,182 @@
+"""What is said of runs that wait: for a retry, an event, a task, a child."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_durable.explain import Code
+from celery_durable.model import Child, ErrorInfo, Status
+from tests.explain.builders import (
+    ASLEEP,
+    CHILD,
+    DURABLE,
+    INSPECT,
+    MINUTE,
+    NAP,
+    NOW,
+    OUTBOX,
+    RETRY,
+    SEND,
+    WAIT,
+    task,
+    told,
+)
+
+WAITS = [
+    pytest.param(
+        told(ASLEEP, open_steps=(WAIT, NAP, RETRY)),
+        Code.RETRY_SCHEDULED,
+        'Tries step "charge" again in 1 min; attempt 2/6 failed: ConnectionError: the gateway is away. Also: '
+        'step "nap" sleeps; step "await approval" waits for event "approval".',
+        [f"{DURABLE} logs order o-1 --level warn"],
+        id="retry, besides others",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(WAIT,)),
+        Code.WAITING_EVENT,
+        'Waits for event "approval" at step "await approval"; times out in 1 h 30 min.',
+        [SEND],
+        id="event",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(NAP, WAIT), buffered=("Aproval", "paid")),
+        Code.WAITING_EVENT,
+        'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. An event "Aproval" is '
+        'buffered, but the wait is for "approval": a typing mistake? Also: step "nap" sleeps.',
+        [SEND],
+        id="event, nearly",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(WAIT,), buffered=("paid",)),
+        Code.WAITING_EVENT,
+        'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. Buffered for later waits: '
+        '"paid".',
+        [SEND],
+        id="event, others buffered",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(task(sent=10 * MINUTE),)),
+        Code.WAITING_TASKS,
+        'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min.',
+        [INSPECT],
+        id="task",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(task(sent=10 * MINUTE),), unsent=frozenset({"id-1"})),
+        Code.WAITING_TASKS,
+        'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min. '
+        "It has not been sent yet: the broker does not accept it, or no dispatcher sends it.",
+        OUTBOX,
+        id="task that has not left",
+    ),
+    pytest.param(
+        told(
+            ASLEEP,
+            open_steps=(
+                task("page 1", "id-2", sent=2 * MINUTE, wake_at=NOW + MINUTE, timeout=3 * MINUTE),
+                task("page 2", sent=10 * MINUTE),
+                task("page 3", "id-3"),
+            ),
+            answered=4,
+        ),
+        Code.WAITING_TASKS,
+        "Waits for 3 Celery tasks, 4 of 7 have answered; the oldest is media.resize (id-1), under way for 10 min, "
+        'at step "page 2"; the next times out in 1 min.',
+        [INSPECT],
+        id="tasks: the oldest, and whose time is over first",
+    ),
+    pytest.param(
+        told(
+            ASLEEP,
+            open_steps=(task("page 1"), task("page 2", "id-2"), task("page 3", "id-3")),
+            unsent=frozenset({"id-2", "id-3"}),
+        ),
+        Code.WAITING_TASKS,
+        "Waits for 3 Celery tasks, 0 of 3 have answered; the oldest is media.resize (id-1), under way for 0 ms, "
+        'at step "page 1"; the next times out in 1 h. 2 of them have not been sent yet: the broker does not '
+        "accept them, or no dispatcher sends them.",
+        OUTBOX,
+        id="tasks, some of which have not left",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(WAIT, task(sent=MINUTE), CHILD)),
+        Code.WAITING_TASKS,
+        'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min. '
+        'Also: step "await approval" waits for event "approval"; step "bill" waits for instance "b 1" of '
+        'workflow "billing".',
+        [INSPECT],
+        id="task, besides others",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(WAIT, replace(NAP, wake_at=NOW + MINUTE), task(), task("page 2"))),
+        Code.SLEEPING,
+        'Sleeps at step "nap"; wakes in 1 min. Also: step "thumb" waits for Celery task media.resize; step '
+        '"page 2" waits for Celery task media.resize; step "await approval" waits for event "approval".',
+        [],
+        id="tasks, besides what is due before",
+    ),
+    pytest.param(
+        told(
+            ASLEEP,
+            open_steps=(task(attempts=2, max_attempts=3, created_at=NOW - 600 * MINUTE, wake_at=NOW + 50 * MINUTE),),
+        ),
+        Code.WAITING_TASKS,
+        'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min.',
+        [INSPECT],
+        id="task that was sent again: since then",
+    ),
+    pytest.param(
+        told(
+            ASLEEP,
+            open_steps=(
+                task(
+                    attempts=1,
+                    max_attempts=2,
+                    wake_at=None,
+                    next_retry_at=NOW + MINUTE,
+                    task=None,
+                    task_id=None,
+                    error=ErrorInfo("OSError", "disk full"),
+                ),
+                task("page 2", "id-1"),
+            ),
+        ),
+        Code.RETRY_SCHEDULED,
+        'Tries step "thumb" again in 1 min; attempt 1/2 failed: OSError: disk full. Also: step "page 2" waits '
+        "for Celery task media.resize.",
+        [f"{DURABLE} logs order o-1 --level warn"],
+        id="task that is to be sent again",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(CHILD,), children={Child("billing", "b 1"): Status.WAITING}),
+        Code.WAITING_CHILD,
+        'Waits for instance "b 1" of workflow "billing", which is waiting, at step "bill"; times out in 1 h 30 min.',
+        [f"{DURABLE} explain billing 'b 1'"],
+        id="child that waits",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(NAP, CHILD), children={Child("billing", "b 1"): Status.ACTIVE}),
+        Code.SLEEPING,
+        'Sleeps at step "nap"; wakes in 1 h. Also: step "bill" waits for instance "b 1" of workflow "billing".',
+        [],
+        id="child, besides what is due before",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(CHILD, WAIT), children={Child("billing", "b 1"): Status.ACTIVE}),
+        Code.WAITING_CHILD,
+        'Waits for instance "b 1" of workflow "billing", which is active, at step "bill"; times out in 1 h 30 '
+        'min. Also: step "await approval" waits for event "approval".',
+        [f"{DURABLE} explain billing 'b 1'"],
+        id="child that is active",
+    ),
+    pytest.param(
+        told(ASLEEP, open_steps=(CHILD,)),
+        Code.WAITING_CHILD,
+        'Waits for instance "b 1" of workflow "billing", which no longer exists, at step "bill"; times out in 1 '
+        "h 30 min.",
+        [],
+        id="child that is gone",
+    ),
+]
