@@ -14,12 +14,13 @@ from typing import Any
 
 from celery_durable.linear import LinearContext
 from celery_durable.model import DueRun, RunRef
-from celery_durable.store import schedule, sweeps
+from celery_durable.store import sweeps
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.cooperative import Crash, current_cooperative_thread
 from tests.simulation import delegates, invariants, lines, maps, messages
+from tests.simulation.calm import Calm
 from tests.simulation.clients import Clients
 from tests.simulation.errands import Errands
 from tests.simulation.foreign import Foreign
@@ -29,7 +30,6 @@ from tests.simulation.programs import RETRY_SECONDS
 from tests.simulation.story import Story
 
 _UNLOCKED = frozenset({"claimed", "before-body", "after-body", "after-commit", "before-publish", "after-publish"})
-_MOST_CALM_TURNS = 400
 
 
 class Schedule:
@@ -47,13 +47,13 @@ class Schedule:
         self.inside: Runtime = world.workers[0].runtime
         self.busy: list[Worker] = []
         self.asleep: list[Worker] = []
-        self._taken = 0
+        self.taken = 0
         self.names = [f"i{number}" for number in range(self.dice.choice([1, 1, 2, 3]))]
         self.names += [f"l{number}" for number in range(self.dice.choice([0, 1, 1, 2]))]
         self.plan = make_plan(self.dice)
         self.batch = self.dice.choice([1, 2])
         """Instances that one transaction of an emission hands out to."""
-        self._clients, self.errands, self.foreign = self._make_clients(), Errands(self), Foreign(self)
+        self.clients, self.errands, self.foreign = self._make_clients(), Errands(self), Foreign(self)
         # Each schedule has faults of its own: with all of them at once most instances would not get far.
         self._crashes = self.dice.choice([0, 0, 0.02, 0.06])
         self._cuts = self.dice.choice([0, 0, 0.03, 0.1])
@@ -62,7 +62,7 @@ class Schedule:
         """Whether a dispatcher sweeps all the time, so that it is not blind after each gap."""
         self.losses = self.dice.choice([0, 0.2, 0.7])
         self._actions = self._weights()
-        self._sweepers = [self._new_sweeper(beat) for beat in world.beats]
+        self.sweepers = [self._new_sweeper(beat) for beat in world.beats]
 
     def _make_clients(self) -> Any:
         return Clients(self)
@@ -83,7 +83,7 @@ class Schedule:
             (self._step, 16),
             (self._sweep, 2),
             (self._pass_time, 4),
-            (self._clients.act, some([0.5, 4, 8])),
+            (self.clients.act, some([0.5, 4, 8])),
             (self._freeze, some([0, 0, 1, 3])),
             (self._thaw, 1.5),
             (self._kill, some([0, 0, 0.7])),
@@ -103,12 +103,12 @@ class Schedule:
     def run(self) -> list[str]:
         self.world.deploy(self.plan)
         for name in self.names:
-            self._clients.create(name)
+            self.clients.create(name)
         for _ in range(self.dice.choice([15, 40, 80])):
             self.dice.choices(*self._actions)[0]()
         broken = self.story.wrongs + self._broken("in the storm")
         if not broken:
-            broken = self._calm_down()
+            broken = Calm(self).come_to_an_end()
         if not broken:
             broken = self._broken("at the end")
         if not broken:
@@ -117,7 +117,7 @@ class Schedule:
             broken += invariants.wrong_counts(self.world.raw, self.story)
             broken += lines.wrong(self.world.raw, self.story) + messages.wrong(self.world.raw, self.story)
             broken += delegates.wrong(self.world.raw, self.story) + maps.wrong(self.world.raw, self.story)
-            broken += self._late_zombies() + self._changed_runs() + self.story.wrongs
+            broken += Calm(self).wake_zombies() + self._changed_runs() + self.story.wrongs
         return broken
 
     def _broken(self, when: str) -> list[str]:
@@ -126,83 +126,6 @@ class Schedule:
 
     def tell(self, what: str) -> None:
         self.story.journal.append(f"{self.world.clock.now:%d %H:%M:%S.%f} {what}")
-
-    def _calm_down(self) -> list[str]:
-        """No more faults: everything must come to its end, and soon."""
-        self.is_calm = True
-        self.tell("calm")
-        if self.dice.random() < 0.5:
-            self.messages.clear()
-        self.errands.calm_down()
-        self.asleep = [worker for worker in self.asleep if worker in self.busy and self.dice.random() < 0.5]
-        for worker in [each for each in self.busy if each not in self.asleep]:
-            worker.runtime.wake_up()
-            while worker in self.busy:
-                self._go(worker)
-        free = next(worker for worker in [*self.world.workers, self._spare()] if worker not in self.busy)
-        for _ in range(_MOST_CALM_TURNS):
-            if self._turn(free) or self._resume_all():
-                continue
-            next_at, _ = self.world.clients.store.read(schedule.read_next_due)
-            if next_at is None:
-                return []
-            if next_at > self.world.clock.now:
-                self.world.clock.set_to(next_at)
-            else:
-                self.world.clock.advance(1)  # a queue that was full is asked for again
-        return [f"I6f still busy after {_MOST_CALM_TURNS} calm turns"]
-
-    def _spare(self) -> Worker:
-        """All runners are zombies: one of them has to wake up early."""
-        if len(self.asleep) == len(self.world.workers):
-            worker = self.asleep.pop()
-            worker.runtime.wake_up()
-            while worker in self.busy:
-                self._go(worker)
-        return self.world.workers[0]
-
-    def _turn(self, worker: Worker) -> bool:
-        published = self._sweepers[0].sweep()
-        due, self.messages = self.messages, []
-        for each in due:
-            self.tell(f"calm {each.ref}: {self._advance_calmly(worker, each.ref)}")
-        self.errands.hand_all_over()
-        if self.dice.random() < 0.8:  # else some come too late
-            self.foreign.answer_all()
-        if self.dice.random() < 0.3:
-            self._clients.answer()
-        return bool(published or due)
-
-    def _advance_calmly(self, worker: Worker, ref: RunRef) -> str:
-        self._taken += 1
-        worker.take(ref, self._taken)
-        said = worker._advance()
-        worker.thread = None
-        return said
-
-    def _resume_all(self) -> bool:
-        query = "SELECT workflow, instance_id FROM workflow_instance WHERE status = 'paused'"
-        found = self.world.raw.execute(query).fetchall()
-        for workflow, name in found:
-            self.world.operations.lifecycle.resume(workflow, name)
-        return bool(found)
-
-    def _late_zombies(self) -> list[str]:
-        """Who wakes up when all is over, and messages from long ago, change nothing."""
-        before = invariants.dump(self.world.raw)
-        for worker in list(self.busy):
-            worker.runtime.wake_up()
-            while worker in self.busy:
-                self._go(worker)
-        for workflow, instance, run in self.world.raw.execute(
-            "SELECT i.workflow, i.instance_id, r.run_number FROM workflow_instance i "
-            "JOIN workflow_run r ON r.instance_pk = i.id"
-        ).fetchall():
-            self._advance_calmly(self.world.workers[0], RunRef(workflow, instance, run))
-        self.foreign.answer_all()
-        self.foreign.answer_again()
-        after = invariants.dump(self.world.raw)
-        return [f"I14 {table} changed when all was over" for table in before if before[table] != after[table]]
 
     def _changed_runs(self) -> list[str]:
         return [
@@ -302,21 +225,21 @@ class Schedule:
         worker = self.dice.choice(free)
         index = self.dice.randrange(len(self.messages))
         message = self.messages[index] if self.dice.random() < 0.1 else self.messages.pop(index)
-        self._taken += 1
-        worker.take(message.ref, self._taken)
+        self.taken += 1
+        worker.take(message.ref, self.taken)
         self.busy.append(worker)
         self.story.stats["delivered"] += 1
         self.tell(f"{worker.name} takes {message.ref}")
         if worker.runtime.is_starved:  # whatever it takes, it may lose
             self._fault(message.ref)
-        self._go(worker)
+        self.go(worker)
 
     def _step(self) -> None:
         awake = [worker for worker in self.busy if worker not in self.asleep]
         if awake:
-            self._go(self.dice.choice(awake))
+            self.go(self.dice.choice(awake))
 
-    def _go(self, worker: Worker) -> None:
+    def go(self, worker: Worker) -> None:
         thread, ref = worker.thread, worker.runtime.ref
         assert thread is not None
         assert ref is not None
@@ -356,8 +279,8 @@ class Schedule:
         return self.dice.getrandbits(64)
 
     def _sweep(self) -> None:
-        number = self.dice.randrange(len(self._sweepers))
-        published = self._sweepers[number].sweep()
+        number = self.dice.randrange(len(self.sweepers))
+        published = self.sweepers[number].sweep()
         self.story.stats["swept"] += 1
         self.tell(f"beat-{number} publishes {published}")
 
@@ -372,8 +295,8 @@ class Schedule:
         self.story.stats["stray"] += 1
 
     def _restart_beat(self) -> None:
-        number = self.dice.randrange(len(self._sweepers))
-        self._sweepers[number] = self._new_sweeper(self.world.beats[number])
+        number = self.dice.randrange(len(self.sweepers))
+        self.sweepers[number] = self._new_sweeper(self.world.beats[number])
         self.tell(f"beat-{number} is another one")
 
     def _pass_time(self) -> None:
@@ -397,7 +320,7 @@ class Schedule:
         while seconds > 0:
             self.world.clock.advance(timedelta(seconds=min(seconds, 10)))
             seconds -= 10
-            self._sweepers[0].sweep()
+            self.sweepers[0].sweep()
 
     def _freeze(self) -> None:
         """Suspend a runner beyond its lease, or only keep it from renewing."""
@@ -424,7 +347,7 @@ class Schedule:
             worker = self.asleep.pop(self.dice.randrange(len(self.asleep)))
             worker.runtime.wake_up()
             self.tell(f"{worker.name} wakes up")
-            self._go(worker)
+            self.go(worker)
 
     def _kill(self) -> None:
         if self.busy:
@@ -433,9 +356,9 @@ class Schedule:
             worker.runtime.is_dead = True
             self.tell(f"{worker.name} is killed at {worker.thread.parked_at}")
             self.story.stats["killed"] += 1
-            self._go(worker)
+            self.go(worker)
             while worker in self.busy:
-                self._go(worker)
+                self.go(worker)
 
     def _stop(self) -> None:
         if self.busy:

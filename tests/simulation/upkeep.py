@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from tests.simulation import invariants, keeping, messages
+from tests.simulation.calm import Calm
 from tests.simulation.kept import make_kept
 from tests.simulation.listening import Listener
 from tests.simulation.operators import Operators
@@ -61,12 +62,12 @@ class Upkeep(Schedule):
             self.dice.choices(*self._actions)[0]()
         broken = self.story.wrongs + self._broken("in the storm")
         if not broken:
-            broken = self._calm_down()
+            broken = Calm(self).come_to_an_end()
         if not broken:
             broken = self._broken("at the end")
         if not broken:
             broken = keeping.wrong(self) + messages.wrong(self.world.raw, self.story)
-            broken += self._late_zombies() + self._changed_runs() + self.story.wrongs
+            broken += Calm(self).wake_zombies() + self._changed_runs() + self.story.wrongs
         return broken or self._kept_too_long()
 
     def end(self) -> None:
@@ -81,7 +82,7 @@ class Upkeep(Schedule):
 
     def _tidy(self) -> None:
         """A dispatcher deletes what has been kept long enough."""
-        deleted = self._sweepers[self.dice.randrange(len(self._sweepers))].delete_expired()
+        deleted = self.sweepers[self.dice.randrange(len(self.sweepers))].delete_expired()
         self.story.stats["deleted after its retention"] += deleted
         self.tell(f"tidied {deleted}")
         self.has_deleted()
@@ -100,7 +101,7 @@ class Upkeep(Schedule):
         self.world.clock.advance(self._retention)
         for _ in range(2):  # who has tidied just now rests first
             self.world.clock.advance(timedelta(hours=1))
-            self._sweepers[0].delete_expired()
+            self.sweepers[0].delete_expired()
         left = self.world.raw.execute("SELECT instance_id, status FROM workflow_instance ORDER BY id").fetchall()
         return [f"R3 {name}, {status}, is kept when its retention is over" for name, status in left] + self._broken(
             "when nothing is kept"
