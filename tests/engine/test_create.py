@@ -6,28 +6,24 @@ from datetime import UTC, datetime, timedelta
 
 import pydantic
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable import CreateOptions, Step, WorkflowEvent
 from celery_durable.errors import (
     BatchTooLarge,
-    CursorInvalid,
     InstanceAlreadyExists,
-    InstanceNotFound,
     InvalidInstanceId,
     NotSerializable,
     PayloadTooLarge,
     StartTooFar,
     StepFailed,
-    StoreMismatch,
     ValueRefused,
     WorkflowNotFound,
     WorkflowParamsInvalid,
 )
 from celery_durable.model import Status
 from celery_durable.testing import START
-from tests.engine.world import World, insert_name, on_one_database
+from tests.engine.world import World
 
 
 class OrderIn(pydantic.BaseModel):
@@ -270,81 +266,6 @@ def test_a_start_without_a_zone_is_refused(world: World, order) -> None:
     assert ids(world) == []
 
 
-# --- in a caller's transaction ------------------------------------------------------------------
-
-
-def test_an_instance_in_a_callers_transaction_is_there_when_that_commits(world: World, order) -> None:
-    with world.session() as session:
-        insert_name("row of the application")(session)
-        order.create(GOOD, id="o-1", session=session)
-        assert ids(world) == []
-        assert world.messages == []
-        session.commit()
-        assert [due.ref.instance_id for due in world.messages] == ["o-1"]
-        session.execute(sa.text("SELECT 1"))
-        session.commit()
-        assert len(world.messages) == 1  # told once
-    world.run_until_idle()
-    assert order.of("o-1").status == "complete"
-    assert world.names() == ["row of the application"]
-
-
-def test_an_instance_in_a_transaction_that_rolls_back_never_was(world: World, order) -> None:
-    with world.session() as session:
-        insert_name("row of the application")(session)
-        world.operations.create.instance("order", GOOD, id="o-1", session=session)
-        session.rollback()
-        insert_name("another")(session)
-        session.commit()
-    assert ids(world) == []
-    assert world.messages == []
-    assert world.names() == ["another"]
-
-
-def test_nobody_is_told_before_the_outer_transaction_commits(world: World, order) -> None:
-    with world.session() as session:
-        session.begin()
-        with session.begin_nested():
-            order.create(GOOD, id="o-1", session=session)
-        assert world.messages == []
-        session.commit()
-        assert len(world.messages) == 1
-
-
-def test_a_savepoint_that_rolls_back_takes_its_instance_with_it(world: World, order) -> None:
-    with world.session() as session:
-        order.create(GOOD, id="kept", session=session)
-        savepoint = session.begin_nested()
-        world.operations.create.instance("order", GOOD, id="gone", session=session)
-        savepoint.rollback()
-        session.commit()
-    assert ids(world) == ["kept"]
-    assert sorted(world.tick()) == ["complete", "noop: not due, or claimed by another worker"]  # a message too many
-
-
-def test_an_existing_id_does_not_hurt_the_callers_transaction(world: World, order) -> None:
-    order.create(GOOD, id="o-1")
-    with world.session() as session:
-        insert_name("before")(session)
-        with pytest.raises(InstanceAlreadyExists):
-            order.create(GOOD, id="o-1", session=session)
-        order.create(GOOD, id="o-1", session=session, if_exists="return")
-        insert_name("after")(session)
-        session.commit()
-    assert world.names() == ["after", "before"]
-
-
-def test_a_session_of_another_database_is_refused(world: World, order) -> None:
-    elsewhere = sa.orm.Session(sa.create_engine("sqlite:///elsewhere.sqlite3"))
-    with elsewhere, pytest.raises(StoreMismatch) as caught:
-        order.create(GOOD, session=elsewhere)
-    store = sa.make_url(world.url).render_as_string()
-    assert str(caught.value) == (
-        f"The session is bound to sqlite:///elsewhere.sqlite3, but workflows are stored in {store}. One transaction "
-        "cannot span both: bind the session to the store's database, or leave out session=."
-    )
-
-
 # --- batches ------------------------------------------------------------------------------------
 
 
@@ -388,102 +309,3 @@ def test_a_batch_that_is_too_large_is_refused(world: World, order) -> None:
 def test_an_empty_batch_is_nothing(world: World, order) -> None:
     assert create_batch(world) == []
     assert world.messages == []
-
-
-# --- reading ------------------------------------------------------------------------------------
-
-
-def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> None:
-    for read in (world.operations.queries.get, world.operations.history.read, world.operations.history.logs):
-        with pytest.raises(InstanceNotFound) as caught:
-            read("order", "nobody")
-        assert str(caught.value) == (
-            "Workflow 'order' has no instance 'nobody'. "
-            "List its instances: celery -A <your app> durable ls --workflow order"
-        )
-
-
-@pytest.mark.parametrize("id_", ["", "NUL \x00", "half \ud800", "x" * 300, "no spaces", 5, None])
-def test_an_id_that_no_instance_can_have_is_not_found_on_any_database(world: World, order, id_) -> None:
-    for method in (
-        world.operations.queries.get,
-        world.operations.history.read,
-        world.operations.history.logs,
-        world.operations.lifecycle.pause,
-        world.operations.lifecycle.resume,
-        world.operations.lifecycle.terminate,
-        world.operations.rewind.restart,
-        lambda workflow, id_: world.operations.events.send(workflow, id_, "approval"),
-    ):
-        with pytest.raises(InstanceNotFound):
-            method("order", id_)
-        with pytest.raises(InstanceNotFound):
-            method("NUL \x00", "i-1")
-
-
-def test_instances_are_listed_newest_first_a_page_at_a_time(world: World, order) -> None:
-    create_batch(world, *((f"o-{n}", GOOD) for n in range(7)))
-    seen, cursor = [], None
-    for _ in range(4):
-        page = world.operations.queries.list("order", cursor=cursor, limit=3)
-        seen.append([item.id for item in page.items])
-        cursor = page.cursor
-        if cursor is None:
-            break
-        order.create(GOOD, id=f"newer-{len(seen)}")  # comes before every page that is still to be read
-    assert seen == [["o-6", "o-5", "o-4"], ["o-3", "o-2", "o-1"], ["o-0"]]
-
-
-def test_a_page_that_is_just_full_is_the_last(world: World, order) -> None:
-    create_batch(world, *((f"o-{n}", GOOD) for n in range(3)))
-    page = world.operations.queries.list("order", limit=3)
-    assert (len(page.items), page.cursor) == (3, None)
-
-
-def test_instances_are_listed_by_workflow_and_status(world: World, order) -> None:
-    @world.workflow
-    def invoice(event: WorkflowEvent, step: Step):
-        raise ValueError("no")
-
-    order.run(GOOD, id="done")
-    invoice.run(id="failed")
-    order.create(GOOD, id="new", run_at=START + timedelta(days=1))
-
-    def found(*args, **options) -> list[str]:
-        return [item.id for item in world.operations.queries.list(*args, **options).items]
-
-    assert found() == ["new", "failed", "done"]
-    assert found("order") == ["new", "done"]
-    assert found("order", status=Status.WAITING) == ["new"]
-    assert found(status=Status.ERRORED) == ["failed"]
-    assert found("unknown") == []
-    failed = world.operations.queries.list(status=Status.ERRORED).items[0]
-    assert (failed.workflow, failed.error.name, failed.error.message) == ("invoice", "ValueError", "no")
-
-
-@on_one_database
-@pytest.mark.parametrize("cursor", ["", "x", "bm90IGpzb24", "WyJ4IiwgMV0", "WyJpIiwgIjEiXQ", "ü"])
-def test_a_cursor_of_another_make_is_refused(world: World, order, cursor: str) -> None:
-    with pytest.raises(CursorInvalid) as caught:
-        world.operations.queries.list("order", cursor=cursor)
-    assert str(caught.value) == (
-        f"Cursor {cursor!r} was not made by this list with this filter, for this caller. Start again without a cursor."
-    )
-
-
-@on_one_database
-@pytest.mark.parametrize("limit", [0, -1, 1001])
-def test_a_page_of_an_impossible_size_is_refused(world: World, order, limit: int) -> None:
-    with pytest.raises(ValueRefused) as caught:
-        world.operations.queries.list("order", limit=limit)
-    assert str(caught.value) == f"A page of {limit} items is not possible: ask for 1 to 1000."
-
-
-def test_the_history_tells_what_a_run_was_given_and_when_it_began_and_ended(world: World, order) -> None:
-    order.create(GOOD, id="o-1")
-    world.advance(5)
-    world.run_until_idle()
-    history = world.operations.history.read("order", "o-1")
-    assert (history.params, history.created_at) == ({"order_id": "42", "cents": 5}, START)
-    assert (history.started_at, history.completed_at) == (world.now, world.now)
-    assert (history.status.status, history.status.output) == ("complete", "42: 5")

@@ -7,16 +7,8 @@ from datetime import timedelta
 import pydantic
 import pytest
 
-from celery_durable import EventPayloadInvalid, EventTimeout, Step, StepFailed, WorkflowEvent
-from celery_durable.errors import (
-    DurationInvalid,
-    InstanceNotFound,
-    InstanceTerminal,
-    InvalidEventType,
-    NameInvalid,
-    NotSerializable,
-    PayloadTooLarge,
-)
+from celery_durable import EventTimeout, Step, StepFailed, WorkflowEvent
+from celery_durable.errors import DurationInvalid, InstanceNotFound, InstanceTerminal
 from tests.engine.world import World, on_one_database
 
 
@@ -243,76 +235,6 @@ def test_the_shortest_and_the_longest_deadline(world: World, timeout) -> None:
     instance = order.run()
     world.run_after(timeout)
     assert instance.error.startswith("EventTimeout: ")
-
-
-# --- payloads -----------------------------------------------------------------------------------
-
-
-def test_a_payload_that_breaks_the_schema_is_consumed_and_fails_the_wait(world: World) -> None:
-    seen = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.wait_for_event("approval", "approval", schema=Approval)
-        except EventPayloadInvalid as exc:
-            seen.append(str(exc))
-        return step.wait_for_event("second try", "approval", schema=Approval).payload.by
-
-    instance = order.run()
-    instance.send("approval", {"approved": "perhaps"})
-    world.run_until_idle()
-    assert instance.events() == [("approval", {"approved": "perhaps"}, "approval")]
-    instance.send("approval", {"approved": True, "by": "eve"})
-    world.run_until_idle()
-    assert instance.output == "eve"
-    assert seen == [
-        "Step 'approval' failed after 1 attempt: EventPayloadInvalid: The payload of event 'approval' does not fit the "
-        "schema of wait 'approval': $.approved: Input should be a valid boolean, unable to interpret input; "
-        "$.by: Field required"
-    ] * len(seen)
-    assert len(seen) == 2
-
-
-@pytest.mark.parametrize("payload", [None, 0, False, "", [], {}, {"a": [1, "ü"]}])
-def test_any_json_is_a_payload(world: World, order, payload) -> None:
-    instance = order.create()
-    instance.send("approval", payload)
-    world.run_until_idle()
-    assert instance.output[1] == payload
-
-
-@on_one_database
-@pytest.mark.parametrize(
-    ("type_", "payload", "id_", "error"),
-    [
-        ("", None, "e", InvalidEventType),
-        ("a b", None, "e", InvalidEventType),
-        ("approval\n", None, "e", InvalidEventType),
-        ("x" * 101, None, "e", InvalidEventType),
-        ("approval", object(), "e", NotSerializable),
-        ("approval", float("inf"), "e", NotSerializable),
-        ("approval", "x" * 2**20, "e", PayloadTooLarge),
-        ("approval", None, "", NameInvalid),
-        ("approval", None, "x" * 256, NameInvalid),
-    ],
-)
-def test_an_event_that_is_refused_leaves_nothing_behind(world: World, order, type_, payload, id_, error) -> None:
-    instance = order.run()
-    with pytest.raises(error):
-        instance.send(type_, payload, id=id_)
-    assert instance.events() == []
-
-
-def test_an_event_type_is_checked_where_it_is_waited_for(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.wait_for_event("approval", "no spaces")
-
-    assert order.run().error == (
-        "InvalidEventType: Event type 'no spaces' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and "
-        "do not begin with '-'."
-    )
 
 
 # --- sending ------------------------------------------------------------------------------------

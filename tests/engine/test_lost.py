@@ -13,7 +13,7 @@ from celery_durable import Retries, Step, StepFailed, WorkflowEvent
 from celery_durable.errors import ConfigInvalid, ValueRefused
 from celery_durable.model import OutboxMessage, TaskReference
 from celery_durable.store import lost_tasks
-from tests.engine.test_tasks import answer
+from tests.engine.answers import answer
 from tests.engine.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)

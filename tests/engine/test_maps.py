@@ -6,41 +6,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery
 
-from celery_durable import NonRetryableError, Retries, Step, StepFailed, StepTimeout, WorkflowEvent
+from celery_durable import NonRetryableError, Retries, Step, StepTimeout, WorkflowEvent
 from celery_durable.errors import NotSerializable, TaskRefused, ValueRefused
-from celery_durable.model import AnswerResult, OutboxMessage
-from tests.engine.test_tasks import answer, answered
+from celery_durable.model import AnswerResult
+from tests.engine.answers import answer, answered
+from tests.engine.mapping import convert, mapping, pages
 from tests.engine.world import World, on_one_database
 from tests.store.lost_connections import cut_commit
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
-app = Celery("press", set_as_current=False)
-
-
-@app.task(name="press.convert", shared=False)
-def convert(page: int, to: str) -> str:
-    """Never run here."""
-
-
-def pages(messages: list[OutboxMessage]) -> list[int]:
-    return [message.content["args"][0] for message in messages]
-
-
-def mapping(world: World, count: int = 4, name: str = "press", **options: Any) -> Any:
-    """A workflow with one map, which tells what came of it."""
-
-    @world.workflow(name=name)
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        try:
-            got = step.map("convert", convert.s("png"), range(count), **options)
-        except StepFailed as exc:
-            return [type(exc).__name__, exc.error_name, exc.error_message, exc.attempts]
-        return [str(each) if isinstance(each, Exception) else each for each in got]
-
-    return press
 
 
 @everywhere
@@ -151,54 +126,6 @@ def test_what_gets_lost_is_sent_again_when_its_time_is_over(world: World) -> Non
 
 def test_nothing_to_do_is_done_at_once(world: World) -> None:
     assert mapping(world, 0).run().output == []
-
-
-@everywhere
-def test_a_map_beside_other_branches(world: World) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        many = step.submit_map("convert", convert.s("png"), range(2), max_concurrency=1)
-        return step.gather(many, step.submit_sleep("nap", 60), step.submit_wait_for_event("ok", "ok"))[0]
-
-    instance = press.run()
-    answer(world, world.sent[0], "a")
-    world.run_after(60)
-    instance.send("ok")
-    world.run_until_idle()
-    assert instance.statuses() == {"convert": "waiting", "nap": "completed", "ok": "completed"}
-    answer(world, world.sent[1], "b")
-    world.run_until_idle()
-    assert instance.output == ["a", "b"]
-
-
-@everywhere
-def test_a_map_may_lose_a_race(world: World) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        many = step.submit_map("convert", convert.s("png"), range(2))
-        return step.first("sooner", many, step.submit_sleep("nap", 60))
-
-    instance = press.run()
-    answer(world, world.sent[0], "a")
-    world.run_after(60)
-    assert (instance.output, instance.statuses()) == (
-        None, {"convert": "cancelled", "nap": "completed", "sooner": "completed"},
-    )  # fmt: skip
-    assert not answer(world, world.sent[1], "b")
-
-
-@everywhere
-def test_a_map_may_win_a_race(world: World) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        many = step.submit_map("convert", convert.s("png"), range(2))
-        return step.first("sooner", many, step.submit_sleep("nap", "1 day"))
-
-    instance = press.run()
-    for message in world.sent:
-        answer(world, message, "done")
-    world.run_until_idle()
-    assert (instance.output, instance.statuses()["nap"]) == (["done", "done"], "cancelled")
 
 
 @everywhere
@@ -318,43 +245,6 @@ def test_every_item_is_done_once_wherever_a_runner_dies(world: World, when: int)
     world.run_after(120)
     assert instance.output == [0, 1, 2]
     assert len({message.id for message in world.sent}) == 3
-
-
-@everywhere
-def test_a_retry_does_again_what_failed_in_each_of_several_maps(world: World) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        return step.gather(*(step.submit_map(name, convert.s("png"), range(2)) for name in ("text", "plates")))
-
-    instance = press.run()
-    for nth, message in enumerate(world.sent):
-        answer(world, message, nth, error=KeyError("no page") if nth in (1, 2) else None)
-    world.run_until_idle()
-    assert instance.status == "errored"
-    world.operations.rewind.retry("press", instance.id)
-    world.run_until_idle()
-    for message in world.sent[4:]:
-        answer(world, message, "again")
-    world.run_until_idle()
-    assert (instance.output, len(world.sent)) == ([[0, "again"], ["again", 3]], 6)
-
-
-@everywhere
-def test_a_map_that_wins_a_race_with_a_failure_can_be_retried(world: World) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        many = step.submit_map("convert", convert.s("png"), range(1))
-        return step.first("sooner", many, step.submit_sleep("nap", "1 day"))
-
-    instance = press.run()
-    answer(world, world.sent[0], error=KeyError("no page"))
-    world.run_until_idle()
-    assert instance.error == "KeyError: item 0: 'no page'"
-    world.operations.rewind.retry("press", instance.id)
-    world.run_until_idle()
-    answer(world, world.sent[1], "done")
-    world.run_until_idle()
-    assert instance.output == ["done"]
 
 
 @on_one_database

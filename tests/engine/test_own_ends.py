@@ -11,7 +11,7 @@ import pytest
 
 from celery_durable import Completed, LinearContext, LinearStep, Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import StepInterrupted, Suspend
-from tests.engine.test_linear import Line
+from tests.engine.lines import Line
 from tests.engine.world import Instance, World
 
 

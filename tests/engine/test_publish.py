@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,37 +10,15 @@ import sqlalchemy as sa
 
 from celery_durable import Completed, LinearContext, LinearStep, Retries, Retry, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.definitions import define_linear
-from celery_durable.errors import InstanceNotFound, NameInvalid, NotSerializable, PayloadTooLarge, RunNotFound
+from celery_durable.errors import InstanceNotFound, RunNotFound
 from celery_durable.model import Published
 from celery_durable.testing import START
-from tests.engine.world import FlowControl, Instance, World, insert_name
+from tests.engine.publishing import Statements, published
+from tests.engine.world import FlowControl, World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
 LONG = 10
-
-
-def published(instance: Instance, run: int | None = None) -> dict[str, Any]:
-    found = instance.world.operations.history.published(instance.workflow, instance.id, run=run)
-    return {key: each.value for key, each in found.items()}
-
-
-class Statements:
-    """What the worker's database is asked, and a way to have it fail."""
-
-    def __init__(self, world: World) -> None:
-        self.seen: list[str] = []
-        self.fails: Callable[[str], bool] = lambda _: False
-        sa.event.listen(world.worker.store.engine, "before_cursor_execute", self._note)
-
-    def _note(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        self.seen.append(statement)
-        if self.fails(statement):
-            raise sa.exc.OperationalError(statement, {}, OSError("the database is away"))
-
-    @property
-    def of_publishing(self) -> int:
-        return sum("workflow_published" in statement for statement in self.seen)
 
 
 # --- when it is seen ----------------------------------------------------------------------------
@@ -273,86 +248,6 @@ def test_a_workflow_that_publishes_nothing_costs_no_statement_more(world: World)
     assert watched.of_publishing == 0
 
 
-# --- threads ------------------------------------------------------------------------------------
-
-
-@everywhere
-def test_branches_publish_side_by_side(world: World) -> None:
-    world.exempt["I4"] = "branches end in any order"
-    together = threading.Barrier(4)
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        def work(name: int) -> None:
-            together.wait(LONG)
-            for number in range(50):
-                step.publish(f"branch {name}", number)
-                step.publish("shared", f"{name}/{number}")
-
-        step.gather(*(step.submit(f"work {name}", work, name) for name in range(4)))
-
-    found = published(order.run())
-    shared = found.pop("shared")
-    assert found == {f"branch {name}": 49 for name in range(4)}
-    assert shared.endswith("/49")
-
-
-@everywhere
-def test_a_body_beside_one_that_writes_is_not_held_up(world: World) -> None:
-    world.exempt["I4"] = "branches end in any order"
-    has_written, has_published = threading.Event(), threading.Event()
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        def write(tx: StepTx) -> None:
-            insert_name("ada")(tx.session)
-            step.publish("write", 1)
-            has_written.set()
-            assert has_published.wait(LONG)
-
-        def publish() -> None:
-            assert has_written.wait(LONG)
-            step.publish("publish", 1)
-            has_published.set()
-
-        step.gather(step.submit("write", write), step.submit("publish", publish))
-
-    instance = order.run()
-    assert instance.status == "complete"
-    assert published(instance) == {"write": 1, "publish": 1}
-
-
-@everywhere
-def test_a_body_that_is_watched_because_of_its_timeout_publishes_until_it_is_left_behind(world: World) -> None:
-    is_left_behind, said = threading.Event(), []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        def work() -> None:
-            step.publish("state", "works")
-            try:
-                assert is_left_behind.wait(LONG)
-                step.publish("state", "too late")
-            except BaseException as exc:
-                said.append(type(exc).__name__)
-                raise
-            finally:
-                has_ended.set()
-
-        step.do("work", StepConfig(timeout=0.05, retries=Retries(limit=1, delay=60)), work)
-
-    has_ended = threading.Event()
-    instance = order.create()
-    driver = threading.Thread(target=world.run_until_idle)  # not the main thread: no signal can interrupt the body
-    driver.start()
-    driver.join(LONG)
-    is_left_behind.set()
-    assert has_ended.wait(LONG)
-    assert said == ["StepInterrupted"]
-    assert instance.step("work").error.name == "StepTimeout"
-    assert published(instance) == {"state": "works"}
-
-
 # --- whose it is --------------------------------------------------------------------------------
 
 
@@ -421,157 +316,6 @@ def test_publishing_does_not_hold_a_claim(world: World) -> None:
     first, second = leases
     assert first == second
     assert first[1] == 1
-
-
-# --- when it cannot be written ------------------------------------------------------------------
-
-
-@everywhere
-def test_a_database_that_is_away_for_a_moment_is_not_the_bodys_failure(world: World, caplog) -> None:
-    watched = Statements(world)
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        def work() -> str:
-            watched.fails = lambda statement: "workflow_published" in statement
-            step.publish("n", 1)
-            step.publish("n", 2)
-            watched.fails = lambda _: False
-            return "worked"
-
-        return step.do("work", work)
-
-    with caplog.at_level(logging.WARNING, "celery_durable.runner"):
-        instance = order.run()
-    assert instance.output == "worked"
-    assert instance.step("work").attempts == 1
-    assert published(instance) == {"n": 2}
-    (warning,) = [record.message for record in caplog.records if "publish" in record.message]
-    assert warning == ("order/i-1#1 could not publish 'n', it is tried again: the database is away")
-
-
-def test_a_value_that_could_not_be_written_is_tried_again_a_second_later(world: World) -> None:
-    watched, seen = Statements(world), []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        def work() -> None:
-            watched.fails = lambda statement: "workflow_published" in statement
-            step.publish("a", 1)
-            watched.fails = lambda _: False
-            world.advance(1)
-            step.publish("b", 2)
-            seen.append(published(instance))
-
-        step.do("work", work)
-
-    instance = order.create()
-    world.run_until_idle()
-    assert seen == [{"a": 1, "b": 2}]
-
-
-class SoftTimeLimit(Exception):
-    """As Celery's, which is an Exception."""
-
-
-def test_what_stops_a_body_stops_it_also_while_it_publishes(world: World) -> None:
-    worker, began = world.new_worker(interruptions=(SoftTimeLimit,)), []
-
-    def stop() -> None:
-        raise SoftTimeLimit
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        def work() -> str:
-            began.append(1)
-            if len(began) == 1:
-                worker.runtime.at["before-commit"] = stop
-            step.publish("n", len(began))
-            return "worked"
-
-        return step.do("work", work)
-
-    instance = order.create()
-    with pytest.raises(SoftTimeLimit):
-        worker.advance(instance.ref)
-    world.exempt["I9"] = "the worker was stopped"
-    world.run_until_idle()
-    assert instance.output == "worked"
-    assert published(instance) == {"n": 2}
-
-
-# --- what is refused ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "error", "message"),
-    [
-        (
-            "k" * 65,
-            1,
-            NameInvalid,
-            f"Published key '{'k' * 65}' is not allowed: use text of 1 to 64 characters without control characters.",
-        ),
-        (
-            7,
-            1,
-            NameInvalid,
-            "Published key 7 is not allowed: use text of 1 to 64 characters without control characters.",
-        ),
-        (
-            "n",
-            {"socket": object()},
-            NotSerializable,
-            "Published value 'n' cannot be stored as JSON: $.socket is a object, which has no JSON form. "
-            "Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
-            "elsewhere and store a reference.",
-        ),
-        (
-            "n",
-            "x" * 2**20,
-            PayloadTooLarge,
-            "Published value 'n' has 1048578 bytes as JSON; at most 1048576 are allowed. "
-            "Keep large data elsewhere and store a reference, or raise durable_max_payload_bytes.",
-        ),
-    ],
-)
-def test_what_cannot_be_kept_is_refused_where_it_is_published_also_on_replay(
-    world: World, key: Any, value: Any, error: type[Exception], message: str
-) -> None:
-    caught = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        def publish() -> None:
-            try:
-                step.publish(key, value)
-            except error as exc:
-                caught.append(str(exc))
-
-        publish()
-        step.do("body", publish)
-        step.sleep("rest", 60)
-
-    instance = order.run()
-    world.run_after(60)
-    assert instance.status == "complete"
-    assert caught == [message] * 3
-    assert published(instance) == {}
-
-
-def test_a_function_that_has_been_interrupted_publishes_nothing(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.publish("state", "started")
-            step.sleep("rest", 60)
-        finally:
-            step.publish("state", "over")
-
-    instance = order.run()
-    assert published(instance) == {"state": "started"}
-    world.run_after(60)
-    assert published(instance) == {"state": "over"}
 
 
 # --- linear workflows ---------------------------------------------------------------------------

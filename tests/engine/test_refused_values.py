@@ -11,7 +11,7 @@ import pytest
 from celery_durable import Completed, LinearStep, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import durable_step
 from celery_durable.errors import InstanceTerminal
-from tests.engine.test_linear import Line, waits_for
+from tests.engine.lines import Line, waits_for
 from tests.engine.world import World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)

@@ -6,15 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from celery_durable import EventTimeout, NonRetryableError, Retries, Step, StepConfig, StepFailed, WorkflowEvent
-from celery_durable.errors import (
-    InstanceAlreadyExists,
-    InstanceNotErrored,
-    StepNotFound,
-    VersionMismatch,
-)
-from celery_durable.model import Origin, Status
-from tests.engine.world import Instance, World, on_one_database
+from celery_durable import NonRetryableError, Step, StepConfig, StepFailed, WorkflowEvent
+from celery_durable.errors import StepNotFound, VersionMismatch
+from celery_durable.model import Origin
+from tests.engine.rewinds import fork, retry, rewind, say
+from tests.engine.world import World
 
 ONCE = StepConfig(retries=0)
 
@@ -30,35 +26,9 @@ def order(world: World, ran: list[str]):
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        return [step.do(name, _say, ran, f"{name}{event.run_number}") for name in "abc"]
+        return [step.do(name, say, ran, f"{name}{event.run_number}") for name in "abc"]
 
     return order
-
-
-def _say(ran: list[str], what: str) -> str:
-    ran.append(what)
-    return what
-
-
-def rewind(instance: Instance, step: str) -> int:
-    """Restart from a step, and remember the run that ends, which must never change again (I11)."""
-    world, before = instance.world, instance.row.run_number
-    number = world.operations.rewind.restart(instance.workflow, instance.id, from_step=step)
-    world.prior_runs[instance.workflow, instance.id, before] = world.recorded(instance, before)
-    return number
-
-
-def retry(instance: Instance) -> int:
-    world, before = instance.world, instance.row.run_number
-    number = world.operations.rewind.retry(instance.workflow, instance.id)
-    world.prior_runs[instance.workflow, instance.id, before] = world.recorded(instance, before)
-    return number
-
-
-def fork(instance: Instance, step: str, id: str = "f-1") -> Instance:
-    return instance.world.instance(
-        instance.workflow, instance.world.operations.rewind.fork(instance.workflow, instance.id, step, id=id)
-    )
 
 
 # --- restart from a step ------------------------------------------------------------------------
@@ -115,11 +85,11 @@ def test_a_runner_in_flight_changes_nothing_after_a_rewind(world: World, ran: li
     def b(run: int) -> str:
         if run == 1:
             rewind(instance, "a")
-        return _say(ran, f"b{run}")
+        return say(ran, f"b{run}")
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        step.do("a", _say, ran, f"a{event.run_number}")
+        step.do("a", say, ran, f"a{event.run_number}")
         return step.do("b", b, event.run_number)
 
     instance = order.create()
@@ -136,11 +106,11 @@ def test_a_second_runner_goes_on_with_the_rewound_run_while_the_first_is_at_it(w
         if run == 1:
             rewind(instance, "a")
             assert instance.advance(second) == "complete"
-        return _say(ran, f"b{run}")
+        return say(ran, f"b{run}")
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        step.do("a", _say, ran, f"a{event.run_number}")
+        step.do("a", say, ran, f"a{event.run_number}")
         return step.do("b", b, event.run_number)
 
     instance = order.create()
@@ -156,8 +126,8 @@ def test_failures_that_were_caught_before_the_target_are_kept(world: World, ran:
         try:
             step.do("card", ONCE, lambda: 1 / 0)
         except StepFailed:
-            step.do("invoice", _say, ran, f"invoice{event.run_number}")
-        return step.do("ship", _say, ran, f"ship{event.run_number}")
+            step.do("invoice", say, ran, f"invoice{event.run_number}")
+        return step.do("ship", say, ran, f"ship{event.run_number}")
 
     instance = order.run()
     rewind(instance, "ship")
@@ -348,240 +318,3 @@ def test_a_retried_step_goes_on_with_its_idempotency_key_and_other_steps_get_new
     assert instance.status == "complete"
     assert (len(keys["charge"]), len(set(keys["charge"]))) == (3, 1)
     assert len(set(keys["tell"])) == 3
-
-
-# --- retry --------------------------------------------------------------------------------------
-
-
-def test_a_retry_gives_the_failed_step_fresh_attempts_and_keeps_the_rest(world: World, ran: list[str]) -> None:
-    broken = [True]
-
-    def b(run: int) -> str:
-        _say(ran, f"b{run}")
-        if broken[0]:
-            raise ConnectionError("away")
-        return f"b{run}"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        a = step.do("a", _say, ran, f"a{event.run_number}")
-        return [a, step.do("b", StepConfig(retries=Retries(limit=1, delay=10)), b, event.run_number)]
-
-    instance = order.run()
-    world.run_after(10)
-    assert instance.error == "ConnectionError: away"
-    assert retry(instance) == 2
-    world.run_until_idle()
-    world.run_after(10)
-    broken[0] = False
-    assert retry(instance) == 3
-    world.run_until_idle()
-    assert instance.output == ["a1", "b3"]
-    assert ran == ["a1", "b1", "b1", "b2", "b2", "b3"]
-    assert instance.step("b").attempts == 1
-    assert world.operations.history.read("order", "i-1").origin == Origin("i-1", 2, "b")
-
-
-@pytest.mark.parametrize("status", ["active", "waiting", "paused", "complete", "terminated"])
-def test_only_what_has_failed_is_tried_again(world: World, status: str) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        if status != "complete":
-            step.sleep("rest", 60)
-
-    instance = order.create()
-    if status != "active":
-        world.run_until_idle()
-    if status == "paused":
-        instance.pause()
-    if status == "terminated":
-        instance.terminate()
-    with pytest.raises(InstanceNotErrored) as caught:
-        retry(instance)
-    assert str(caught.value) == (
-        f"Cannot retry instance 'i-1' of workflow 'order': it is {status}, not errored. "
-        "Use restart() to start a new run, from the first step or from a later one."
-    )
-
-
-def test_a_retry_runs_all_failed_branches_again_and_no_finished_sibling(world: World, ran: list[str]) -> None:
-    def work(name: str, run: int) -> str:
-        _say(ran, f"{name}{run}")
-        if run == 1 and name in "ac":
-            raise NonRetryableError(name)
-        return name
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.gather(*(step.submit(name, work, name, event.run_number) for name in "abcd"))
-
-    instance = order.run()
-    retry(instance)
-    world.run_until_idle()
-    assert instance.output == ["a", "b", "c", "d"]
-    assert sorted(ran) == ["a1", "a2", "b1", "c1", "c2", "d1"]
-
-
-def test_a_retry_leaves_failures_that_were_caught(world: World, ran: list[str]) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.do("card", ONCE, lambda: 1 / 0)
-        except StepFailed:
-            pass
-        return step.do("invoice", ONCE, lambda: 1 // (event.run_number - 1))
-
-    instance = order.run()
-    retry(instance)
-    world.run_until_idle()
-    assert instance.output == 1
-    assert instance.step("card") == instance.step("card", run=1)
-
-
-def test_what_answered_the_failure_is_done_again_where_it_fails_again(world: World, ran: list[str]) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("reserve", _say, ran, f"reserve{event.run_number}")
-        try:
-            step.do("charge", ONCE, lambda: 1 / 0)
-        except StepFailed:
-            step.do("release", _say, ran, f"release{event.run_number}")
-            raise RuntimeError("no money") from None
-
-    instance = order.run()
-    assert instance.error == "RuntimeError: no money"
-    retry(instance)
-    world.run_until_idle()
-    assert ran == ["reserve1", "release1", "release2"]
-    assert instance.statuses() == {"reserve": "completed", "charge": "errored", "release": "completed"}
-
-
-def test_a_race_that_failed_is_run_again(world: World) -> None:
-    world.exempt["I4"] = "branches end in any order"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        work = step.submit("work", ONCE, lambda: 1 // (event.run_number - 1))
-        return step.first("race", step.submit_sleep("limit", 60), work)
-
-    instance = order.run()
-    assert instance.error.startswith("ZeroDivisionError")
-    retry(instance)
-    world.run_until_idle()
-    assert instance.output == 1
-
-
-def test_an_error_of_the_function_itself_is_tried_again_behind_all_its_steps(world: World, ran: list[str]) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("a", _say, ran, f"a{event.run_number}")
-        if event.run_number == 1:
-            raise ValueError("a bug, fixed meanwhile")
-        return "done"
-
-    instance = order.run()
-    retry(instance)
-    world.run_until_idle()
-    assert (instance.output, ran) == ("done", ["a1"])
-    assert world.operations.history.read("order", "i-1").origin == Origin("i-1", 1, None)
-
-
-def test_a_wait_that_timed_out_gets_a_new_deadline_and_the_event_that_was_too_late(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval", timeout=60).payload
-
-    instance = order.run()
-    world.run_after(61)
-    assert instance.error.startswith("EventTimeout")
-    retry(instance)
-    world.run_until_idle()
-    assert instance.run_at == world.now + timedelta(seconds=60)
-    instance.send("approval", "yes")
-    world.run_until_idle()
-    assert instance.output == "yes"
-
-
-@on_one_database
-def test_event_timeouts_are_not_mistaken_for_results(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            return step.wait_for_event("approval", "approval", timeout=60).payload
-        except EventTimeout:
-            return "late"
-
-    instance = order.run()
-    world.run_after(61)
-    rewind(instance, "approval")
-    instance.send("approval", "in time")
-    world.run_until_idle()
-    assert instance.output == "in time"
-
-
-# --- fork ---------------------------------------------------------------------------------------
-
-
-def test_a_fork_is_an_instance_of_its_own_that_goes_on_from_there(world: World, order, ran: list[str]) -> None:
-    instance = order.run({"n": 1})
-    before = instance.row
-    other = fork(instance, "c")
-    world.run_until_idle()
-    assert other.output == ["a1", "b1", "c1"]
-    assert ran == ["a1", "b1", "c1", "c1"]
-    assert instance.row == before
-    history = world.operations.history.read("order", "f-1")
-    assert (history.run_number, history.params, history.origin) == (1, {"n": 1}, Origin("i-1", 1, "c"))
-
-
-def test_a_fork_s_id_must_be_free(world: World, order) -> None:
-    instance = order.run()
-    fork(instance, "c")
-    with pytest.raises(InstanceAlreadyExists):
-        fork(instance, "b")
-    assert world.instance("order", "f-1").statuses() == {"a": "completed", "b": "completed"}
-    assert len({world.operations.rewind.fork("order", "i-1", "c") for _ in range(2)}) == 2
-
-
-def test_events_that_a_fork_takes_along_come_before_its_own(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.wait_for_event(name, "paper").payload for name in ("first", "second", "third")]
-
-    instance = order.run()
-    instance.send("paper", 1)
-    world.run_until_idle()
-    instance.pause()
-    instance.send("paper", 2)
-    other = fork(instance, "second")
-    other.send("paper", 3)
-    world.run_until_idle()
-    assert other.output == [1, 2, 3]
-    assert instance.status == "paused"
-
-
-# --- restart or create --------------------------------------------------------------------------
-
-
-def test_restart_or_create_tells_which_happened(world: World, order) -> None:
-    def call(**options):
-        done = world.operations.create.restart_or_create("order", {"n": 1}, id="i-1", **options)
-        return done.outcome, done.run_number, str(done.status)
-
-    assert call() == ("created", 1, "active")
-    assert call() == ("unchanged", 1, "active")
-    world.run_until_idle()
-    assert call(if_status=["errored"]) == ("unchanged", 1, "complete")
-    assert call() == ("restarted", 2, "active")
-    assert call(if_status=[Status.ACTIVE]) == ("restarted", 3, "active")
-    with pytest.raises(VersionMismatch):
-        call(if_version=[1])
-    assert world.instance("order", "i-1").row.run_number == 3
-    world.run_until_idle()
-    assert world.operations.history.read("order", "i-1").params == {"n": 1}
-
-
-def test_restart_or_create_checks_what_it_would_create(world: World, order) -> None:
-    with pytest.raises(ValueError, match="asleep"):
-        world.operations.create.restart_or_create("order", id="i-1", if_status=["asleep"])
-    assert world.operations.queries.list("order").items == ()

@@ -15,7 +15,7 @@ from celery_durable.store import heartbeats, inventories
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.lost_tasks import SentTask
 from celery_durable.tasks.lost.search import Destination, LostTaskSearch
-from tests.engine.test_tasks import answer
+from tests.engine.answers import answer
 from tests.engine.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)

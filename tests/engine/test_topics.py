@@ -8,12 +8,12 @@ import pydantic
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import EventPayloadInvalid, EventTimeout, Retries, Step, StepConfig, StepTx, WorkflowEvent
-from celery_durable.errors import EmissionMismatch, InvalidTopic, NameInvalid, NotSerializable, PayloadTooLarge
+from celery_durable import EventTimeout, Step, WorkflowEvent
+from celery_durable.errors import EmissionMismatch
 from celery_durable.operations import topic_delivery
 from celery_durable.store import emissions
 from celery_durable.testing.cooperative import Crash
-from tests.engine.world import World, on_one_database
+from tests.engine.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
@@ -86,61 +86,6 @@ def test_other_topics_are_for_others(world: World, watch) -> None:
     instance.send("prices", 1)  # an event is no emission
     world.run_until_idle()
     assert instance.status == "waiting"
-
-
-def test_a_wait_times_out_the_same_on_both_passes(world: World) -> None:
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step):
-        try:
-            step.wait_for_topic("price", "prices", timeout="1 minute")
-        except EventTimeout as exc:
-            step.sleep("rest", 60)
-            return str(exc)
-
-    instance = watch.run()
-    world.run_after(60)
-    assert (instance.status, waiting(world, "prices"), left(world)) == ("waiting", [], 0)
-    world.run_after(60)
-    text = "Nothing was emitted to topic 'prices' within 0:01:00"
-    assert instance.output == f"Step 'price' failed after 1 attempt: EventTimeout: {text}"
-
-
-def test_the_deadline_is_within(world: World, watch) -> None:
-    instance = watch.run()
-    world.advance(60)
-    assert world.operations.topics.emit("prices/eur.usd", "at the deadline") == 1
-    world.run_until_idle()
-    assert instance.output[1] == "at the deadline"
-
-
-def test_what_comes_after_the_deadline_is_for_nobody(world: World, watch) -> None:
-    instance = watch.run()
-    world.advance(timedelta(seconds=60, milliseconds=1))
-    assert world.operations.topics.emit("prices/eur.usd", "late") == 0
-    world.run_until_idle()
-    assert instance.output.endswith("EventTimeout: Nothing was emitted to topic 'prices/eur.usd' within 0:01:00")
-    assert instance.events() == []
-
-
-def test_a_payload_that_breaks_the_schema_is_consumed_and_fails_the_wait(world: World) -> None:
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step):
-        try:
-            step.wait_for_topic("first", "prices", schema=Price)
-        except EventPayloadInvalid as exc:
-            step.log.info(str(exc))
-        return step.wait_for_topic("second", "prices", schema=Price).payload.cents
-
-    instance = watch.run()
-    world.operations.topics.emit("prices", {"cents": "many"})
-    world.run_until_idle()
-    assert world.operations.topics.emit("prices", {"cents": 5}) == 1
-    world.run_until_idle()
-    assert instance.output == 5
-    assert instance.lines()[0] == (
-        "Step 'first' failed after 1 attempt: EventPayloadInvalid: The payload of topic 'prices' does not fit the "
-        "schema of wait 'first': $.cents: Input should be a valid integer, unable to parse string as an integer"
-    )
 
 
 @everywhere
@@ -355,107 +300,6 @@ def test_a_lost_message_is_found_by_the_sweep(world: World, watch) -> None:
     world.messages.clear()
     world.run_after(5)
     assert instance.output[1] == 1
-
-
-# --- from a step ------------------------------------------------------------------------------
-
-
-@everywhere
-def test_a_step_emits_when_it_commits(world: World, watch) -> None:
-    watched = watch.run(id="w-1")
-
-    def tell(tx: StepTx) -> str:
-        tx.emit("prices/eur.usd", {"attempt": tx.attempt})
-        if tx.attempt == 1:
-            raise ConnectionError("not yet")
-        return "told"
-
-    @world.workflow
-    def notify(event: WorkflowEvent, step: Step):
-        return step.do("tell", StepConfig(retries=Retries(limit=1, delay=1)), tell)
-
-    telling = notify.run(id="t-1")
-    assert (watched.status, left(world)) == ("waiting", 1)  # an attempt that failed has emitted nothing
-    world.run_after(1)
-    assert telling.output == "told"
-    world.run_until_idle()
-    assert (watched.output[1], left(world)) == ({"attempt": 2}, 0)
-
-
-def test_what_a_step_emits_is_checked(world: World) -> None:
-    @world.workflow
-    def notify(event: WorkflowEvent, step: Step):
-        step.do("tell", StepConfig(retries=0), lambda tx: tx.emit("no spaces"))
-
-    assert notify.run().error.startswith("InvalidTopic: Topic 'no spaces' is not allowed")
-
-
-# --- many ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_one_emission_resumes_ten_thousand_exactly_once(world: World, watch) -> None:
-    t, many = world.store.tables, 10_000
-    watch.run(id="w-0")
-    with world.store.engine.begin() as connection:  # the first, copied: to run them all would say no more
-        for table, key in (
-            (t.instance, "id"),
-            (t.run, "instance_pk"),
-            (t.step, "instance_pk"),
-            (t.topic_wait, "instance_pk"),
-        ):
-            [one] = connection.execute(sa.select(table)).mappings()
-            copies = [{**one, key: one[key] + n} for n in range(1, many)]
-            if table is t.instance:
-                copies = [{**copy, "instance_id": f"w-{n}"} for n, copy in enumerate(copies, 1)]
-            connection.execute(sa.insert(table), copies)
-    assert world.operations.topics.emit("prices/eur.usd", 1) == many
-    assert len({due.ref.instance_id for due in world.messages}) == len(world.messages) == many
-    assert (world.operations.topics.emit("prices/eur.usd", 2), left(world)) == (0, 0)
-    [(events, served)] = world.rows(
-        sa.select(sa.func.count(), sa.func.count(sa.distinct(t.event.c.instance_pk))).select_from(t.event)
-    )
-    assert (events, served) == (many, many)
-    due = sa.select(sa.func.count()).where(t.instance.c.status == "active", t.instance.c.run_at <= world.now_us)
-    assert world.rows(due)[0][0] == many
-    for message in world.messages[:: many // 10]:
-        assert world.worker.advance(message.ref) == "complete"
-
-
-# --- refusals -----------------------------------------------------------------------------------
-
-
-@on_one_database
-@pytest.mark.parametrize(
-    ("topic", "payload", "id_", "error"),
-    [
-        ("", None, "e", InvalidTopic),
-        ("a b", None, "e", InvalidTopic),
-        (".a", None, "e", InvalidTopic),
-        ("a\n", None, "e", InvalidTopic),
-        ("x" * 101, None, "e", InvalidTopic),
-        ("prices", object(), "e", NotSerializable),
-        ("prices", "x" * 2**20, "e", PayloadTooLarge),
-        ("prices", None, "", NameInvalid),
-        ("prices", None, "x" * 201, NameInvalid),
-    ],
-)
-def test_an_emission_that_is_refused_leaves_nothing_behind(world: World, topic, payload, id_, error) -> None:
-    with pytest.raises(error):
-        world.operations.topics.emit(topic, payload, id=id_)
-    assert left(world) == 0
-
-
-def test_a_topic_is_checked_where_it_is_waited_for(world: World) -> None:
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step):
-        step.wait_for_topic("price", "no spaces")
-
-    assert watch.run().error == (
-        "InvalidTopic: Topic 'no spaces' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - . : / and "
-        "begin with none of - . : /."
-    )
 
 
 # --- looking ------------------------------------------------------------------------------------

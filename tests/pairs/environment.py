@@ -21,7 +21,7 @@ from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import RunnerProcess
-from tests.engine.test_tasks import answer
+from tests.engine.answers import answer
 from tests.engine.world import Instance, World, WorldRuntime, ledger, names
 from tests.pairs.pausable_job import START, PausableJob, current_job, pass_gate
 from tests.store.world import has_lock_wait

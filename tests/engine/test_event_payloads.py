@@ -1,0 +1,97 @@
+"""Payloads of events: any JSON, checked against the schema of the wait."""
+
+from __future__ import annotations
+
+import pydantic
+import pytest
+
+from celery_durable import EventPayloadInvalid, EventTimeout, Step, WorkflowEvent
+from celery_durable.errors import InvalidEventType, NameInvalid, NotSerializable, PayloadTooLarge
+from tests.engine.world import World, on_one_database
+
+
+class Approval(pydantic.BaseModel):
+    approved: bool
+    by: str
+
+
+@pytest.fixture
+def order(world: World):
+    """A workflow that waits for one approval, for a minute."""
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        try:
+            answer = step.wait_for_event("approval", "approval", timeout=60)
+        except EventTimeout as exc:
+            return f"{exc}"
+        return [answer.type, answer.payload, answer.timestamp.isoformat()]
+
+    return order
+
+
+def test_a_payload_that_breaks_the_schema_is_consumed_and_fails_the_wait(world: World) -> None:
+    seen = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        try:
+            step.wait_for_event("approval", "approval", schema=Approval)
+        except EventPayloadInvalid as exc:
+            seen.append(str(exc))
+        return step.wait_for_event("second try", "approval", schema=Approval).payload.by
+
+    instance = order.run()
+    instance.send("approval", {"approved": "perhaps"})
+    world.run_until_idle()
+    assert instance.events() == [("approval", {"approved": "perhaps"}, "approval")]
+    instance.send("approval", {"approved": True, "by": "eve"})
+    world.run_until_idle()
+    assert instance.output == "eve"
+    assert seen == [
+        "Step 'approval' failed after 1 attempt: EventPayloadInvalid: The payload of event 'approval' does not fit the "
+        "schema of wait 'approval': $.approved: Input should be a valid boolean, unable to interpret input; "
+        "$.by: Field required"
+    ] * len(seen)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("payload", [None, 0, False, "", [], {}, {"a": [1, "ü"]}])
+def test_any_json_is_a_payload(world: World, order, payload) -> None:
+    instance = order.create()
+    instance.send("approval", payload)
+    world.run_until_idle()
+    assert instance.output[1] == payload
+
+
+@on_one_database
+@pytest.mark.parametrize(
+    ("type_", "payload", "id_", "error"),
+    [
+        ("", None, "e", InvalidEventType),
+        ("a b", None, "e", InvalidEventType),
+        ("approval\n", None, "e", InvalidEventType),
+        ("x" * 101, None, "e", InvalidEventType),
+        ("approval", object(), "e", NotSerializable),
+        ("approval", float("inf"), "e", NotSerializable),
+        ("approval", "x" * 2**20, "e", PayloadTooLarge),
+        ("approval", None, "", NameInvalid),
+        ("approval", None, "x" * 256, NameInvalid),
+    ],
+)
+def test_an_event_that_is_refused_leaves_nothing_behind(world: World, order, type_, payload, id_, error) -> None:
+    instance = order.run()
+    with pytest.raises(error):
+        instance.send(type_, payload, id=id_)
+    assert instance.events() == []
+
+
+def test_an_event_type_is_checked_where_it_is_waited_for(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.wait_for_event("approval", "no spaces")
+
+    assert order.run().error == (
+        "InvalidEventType: Event type 'no spaces' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and "
+        "do not begin with '-'."
+    )

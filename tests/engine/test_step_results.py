@@ -1,0 +1,206 @@
+"""The result of a step is the same the first time as on every replay, or the step fails."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+
+import pydantic
+import pytest
+
+from celery_durable import Step, WorkflowEvent
+from tests.engine.world import World, on_one_database
+
+
+@pytest.mark.parametrize("value", [None, 0, False, "", [], {}, 0.0])
+def test_a_falsy_result_is_a_result(world: World, value: object) -> None:
+    ran = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        first = step.do("look", lambda: ran.append(1) or value)
+        step.sleep("rest", 60)
+        return [first, step.do("look", lambda: ran.append(1) or value)] if event.payload else [first]
+
+    instance = order.run()
+    world.run_after(60)
+    assert instance.output == [value]
+    assert type(instance.output[0]) is type(value)
+    assert ran == [1]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Receipt(pydantic.BaseModel):
+    number: int
+    paid_at: datetime
+    total: Decimal
+
+
+@dataclass
+class Parcel:
+    weight: Decimal
+    sent: date
+    colours: list[Colour]
+
+
+def make_receipt() -> Receipt:
+    return Receipt(number=7, paid_at=datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), total=Decimal("12.30"))
+
+
+def make_parcel() -> Parcel:
+    return Parcel(Decimal("1.50"), date(2030, 2, 3), [Colour.RED])
+
+
+def make_instant() -> datetime:
+    return datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+
+
+def make_amount() -> Decimal:
+    return Decimal("0.10")
+
+
+def make_id() -> uuid.UUID:
+    return uuid.UUID(int=5)
+
+
+def make_pair() -> tuple[int, Receipt]:
+    return 1, make_receipt()
+
+
+def make_span() -> timedelta:
+    return timedelta(days=2, microseconds=3)
+
+
+def make_keys() -> dict[int, Colour]:
+    return {1: Colour.RED}
+
+
+def make_untyped():
+    return (1, {"when": make_instant(), 2: Decimal("1.0")})
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (make_receipt, make_receipt()),
+        (make_parcel, make_parcel()),
+        (make_instant, make_instant()),
+        (make_amount, Decimal("0.10")),
+        (make_id, uuid.UUID(int=5)),
+        (make_pair, (1, make_receipt())),
+        (make_span, timedelta(days=2, microseconds=3)),
+        (make_keys, {1: Colour.RED}),
+        (make_untyped, [1, {"when": "2030-05-06T07:08:09.123456Z", "2": "1.0"}]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_result_is_the_same_the_first_time_as_on_every_replay(world: World, make, expected) -> None:
+    seen = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        seen.append(step.do("make", make))
+        step.sleep("rest", 60)
+
+    order.run()
+    world.run_after(60)
+    assert seen == [expected, expected]
+    assert [type(value) for value in seen] == [type(expected)] * 2
+
+
+def test_a_result_that_json_cannot_hold_fails_the_step_at_once_and_names_it(world: World) -> None:
+    ran = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("open", lambda: ran.append(1) or {"rows": [1, object()]})
+
+    instance = order.run()
+    assert instance.error == (
+        "NotSerializable: Result of step 'open' cannot be stored as JSON: $.rows[1] is a object, which has no JSON "
+        "form. Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other "
+        "things elsewhere and store a reference."
+    )
+    assert ran == [1]
+    assert instance.step("open").attempts == 1
+
+
+@on_one_database
+@pytest.mark.parametrize("value", [float("nan"), "a\x00b", "\ud800", functools.reduce(lambda v, _: [v], range(70), 1)])
+def test_a_result_that_some_database_would_refuse_fails_the_step_before_any_sql(world: World, value: object) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("make", lambda: value)
+
+    assert order.run().error.startswith("NotSerializable: Result of step 'make' cannot be stored as JSON: $")
+
+
+def test_a_result_that_is_too_large_fails_the_step_at_once_and_names_it(make_world) -> None:
+    world = make_world(max_payload_bytes=100)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("read", lambda: "x" * 99)
+
+    instance = order.run()
+    assert instance.error == (
+        "PayloadTooLarge: Result of step 'read' has 101 bytes as JSON; at most 100 are allowed. Keep large data "
+        "elsewhere and store a reference, or raise durable_max_payload_bytes."
+    )
+    assert instance.step("read").attempts == 1
+
+
+def promise_number() -> int:
+    return "seven"  # type: ignore[return-value]
+
+
+def test_a_result_that_breaks_its_annotation_fails_the_step_at_once(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("count", promise_number)
+
+    assert order.run().error == (
+        "StepResultInvalid: The result of step 'count' does not fit the function's return annotation: "
+        "$: Input should be a valid integer, unable to parse string as an integer."
+    )
+
+
+class Moody(pydantic.BaseModel):
+    @pydantic.model_serializer
+    def refuse(self) -> dict:
+        raise KeyError("not today")
+
+
+def make_moody() -> Moody:
+    return Moody()
+
+
+SERIALIZER = (
+    "cannot be stored as JSON: $ is a Moody, which has no JSON form. Return plain data (or pydantic models, "
+    "dataclasses, datetimes, Decimals, UUIDs, enums); keep other things elsewhere and store a reference."
+)
+
+
+def test_a_result_whose_own_serializer_fails_fails_the_step(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("make", make_moody)
+
+    instance = order.run()
+    assert instance.error == f"NotSerializable: Result of step 'make' {SERIALIZER}"
+    assert instance.step("make").attempts == 1
+
+
+def test_an_output_whose_own_serializer_fails_ends_the_instance_errored(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> Moody:
+        return Moody()
+
+    assert order.run().error == f"NotSerializable: Output of workflow 'order' {SERIALIZER}"
