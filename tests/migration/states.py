@@ -6,6 +6,7 @@ them, so nothing here changes: a later revision adds states of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -71,6 +72,64 @@ ENDS: dict[str, Any] = {
 _LATER = {"forked", "due", "crashed", "branching", "corrected", "labelled"}
 
 
+def _charge(tx: StepTx, way: str) -> dict[str, str]:
+    tx.set_labels({"way": way})
+    if way == "labelled":
+        tx.send_task("frozen.mail", way)
+        tx.send_outbound("Frozen", {"way": way})
+    return {"way": way}
+
+
+def _repeat(tx: StepTx) -> str:
+    if tx.attempt == 1:
+        raise OSError("not yet")
+    return f"{tx.attempt} attempts"
+
+
+def _fail() -> None:
+    raise NonRetryableError("for good")
+
+
+def _gather(step: Step) -> list[Any]:
+    futures = (step.submit_sleep("nap", "1 day"), step.submit_wait_for_event("p", "paid", timeout="9 days"))
+    nothing, paid = step.gather(*futures)
+    return [nothing, paid.payload]
+
+
+def _lose(step: Step) -> list[Any]:
+    got = step.map("work", work.s(), [0, 1], timeout="300 days", return_exceptions=True)
+    return [f"{each.error_name}: {each.error_message}" if isinstance(each, StepFailed) else each for each in got]
+
+
+def _race(step: Step) -> str:
+    step.first("race", step.submit_sleep("short", "1 minute"), step.submit_wait_for_event("no", "no"))
+    return _sleep(step)
+
+
+def _sleep(step: Step) -> str:
+    step.sleep("nap", "1 day")
+    return "slept"
+
+
+_WAYS: dict[str, Callable[[Step], Any]] = {
+    "waiting": lambda step: step.wait_for_event("payment", "paid", timeout="300 days").payload,
+    "listening": lambda step: step.wait_for_topic("price", "prices", timeout="300 days").payload,
+    "gathering": _gather,
+    "repeating": lambda step: step.do("flaky", StepConfig(retries=Retries(limit=3, delay="1 day")), _repeat),
+    "delegating": lambda step: step.task("work", work.s(0), timeout="300 days"),
+    "mapping": lambda step: step.map("work", work.s(), range(6), max_concurrency=2, timeout="300 days", retries=2),
+    "losing": _lose,
+    "branching": lambda step: step.gather(step.submit("one", lambda: "branch"), step.submit("two", lambda: "branch")),
+    "racing": _race,
+    "due": lambda _: "done",
+    "crashed": lambda _: "done",
+    "complete": lambda _: "done",
+    "errored": lambda step: step.do("fail", _fail),
+    "corrected": lambda step: step.do("fail", _fail),
+}
+"""What the workflow "shop" does after its first step, by the id of the instance; the others sleep."""
+
+
 def deploy(world: World) -> tuple[FlowControl, Line]:
     """Register the code of all instances."""
 
@@ -79,62 +138,15 @@ def deploy(world: World) -> tuple[FlowControl, Line]:
         step.sleep("nap", "1 day")
         return f"child of {event.payload}"
 
-    def charge(tx: StepTx, way: str) -> dict[str, str]:
-        tx.set_labels({"way": way})
-        if way == "labelled":
-            tx.send_task("frozen.mail", way)
-            tx.send_outbound("Frozen", {"way": way})
-        return {"way": way}
-
-    def repeat(tx: StepTx) -> str:
-        if tx.attempt == 1:
-            raise OSError("not yet")
-        return f"{tx.attempt} attempts"
-
-    def fail() -> None:
-        raise NonRetryableError("for good")
-
     @world.workflow(name="shop")
     def shop(event: WorkflowEvent[str], step: Step) -> Any:
         way = event.payload
         step.log.info("started", way=way)
         step.publish("way", way)
-        step.do("charge", charge, way)
-        match way:
-            case "waiting":
-                return step.wait_for_event("payment", "paid", timeout="300 days").payload
-            case "listening":
-                return step.wait_for_topic("price", "prices", timeout="300 days").payload
-            case "gathering":
-                futures = (step.submit_sleep("nap", "1 day"), step.submit_wait_for_event("p", "paid", timeout="9 days"))
-                nothing, paid = step.gather(*futures)
-                return [nothing, paid.payload]
-            case "repeating":
-                return step.do("flaky", StepConfig(retries=Retries(limit=3, delay="1 day")), repeat)
-            case "delegating":
-                return step.task("work", work.s(0), timeout="300 days")
-            case "mapping":
-                return step.map("work", work.s(), range(6), max_concurrency=2, timeout="300 days", retries=2)
-            case "losing":
-                got = step.map("work", work.s(), [0, 1], timeout="300 days", return_exceptions=True)
-                return [
-                    f"{each.error_name}: {each.error_message}" if isinstance(each, StepFailed) else each for each in got
-                ]
-            case "branching":
-                return step.gather(step.submit("one", lambda: "branch"), step.submit("two", lambda: "branch"))
-            case "racing":
-                step.first("race", step.submit_sleep("short", "1 minute"), step.submit_wait_for_event("no", "no"))
-                step.sleep("nap", "1 day")
-                return "slept"
-            case "parent":
-                return step.child("child", child, way, id="child-of-parent")
-            case "due" | "crashed" | "complete":
-                return "done"
-            case "errored" | "corrected":
-                return step.do("fail", fail)
-            case _:
-                step.sleep("nap", "1 day")
-                return "slept"
+        step.do("charge", _charge, way)
+        if way == "parent":
+            return step.child("child", child, way, id="child-of-parent")
+        return _WAYS.get(way, _sleep)(step)
 
     def pay(ctx: LinearContext) -> Any:
         if ctx.params["way"] == "linear-dead":
