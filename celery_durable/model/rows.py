@@ -155,6 +155,21 @@ class RunPlan:
     steps: tuple[PlannedStep, ...] = ()
     version: int | None = None
 
+    def step_rows(self) -> list[StepRow]:
+        """Return the rows of a new run's steps. The first step is ready; the others wait for their turn."""
+        return [
+            StepRow(
+                str(seq),
+                seq,
+                step.name,
+                StepType.LINEAR,
+                StepStatus.LINEAR_PENDING if seq else StepStatus.READY,
+                max_attempts=step.max_attempts,
+                timeout=step.timeout,
+            )
+            for seq, step in enumerate(self.steps)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:

@@ -31,6 +31,8 @@ class Status(StrEnum):
 
 _LINEAR_NAMES = {Status.COMPLETE: "COMPLETED", Status.ERRORED: "FAILED", Status.TERMINATED: "CANCELED"}
 TERMINAL = frozenset({Status.COMPLETE, Status.ERRORED, Status.TERMINATED})
+RUNNABLE = (Status.ACTIVE, Status.WAITING)
+"""The statuses of instances that a worker claims when they are due."""
 
 
 class WorkflowKind(StrEnum):

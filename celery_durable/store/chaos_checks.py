@@ -13,12 +13,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import DueRun, RunRef, Status, StepType, from_us, to_us
+from celery_durable.model import RUNNABLE, DueRun, RunRef, Status, StepType, from_us, to_us
 from celery_durable.store import schedule
 from celery_durable.store.engine import Tx
 
 _CHUNK = 500
-_RUNNABLE = (Status.ACTIVE.value, Status.WAITING.value)
+_RUNNABLE = [status.value for status in RUNNABLE]
 
 
 @dataclass(frozen=True, slots=True)

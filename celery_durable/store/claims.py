@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
 from celery_durable.model import (
+    RUNNABLE,
     Claim,
     Parent,
     RunRef,
@@ -27,7 +28,6 @@ from celery_durable.store.engine import Store, Tx, param, statement
 RELEASED: dict[str, Any] = {"claim_token": None, "claim_task_id": None, "claimed_by": None, "lease_until": None}
 MAX_CLAIMANT = 255
 """Characters of a Celery task's id and of a node's name that a claim keeps."""
-_RUNNABLE = (Status.ACTIVE.value, Status.WAITING.value)
 
 
 # --- claim --------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
         i.instance_id == param("instance"),
         i.run_number == param("run"),
         i.kind == param("kind"),
-        i.status.in_([sa.literal_column(f"'{status}'") for status in _RUNNABLE]),
+        i.status.in_([sa.literal_column(f"'{status}'") for status in RUNNABLE]),
         i.pause_requested == sa.false(),
         sa.or_(
             sa.and_(i.claim_token.is_(None), i.run_at <= now),

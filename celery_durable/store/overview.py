@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import (
     PRIVATE_TYPE_PATTERN,
+    RUNNABLE,
     RunRef,
     Scope,
     Status,
@@ -20,7 +21,7 @@ from celery_durable.model import (
 from celery_durable.store import schedule, scopes
 from celery_durable.store.engine import Tx
 
-_LIVE = (Status.ACTIVE.value, Status.WAITING.value)
+_RUNNABLE = [status.value for status in RUNNABLE]
 _SWEPT_WITHIN = timedelta(minutes=1)
 """A due run without a dispatch message under way is swept within this time.
 
@@ -74,7 +75,7 @@ def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     These are runs that are swept soon, and runs with a dispatch message under way.
     """
     i, now = tx.t.instance.c, tx.store.statement_clock()
-    is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_LIVE), *scopes.conditions(tx.t, scope))
+    is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_RUNNABLE), *scopes.conditions(tx.t, scope))
     is_near = (priority, queue, is_soon) = schedule.conditions_due_within(tx, within=_SWEPT_WITHIN)
     is_sent = (priority, queue, i.sent_at.is_not(None), i.next_check_at.is_not(None), sa.not_(is_soon))
     due = sa.union_all(*(sa.select(i.run_at).where(*part, *is_due) for part in (is_near, is_sent))).subquery().c
@@ -126,7 +127,7 @@ def read_waits(
     query = (
         sa.select(i.workflow, i.instance_id, i.run_number, i.status, s.name, s.wait_event_type, since, s.wake_at)
         .join_from(tx.t.instance, tx.t.step, sa.and_(*current))
-        .where(i.status.in_((*_LIVE, Status.PAUSED.value)), *open_, *scopes.conditions(tx.t, scope))
+        .where(i.status.in_((*_RUNNABLE, Status.PAUSED.value)), *open_, *scopes.conditions(tx.t, scope))
         .order_by(i.id.desc(), s.seq, s.step_key)
         .limit(limit)
     )

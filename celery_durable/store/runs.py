@@ -21,7 +21,6 @@ from celery_durable.model import (
     RunPlan,
     StepRow,
     StepStatus,
-    StepType,
     from_us,
 )
 from celery_durable.store.engine import Store, Tx, param, statement
@@ -113,25 +112,9 @@ def insert(
         origin_step=None if origin is None else origin.step_key,
         ancestry=None if continuation is None else continuation.ancestry.text,
     )
-    _insert_linear(tx, _steps_of_plan(plan), pk=pk, run_number=number, commit_id=commit_id)
+    _insert_linear(tx, plan.step_rows(), pk=pk, run_number=number, commit_id=commit_id)
     if continuation is not None:
         _copy_rows(tx, continuation, pk=pk, run_number=number, commit_id=commit_id)
-
-
-def _steps_of_plan(plan: RunPlan) -> list[StepRow]:
-    """Return the steps of a new linear run. The first one is ready; the others wait for their turn."""
-    return [
-        StepRow(
-            str(seq),
-            seq,
-            step.name,
-            StepType.LINEAR,
-            StepStatus.LINEAR_PENDING if seq else StepStatus.READY,
-            max_attempts=step.max_attempts,
-            timeout=step.timeout,
-        )
-        for seq, step in enumerate(plan.steps)
-    ]
 
 
 def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int, commit_id: str) -> None:
