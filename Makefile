@@ -47,7 +47,7 @@ simulate: .venv/dev ## Run N schedules of faults (N=20000), from seed SEED on; p
 mutants: .venv/dev ## Plant bugs in store and engine and show what catches each
 	$(BIN)/python -m tests.mutants.score --jobs $(JOBS) $(ARGS)
 
-check: .venv/dev ## Lint, format, types, floors, spelling, news, commit titles
+check: .venv/dev ## Lint, format, types, floors, spelling, news, commit titles, sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -57,6 +57,7 @@ check: .venv/dev ## Lint, format, types, floors, spelling, news, commit titles
 	$(BIN)/towncrier build --draft >/dev/null
 	$(BIN)/python -m tests.docs.commit_titles
 	$(BIN)/python -m tests.docs.retired_words
+	$(BIN)/python -m tests.docs.sizes
 
 format: .venv/dev ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
