@@ -105,7 +105,7 @@ class Command(click.Command):
             raise
 
 
-def convert_arguments_to_options(command: Command, name: str) -> Command:
+def convert_arguments_to_options(command: Command, group: str, name: str) -> Command:
     """Return the same command with options instead of arguments.
 
     ``show order o-1`` becomes ``instances get --workflow order --id o-1``.
@@ -121,7 +121,7 @@ def convert_arguments_to_options(command: Command, name: str) -> Command:
         option_words = (
             word for argument, value in zip(arguments, given, strict=False) for word in (f"--{argument.name}", value)
         )
-        return f"instances {name} {shlex.join([*option_words, *remaining])}"
+        return f"{group} {name} {shlex.join([*option_words, *remaining])}".rstrip()
 
     examples = [
         rewrite_example(example) for example in command.examples if "--where" not in example and "/" not in example

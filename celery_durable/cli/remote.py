@@ -123,8 +123,17 @@ def _shared_commands(*names: str) -> dict[str, str]:
     return {name: CommandGroup.module_by_command[name] for name in names}
 
 
-class InstanceCommands(CommandGroup):
-    """`instances ...`: commands on instances, with options instead of arguments."""
+class OptionCommands(CommandGroup):
+    """Commands with options instead of arguments."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command with options."""
+        found = super().get_command(ctx, cmd_name)
+        return convert_arguments_to_options(found, self.name or "", cmd_name) if isinstance(found, Command) else None
+
+
+class InstanceCommands(OptionCommands):
+    """`instances ...`."""
 
     module_by_command: Mapping[str, str] = {
         "list": "reading.ls",
@@ -136,25 +145,11 @@ class InstanceCommands(CommandGroup):
         ),
     }  # fmt: skip
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command with options instead of arguments."""
-        found = super().get_command(ctx, cmd_name)
-        return convert_arguments_to_options(found, cmd_name) if isinstance(found, Command) else None
 
-
-class WorkflowCommands(CommandGroup):
+class WorkflowCommands(OptionCommands):
     """`workflows ...`."""
 
     module_by_command: Mapping[str, str] = {"list": "reading.workflows"}
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return `workflows list`, the only command."""
-        found = super().get_command(ctx, cmd_name)
-        if not isinstance(found, Command):
-            return None
-        return Command(
-            cmd_name, callback=found.callback, params=found.params, help=found.help, examples=["workflows list"]
-        )
 
 
 @click.group(cls=InstanceCommands)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from celery_durable.model import (
     Published,
     Status,
 )
+from celery_durable.runtime import Runtime
 
 POLL_SECONDS = 0.1
 """The pause between two reads of an instance that a command follows. A read is one small query."""
@@ -40,6 +41,17 @@ class InstanceSnapshot:
     is_pausing: bool
     version: object
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ListQuery:
+    """A page of the instances of a workflow, or of all, that have this status and all these labels."""
+
+    workflow: str | None
+    limit: int
+    status: Status | None = None
+    cursor: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +77,15 @@ class Backend(Protocol):
     def now(self) -> datetime:
         """Return the current time of the clock that wrote the stored times."""
 
-    def monotonic(self) -> float:
-        """Return seconds of a monotonic clock."""
-
-    def sleep(self, seconds: float) -> None:
-        """Pause the calling thread."""
+    @property
+    def runtime(self) -> Runtime:
+        """The clock of this process."""
 
     def workflows(self) -> list[WorkflowInfo]:
         """Return the workflows that the app knows, ordered by name."""
 
-    def list(
-        self,
-        workflow: str | None,
-        *,
-        status: Status | None,
-        cursor: str | None,
-        limit: int,
-        labels: Mapping[str, str] | None = None,
-    ) -> Page[InstanceSummary]:
-        """Return a page of instances that have all these labels, newest first; raises CursorInvalid, InvalidLabel."""
+    def list(self, query: ListQuery) -> Page[InstanceSummary]:
+        """Return a page of instances, newest first; raises CursorInvalid, InvalidLabel."""
 
     def read_snapshot(
         self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0

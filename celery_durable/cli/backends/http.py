@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from celery_durable.cli.backends.backend import InstanceSnapshot, WorkflowInfo
+from celery_durable.cli.backends.backend import InstanceSnapshot, ListQuery, WorkflowInfo
 from celery_durable.cli.backends.client import Client, WrongApi
 from celery_durable.cli.errors import CliError
 from celery_durable.commands import A, Command, Q, Target
@@ -18,7 +18,6 @@ from celery_durable.model import (
     LogRecord,
     Page,
     Published,
-    Status,
 )
 from celery_durable.runtime import Runtime
 from celery_durable.wire import records, responses
@@ -30,46 +29,31 @@ class HttpBackend:
     """Instances of one API. Requests that change something are repeated only if a repetition has no effect."""
 
     def __init__(self, client: Client, runtime: Runtime) -> None:
-        self._client, self._runtime = client, runtime
+        self._client, self.runtime = client, runtime
 
     def now(self) -> datetime:
         """Return the server's time, to the second; before the first response, the time of this machine."""
         return self._client.server_time or datetime.now(UTC)  # noqa: TID251  # there is no database here to ask
-
-    def monotonic(self) -> float:
-        """Return seconds of this machine's monotonic clock."""
-        return self._runtime.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Pause the calling thread."""
-        self._runtime.sleep(seconds)
 
     def workflows(self) -> list[WorkflowInfo]:
         """Return the workflows that the server knows."""
         found = responses.WorkflowList.parse(self._client.get("workflows").data)
         return [WorkflowInfo(each.name) for each in found.workflows]
 
-    def list(
-        self,
-        workflow: str | None,
-        *,
-        status: Status | None,
-        cursor: str | None,
-        limit: int,
-        labels: Mapping[str, str] | None = None,
-    ) -> Page[InstanceSummary]:
+    def list(self, query: ListQuery) -> Page[InstanceSummary]:
         """Return a page of instances of one workflow. A large page takes several requests."""
-        if workflow is None:
+        if query.workflow is None:
             raise CliError(
                 "The HTTP API lists one workflow at a time.",
                 "Name a workflow. To list them: celery-durable workflows list",
             )
         items: list[InstanceSummary] = []
-        filters = {"status": status, "label": [f"{name}={value}" for name, value in (labels or {}).items()]}
-        while len(items) < limit:
-            query = filters | {"cursor": cursor, "pageSize": min(_PAGE, limit - len(items))}
-            found = responses.InstanceList.parse(self._client.get(*_instances(workflow), query=query).data)
-            items += [records.summary(workflow, each) for each in found.instances]
+        filters = {"status": query.status, "label": [f"{name}={value}" for name, value in query.labels.items()]}
+        cursor = query.cursor
+        while len(items) < query.limit:
+            parameters = filters | {"cursor": cursor, "pageSize": min(_PAGE, query.limit - len(items))}
+            found = responses.InstanceList.parse(self._client.get(*_instances(query.workflow), query=parameters).data)
+            items += [records.summary(query.workflow, each) for each in found.instances]
             cursor = found.cursor
             if cursor is None:
                 break

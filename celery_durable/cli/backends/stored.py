@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.backends.backend import POLL_SECONDS, Connection, InstanceSnapshot, WorkflowInfo
+from celery_durable.cli.backends.backend import POLL_SECONDS, Connection, InstanceSnapshot, ListQuery, WorkflowInfo
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
 from celery_durable.commands import A, Command, Q, Target
@@ -23,11 +23,11 @@ from celery_durable.model import (
     LogRecord,
     Page,
     Published,
-    Status,
 )
 from celery_durable.operations import Operations
 from celery_durable.operations.history import HistoryOperations
 from celery_durable.redaction import Redaction
+from celery_durable.runtime import Runtime
 from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
 from celery_durable.testing import local_servers
@@ -147,13 +147,10 @@ class StoreBackend:
         """Return the time of the database."""
         return database_now(self.durable)
 
-    def monotonic(self) -> float:
-        """On the app's clock."""
-        return self.durable.internals.runtime.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """On the app's clock."""
-        self.durable.internals.runtime.sleep(seconds)
+    @property
+    def runtime(self) -> Runtime:
+        """The app's."""
+        return self.durable.internals.runtime
 
     def workflows(self) -> list[WorkflowInfo]:
         """Return the workflows that a worker of this app would know."""
@@ -162,23 +159,14 @@ class StoreBackend:
         known = [registry.get(name) for name in sorted(registry)]
         return [WorkflowInfo(each.name, each.queue or queue, each.source_location) for each in known]
 
-    def list(
-        self,
-        workflow: str | None,
-        *,
-        status: Status | None,
-        cursor: str | None,
-        limit: int,
-        labels: Mapping[str, str] | None = None,
-    ) -> Page[InstanceSummary]:
+    def list(self, query: ListQuery) -> Page[InstanceSummary]:
         """Return a page of instances of a workflow, or of all workflows."""
-        found = self._operations.queries.list(workflow, status=status, cursor=cursor, limit=limit, labels=labels)
-        return Page(
-            tuple(
-                self.durable.internals.redaction(each.workflow, each.id).redact_summary(each) for each in found.items
-            ),
-            found.cursor,
+        found = self._operations.queries.list(
+            query.workflow, status=query.status, cursor=query.cursor, limit=query.limit, labels=query.labels
         )
+        redaction = self.durable.internals.redaction
+        items = tuple(redaction(each.workflow, each.id).redact_summary(each) for each in found.items)
+        return Page(items, found.cursor)
 
     def read_snapshot(
         self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
@@ -188,7 +176,7 @@ class StoreBackend:
         row = found.instance
         if found.tag == known_version:
             if wait_seconds > 0:
-                self.sleep(min(POLL_SECONDS, wait_seconds))
+                self.runtime.sleep(min(POLL_SECONDS, wait_seconds))
             return None
         return InstanceSnapshot(row.status, row.run_number, row.pause_requested, found.tag, row.created_at)
 

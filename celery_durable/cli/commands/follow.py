@@ -127,11 +127,11 @@ _HIDDEN_STATUSES = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, Ste
 
 def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: float | None) -> Iterator[Update]:
     """Yield the updates of a run until it ends; raises ResultTimeout."""
-    started = backend.monotonic()
+    started = backend.runtime.monotonic()
     left = LONG_POLL_SECONDS
     while True:
         if timeout_seconds is not None:
-            left = timeout_seconds - (backend.monotonic() - started)
+            left = timeout_seconds - (backend.runtime.monotonic() - started)
         yield from follower.read_updates(wait_seconds=max(0.0, min(left, LONG_POLL_SECONDS)))
         if follower.has_ended:
             return

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated
 
 from celery_durable import values
-from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend
+from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend, ListQuery
 from celery_durable.cli.command import OpenBackend, Output, command, output_option
 from celery_durable.cli.commands.follow import format_line, format_step
 from celery_durable.cli.inputs import (
@@ -81,7 +81,7 @@ def ls(
     Use it to find an id, or failed instances. In a pipe: workflow, id, status, run, created, changed, next time due,
     error.
     """
-    page = backend.list(workflow, status=status, cursor=cursor, limit=limit, labels=values.parse_labels(labels))
+    page = backend.list(ListQuery(workflow, limit, status, cursor, values.parse_labels(labels)))
     times = Times(backend.now(), exact=not console.is_for_people)
     described = (f" {status}" if status else "") + " instances" + (f" of workflow {workflow!r}" if workflow else "")
     console.print_list(

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import click
 
 from celery_durable import values
-from celery_durable.cli.backends.backend import Backend
+from celery_durable.cli.backends.backend import Backend, ListQuery
 from celery_durable.cli.command import Command, command, open_backend
 from celery_durable.cli.errors import REFUSED, CliError, convert_error
 from celery_durable.cli.inputs import DurationInput, OptionalWorkflow, WordInput, flag, option
@@ -107,7 +107,7 @@ def find_matching(backend: Backend, where: Condition) -> Iterator[InstanceSummar
     """Yield the instances that match, newest first. They are read page by page."""
     now, cursor = backend.now(), None
     while True:
-        page = backend.list(where.workflow, status=where.status, cursor=cursor, limit=_PAGE, labels=where.labels)
+        page = backend.list(ListQuery(where.workflow, _PAGE, where.status, cursor, where.labels))
         for item in page.items:
             age = now - item.updated_at
             if where.error is not None and (item.error is None or item.error.name != where.error):

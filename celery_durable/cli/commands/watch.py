@@ -7,7 +7,7 @@ from typing import Annotated
 
 import click
 
-from celery_durable.cli.backends.backend import Backend
+from celery_durable.cli.backends.backend import Backend, ListQuery
 from celery_durable.cli.command import OpenBackend, Output, command, output_option
 from celery_durable.cli.commands.follow import Follower, follow_to_end, print_update, read_outcome
 from celery_durable.cli.inputs import DurationInput, OptionalId, OptionalWorkflow, WordInput, option
@@ -65,7 +65,7 @@ def _watch_list(
 ) -> None:
     shown_states: dict[tuple[str, str], object] = {}
     while True:
-        items = backend.list(workflow, status=status, cursor=None, limit=limit).items
+        items = backend.list(ListQuery(workflow, limit, status)).items
         times = Times(backend.now(), exact=not console.is_for_people)
         if console.is_for_people:
             click.clear()
@@ -83,4 +83,4 @@ def _watch_list(
                         console.print_json(documents.instance(item), is_line=True)
                     else:
                         console.print_record(*render.instance_cells(item, times))
-        backend.sleep(every.total_seconds())
+        backend.runtime.sleep(every.total_seconds())

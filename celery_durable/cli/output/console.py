@@ -212,10 +212,12 @@ class Console:
 
     def _render(self, cell: Cell) -> str:
         padded_text, style = _pad(cell), _style_of(cell)
+        if not self.has_color or not style:
+            return padded_text
         text = padded_text.rstrip()
-        return (click.style(text, **_CLICK_STYLES[style]) if self.has_color and style else text) + padded_text[
-            len(text) :
-        ]
+        # Styles have the names that rich uses.
+        options: dict[str, Any] = {style: True} if style in ("bold", "dim") else {"fg": style}
+        return click.style(text, **options) + padded_text[len(text) :]
 
 
 def _encode(value: Any) -> str:
@@ -259,16 +261,3 @@ def _displayed(cell: Cell) -> str:
 
 def _style_of(cell: Cell) -> str:
     return cell.style if isinstance(cell, Styled) else ""
-
-
-# Styles have the names that rich uses; these are click's arguments for them.
-_CLICK_STYLES: dict[str, dict[str, Any]] = {
-    "bold": {"bold": True},
-    "dim": {"dim": True},
-    "red": {"fg": "red"},
-    "green": {"fg": "green"},
-    "yellow": {"fg": "yellow"},
-    "blue": {"fg": "blue"},
-    "magenta": {"fg": "magenta"},
-    "cyan": {"fg": "cyan"},
-}

@@ -28,35 +28,15 @@ from celery_durable.model import (
     format_duration,
 )
 
-_STYLES = {
-    Status.ACTIVE: "cyan",
-    Status.WAITING: "yellow",
-    Status.PAUSED: "magenta",
-    Status.COMPLETE: "green",
-    Status.ERRORED: "red",
-    Status.TERMINATED: "dim",
-    StepStatus.PENDING: "cyan",
-    StepStatus.COMPLETED: "green",
-    StepStatus.CANCELLED: "dim",
-    StepStatus.LINEAR_PENDING: "dim",
-    StepStatus.READY: "cyan",
-    StepStatus.RUNNING: "cyan",
-    StepStatus.LINEAR_WAITING: "yellow",
-    StepStatus.DONE: "green",
-    StepStatus.DEAD: "red",
-    LogLevel.DEBUG: "dim",
-    LogLevel.WARNING: "yellow",
-    LogLevel.ERROR: "red",
+_WORDS_BY_STYLE: dict[str, tuple[Status | StepStatus | LogLevel, ...]] = {
+    "cyan": (Status.ACTIVE, StepStatus.PENDING, StepStatus.READY, StepStatus.RUNNING),
+    "yellow": (Status.WAITING, StepStatus.LINEAR_WAITING, LogLevel.WARNING),
+    "magenta": (Status.PAUSED,),
+    "green": (Status.COMPLETE, StepStatus.COMPLETED, StepStatus.DONE),
+    "red": (Status.ERRORED, StepStatus.DEAD, LogLevel.ERROR),
+    "dim": (Status.TERMINATED, StepStatus.CANCELLED, StepStatus.LINEAR_PENDING, LogLevel.DEBUG),
 }
-_TYPES = {
-    StepType.DO: "do",
-    StepType.SLEEP: "sleep",
-    StepType.WAIT: "event",
-    StepType.LINEAR: "linear",
-    StepType.TASK: "task",
-    StepType.CHILD: "child",
-    StepType.MAP: "map",
-}
+_STYLES = {word: style for style, words in _WORDS_BY_STYLE.items() for word in words}
 _TYPES_WITH_ATTEMPTS = (StepType.DO, StepType.TASK)
 
 
@@ -176,7 +156,7 @@ def step_cells(step: StepRecord, times: Times) -> list[Cell]:
     """Return a row of the steps in `show`."""
     return [
         step.name,
-        _TYPES[step.type],
+        "event" if step.type is StepType.WAIT else step.type,
         style_status(step.status),
         format_attempts(step),
         format_time_taken(step, times.now),
