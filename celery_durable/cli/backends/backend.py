@@ -10,10 +10,9 @@ import abc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from celery_durable.cli.errors import Program
-from celery_durable.commands import A, Command, Q, Target
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
     History,
@@ -25,6 +24,9 @@ from celery_durable.model import (
     Status,
 )
 from celery_durable.runtime import Runtime
+
+if TYPE_CHECKING:  # commands that read need no request and no response
+    from celery_durable.commands import A, Command, Q, Target
 
 POLL_SECONDS = 0.1
 """The pause between two reads of an instance that a command follows. A read is one small query."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -13,7 +13,6 @@ from celery_durable.app import Durable
 from celery_durable.cli.backends.backend import POLL_SECONDS, Connection, InstanceSnapshot, ListQuery, WorkflowInfo
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
-from celery_durable.commands import A, Command, Q, Target
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis, explain
 from celery_durable.model import (
@@ -32,6 +31,9 @@ from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
 from celery_durable.testing import local_servers
 from celery_durable.wire.permissions import Permission
+
+if TYPE_CHECKING:
+    from celery_durable.commands import A, Command, Q, Target
 
 LOGS_PER_PAGE = 1000
 _LEVELS = list(LogLevel)  # from the least to the most important

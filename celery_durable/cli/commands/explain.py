@@ -9,9 +9,9 @@ import click
 from celery_durable.cli.command import Output, command, json_option, open_backend, output_option
 from celery_durable.cli.errors import CliError, adapt_commands
 from celery_durable.cli.inputs import Context, OptionalId
+from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.explain import Code, Diagnosis
-from celery_durable.wire import views
 
 _STYLES = {
     **dict.fromkeys((Code.DONE, Code.RUNNING), "green"),
@@ -58,7 +58,7 @@ def explain(
 
 def explanation_document(ctx: click.Context, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the explanation, with the commands as this user can type them."""
-    return views.explanation(diagnosis).to_data() | {"actions": adapted_actions(ctx, diagnosis)}
+    return documents.explanation(diagnosis) | {"actions": adapted_actions(ctx, diagnosis)}
 
 
 def print_diagnosis(ctx: click.Context, console: Console, diagnosis: Diagnosis) -> None:

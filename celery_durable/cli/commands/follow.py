@@ -23,18 +23,17 @@ from celery_durable.model import (
     StepStatus,
     StepType,
 )
-from celery_durable.wire import views
 
 _MAX_READS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A change of a run. ``document`` is the same as JSON, with one field: step, log, published or details."""
+    """A change of a run."""
 
     at: datetime
     cells: list[Cell]
-    document: documents.Document
+    record: documents.Change
 
 
 class Follower:
@@ -96,21 +95,21 @@ class Follower:
                 continue
             self._shown[step.step_key] = now
             at = step.finished_at or step.started_at or step.created_at or history.created_at
-            yield Update(at, format_step(step, times), {"step": views.step_view(step).to_data()})
+            yield Update(at, format_step(step, times), step)
 
     def _logs(self, lines: Sequence[LogRecord]) -> Iterator[Update]:
         for line in lines:
             if not line.is_replay:
                 _, _, _, text = render.log_cells(line)
                 cells = format_line("log", line.level, text)
-                yield Update(line.created_at, cells, {"log": views.log_view(line).to_data()})
+                yield Update(line.created_at, cells, line)
 
     def _values(self, published: dict[str, Published]) -> Iterator[Update]:
         before, self._published = self._published, published
         for key, found in published.items():
             if before.get(key) != found:
                 cells: list[Cell] = [Styled("published", "dim", 16), key, render.format_progress(found.value)]
-                yield Update(found.updated_at, cells, {"published": documents.published({key: found})})
+                yield Update(found.updated_at, cells, {key: found})
 
     def _end(self, history: History) -> Iterator[Update]:
         """Yield the end of the run, only once."""
@@ -118,7 +117,7 @@ class Follower:
         if status.status.is_terminal and at is not None and not self._is_end_shown:
             self._is_end_shown = True
             why = Styled(render.format_error(status.error), "red") if status.error else history.reason or ""
-            yield Update(at, format_line("run", status.status, why), {"details": views.status_view(status).to_data()})
+            yield Update(at, format_line("run", status.status, why), status)
 
 
 _HIDDEN_STATUSES = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, StepStatus.RUNNING})
@@ -144,7 +143,7 @@ def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: floa
 def print_update(console: Console, update: Update) -> None:
     """Print an update of a followed instance."""
     if console.is_json:
-        console.print_json(update.document, is_line=True)
+        console.print_json(documents.change(update.record), is_line=True)
     else:
         console.print_event(render.format_clock_time(update.at, exact=not console.is_for_people), update.cells)
 

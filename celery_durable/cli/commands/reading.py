@@ -26,7 +26,6 @@ from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.model import OPEN_STEPS, EventRecord, History, LogLevel, LogRecord, Status, StepStatus
-from celery_durable.wire import views
 
 _WORKFLOW_COLUMNS = (
     Column("WORKFLOW"),
@@ -139,11 +138,11 @@ def logs(
 
 def _print_logs(console: Console, run: int, lines: Sequence[LogRecord], *, is_stream: bool) -> None:
     if console.is_json and not is_stream:
-        console.print_json({"runNumber": run, "logs": documents.logs(lines)})
+        console.print_json({"runNumber": run, "logs": list(map(documents.log, lines))})
         return
     for line in lines:
         if console.is_json:
-            console.print_json(views.log_view(line).to_data(), is_line=True)
+            console.print_json(documents.log(line), is_line=True)
         else:
             console.print_entry(render.log_cells(line))
 
@@ -196,7 +195,7 @@ def history(
         tail = backend.tail(workflow, id, run=run_history.run_number, level=level, category=category)
         lines = [line for line in tail.read_new_lines() if not line.is_replay]
     if console.is_json:
-        with_logs = {"logs": documents.logs(lines)} if include_logs else {}
+        with_logs = {"logs": list(map(documents.log, lines))} if include_logs else {}
         console.print_json(documents.run(run_history) | with_logs)
         return
     times = Times(backend.now(), exact=not console.is_for_people)

@@ -18,6 +18,26 @@ from celery_durable.cli.output.console import Console, Styled
 from celery_durable.commands import Target
 from celery_durable.wire import requests
 
+Params = Annotated[
+    Any,
+    option(
+        "--params",
+        type=JsonInput(),
+        metavar=JsonInput.name,
+        help="The parameters as JSON, from a file, or from standard input.",
+    ),
+]
+SingleParams = Annotated[
+    tuple[str, ...],
+    option(
+        "-P",
+        "single_params",
+        multiple=True,
+        metavar="KEY=TEXT|KEY:=JSON",
+        help="One parameter; overrides the one in --params.",
+    ),
+]
+
 
 @command(
     "start order -P order_id=42 -P cents:=1999 --id order-42",
@@ -29,25 +49,8 @@ from celery_durable.wire import requests
 def start(
     ctx: Context,
     workflow: Workflow,
-    params: Annotated[
-        Any,
-        option(
-            "--params",
-            type=JsonInput(),
-            metavar=JsonInput.name,
-            help="The parameters as JSON, from a file, or from standard input.",
-        ),
-    ],
-    single_params: Annotated[
-        tuple[str, ...],
-        option(
-            "-P",
-            "single_params",
-            multiple=True,
-            metavar="KEY=TEXT|KEY:=JSON",
-            help="One parameter; overrides the one in --params.",
-        ),
-    ],
+    params: Params,
+    single_params: SingleParams,
     id: Annotated[str | None, option("--id", help="The instance's id, unique per workflow; random by default.")],
     restart: Annotated[bool, flag("--restart", help="If the --id exists and has ended, start a new run of it.")],
     labels: Annotated[

@@ -1,4 +1,7 @@
-"""The JSON that commands print with ``-o json``. Its fields are those of the HTTP API; docs/cli.md lists them."""
+"""The JSON that commands print with ``-o json``. Its fields are those of the HTTP API; docs/cli.md lists them.
+
+The response models of the API are imported when a document is made: a table needs none of them.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from celery_durable.model import History, InstanceSummary, LogRecord, Published, RunRef
-from celery_durable.wire import views
+from celery_durable.explain import Diagnosis
+from celery_durable.model import History, InstanceStatus, InstanceSummary, LogRecord, Published, RunRef, StepRecord
 
 Document = dict[str, Any]
 
 
 def instance(item: InstanceSummary) -> Document:
     """Return an instance in a list."""
+    from celery_durable.wire import views
+
     return {"workflowName": item.workflow, **views.listed_instance(item).to_data()}
 
 
@@ -24,6 +29,8 @@ def page(name: str, items: Iterable[Document], cursor: str | None) -> Document:
 
 def run(history: History) -> Document:
     """Return a run with all its steps and events."""
+    from celery_durable.wire import views
+
     return {
         "workflowName": history.workflow,
         "instanceId": history.instance_id,
@@ -34,14 +41,43 @@ def run(history: History) -> Document:
     }
 
 
-def logs(lines: Iterable[LogRecord]) -> list[Document]:
-    """Return log lines."""
-    return [views.log_view(line).to_data() for line in lines]
+def log(line: LogRecord) -> Document:
+    """Return a log line."""
+    from celery_durable.wire import views
+
+    return views.log_view(line).to_data()
 
 
 def published(found: Mapping[str, Published]) -> Document:
     """Return published values by key."""
+    from celery_durable.wire import views
+
     return {key: view.to_data() for key, view in views.published_views(found).items()}
+
+
+Change = StepRecord | LogRecord | InstanceStatus | Mapping[str, Published]
+"""What a follower of a run sees: a step, a log line, the end, or a published value by its key."""
+
+
+def change(record: Change) -> Document:
+    """Return a change of a run."""
+    from celery_durable.wire import views
+
+    match record:
+        case StepRecord():
+            return {"step": views.step_view(record).to_data()}
+        case LogRecord():
+            return {"log": log(record)}
+        case InstanceStatus():
+            return {"details": views.status_view(record).to_data()}
+    return {"published": published(record)}
+
+
+def explanation(diagnosis: Diagnosis) -> Document:
+    """Return why an instance does not move."""
+    from celery_durable.wire import views
+
+    return views.explanation(diagnosis).to_data()
 
 
 def run_of(ref: RunRef) -> Document:
