@@ -28,11 +28,6 @@ from celery_durable.model import (
 
 T = TypeVar("T")
 
-_STATUS_AFTER_RELEASE = {
-    ReleaseOutcome.WAITING: Status.WAITING,
-    ReleaseOutcome.PAUSED: Status.PAUSED,
-    ReleaseOutcome.DUE: Status.ACTIVE,
-}
 _SIGNAL_BY_STATUS = {
     StepStatus.COMPLETED: signals.step_completed,
     StepStatus.ERRORED: signals.step_failed,
@@ -167,7 +162,7 @@ def send_workflow_suspended(claim: Claim, released: ReleaseOutcome, until: datet
     """A pass released its run."""
     if signals.workflow_suspended.receivers:
         until = None if released is ReleaseOutcome.DUE else until
-        _send(signals.workflow_suspended, claim.ref, status=_STATUS_AFTER_RELEASE[released].value, until=until)
+        _send(signals.workflow_suspended, claim.ref, status=released.status.value, until=until)
 
 
 def send_run_ended(claim: Claim, run_outcome: RunOutcome, duration: Callable[[], timedelta]) -> None:

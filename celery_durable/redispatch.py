@@ -78,3 +78,16 @@ class Redispatch:
         if not empties:
             return last
         return min(last, max(sent_at + self.min_age(dispatch_count), min(empties) + SLACK))
+
+    def recheck_at(
+        self, sent_at: datetime, dispatch_count: int, progress: QueueProgress, now: datetime
+    ) -> datetime | None:
+        """When to check a message again. None means that it is lost and must be sent again."""
+        if self.is_lost(sent_at, dispatch_count, progress, now):
+            return None
+        # In the future, or the same sweep would find its row again.
+        return max(self.next_check_at(sent_at, dispatch_count, progress), now + timedelta(microseconds=1))
+
+    def outbox_pause(self, age: timedelta) -> timedelta:
+        """How long to wait until a message of the outbox is offered again, which has waited for ``age``."""
+        return min(max(age, self.first), self.longest)

@@ -26,7 +26,7 @@ from celery_durable.model.emissions import (
     plan_delivery,
 )
 from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of, decide_answered
-from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome
+from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome, crash_delay, decide_release
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
     AuditRecord,
@@ -179,7 +179,9 @@ __all__ = [
     "WorkflowKind",
     "are_items_of",
     "child_event_type",
+    "crash_delay",
     "decide_answered",
+    "decide_release",
     "derive_id",
     "duration_us",
     "format_duration",

@@ -1,9 +1,10 @@
-"""How a pass leaves its run: suspended, due again, paused or ended."""
+"""How a pass leaves its run: suspended, due again, paused, ended or crashed."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from datetime import timedelta
 
 from celery_durable.model.states import Status
 
@@ -14,6 +15,35 @@ class ReleaseOutcome(enum.Enum):
     WAITING = enum.auto()
     DUE = enum.auto()
     PAUSED = enum.auto()
+
+    @property
+    def status(self) -> Status:
+        """The status of the instance from then on."""
+        return _STATUS_AFTER_RELEASE[self]
+
+
+_STATUS_AFTER_RELEASE = {
+    ReleaseOutcome.WAITING: Status.WAITING,
+    ReleaseOutcome.DUE: Status.ACTIVE,
+    ReleaseOutcome.PAUSED: Status.PAUSED,
+}
+
+
+def decide_release(*, is_due: bool, pause_requested: bool) -> ReleaseOutcome:
+    """Return how a release leaves an instance. A requested pause takes effect, whether or not the run is due."""
+    if pause_requested:
+        return ReleaseOutcome.PAUSED
+    return ReleaseOutcome.DUE if is_due else ReleaseOutcome.WAITING
+
+
+_MAX_CRASH_DELAY = timedelta(minutes=1)
+
+
+def crash_delay(crash_count: int) -> timedelta:
+    """Return the delay after the ``crash_count``-th crash in a row: 0, 1, 2, 4 .. 60 s."""
+    if crash_count <= 1:
+        return timedelta(0)
+    return min(timedelta(seconds=2 ** min(crash_count - 2, 6)), _MAX_CRASH_DELAY)
 
 
 @dataclass(frozen=True, slots=True)

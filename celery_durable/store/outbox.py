@@ -85,8 +85,7 @@ def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessag
     rows = tx.run(_select_due, limit=limit).all()
     moves = []
     for row in rows:
-        age = timedelta(microseconds=row.now_us - row.created_at)
-        pause = min(max(age, redispatch.first), redispatch.longest)
+        pause = redispatch.outbox_pause(timedelta(microseconds=row.now_us - row.created_at))
         moves.append({"id": row.id, "next_check_us": row.now_us + duration_us(pause)})
     tx.run_many(_reschedule, moves)
     return [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.payload) for row in rows]

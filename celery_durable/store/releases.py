@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
-from celery_durable.model import Claim, OpenWait, ReleaseOutcome, RunOutcome, Status, WakeReason, to_us
+from celery_durable.model import Claim, OpenWait, ReleaseOutcome, RunOutcome, WakeReason, decide_release, to_us
 from celery_durable.store import items
 from celery_durable.store.claims import RELEASED, GuardResult
 from celery_durable.store.engine import Store, Tx, param, statement
@@ -54,7 +54,7 @@ def suspend(
     )
     if next_at > guard_result.now and not is_any_satisfied:
         return _release_claim(
-            tx, claim, guard_result, Status.WAITING, run_at=next_at, next_check_at=next_at, wake_reason=WakeReason.TIMER
+            tx, claim, guard_result, is_due=False, run_at=next_at, next_check_at=next_at, wake_reason=WakeReason.TIMER
         )
     return release(tx, claim, guard_result, grace=grace)
 
@@ -72,7 +72,7 @@ def release(
         tx,
         claim,
         guard_result,
-        Status.ACTIVE,
+        is_due=True,
         run_at=due_at,
         next_check_at=due_at + grace,
         wake_reason=WakeReason.RESUME,
@@ -83,21 +83,18 @@ def _release_claim(
     tx: Tx,
     claim: Claim,
     guard_result: GuardResult,
-    status: Status,
     *,
+    is_due: bool,
     run_at: datetime,
     next_check_at: datetime,
     wake_reason: WakeReason,
 ) -> ReleaseOutcome:
-    if guard_result.pause_requested:
-        status, after = Status.PAUSED, ReleaseOutcome.PAUSED
-    else:
-        after = ReleaseOutcome.WAITING if status is Status.WAITING else ReleaseOutcome.DUE
+    after = decide_release(is_due=is_due, pause_requested=guard_result.pause_requested)
     done = tx.run(
         _release,
         pk=claim.pk,
         token=claim.token,
-        status=status.value,
+        status=after.status.value,
         run_us=to_us(run_at),
         next_check_us=None if after is ReleaseOutcome.PAUSED else to_us(next_check_at),
         sent_us=to_us(run_at) if after is ReleaseOutcome.DUE else None,

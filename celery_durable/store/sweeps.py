@@ -18,20 +18,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import DueRun, RunRef, Status, WakeReason, duration_us, from_us, to_us
+from celery_durable.model import DueRun, RunRef, Status, WakeReason, crash_delay, duration_us, from_us, to_us
 from celery_durable.redispatch import MIN_LOST_AGE, NOTHING_KNOWN, QueueProgress, Redispatch
 from celery_durable.store import schedule
 from celery_durable.store.claims import MAX_CLAIMANT, RELEASED, due_conditions
 from celery_durable.store.engine import Store, Tx, param, statement
-
-_MAX_CRASH_DELAY = timedelta(minutes=1)
-
-
-def crash_delay(crash_count: int) -> timedelta:
-    """Return the delay after the ``crash_count``-th crash in a row: 0, 1, 2, 4 .. 60 s."""
-    if crash_count <= 1:
-        return timedelta(0)
-    return min(timedelta(seconds=2 ** min(crash_count - 2, 6)), _MAX_CRASH_DELAY)
 
 
 def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -> DueRun | None:
@@ -248,12 +239,8 @@ def _recheck_time(row: Any, redispatch: Redispatch, progress: QueueProgress) -> 
     """Return when to check a row again. None means to send its dispatch message now: none was sent, or it is lost."""
     if row.sent_at is None:
         return None
-    sent_at, now = from_us(row.sent_at), from_us(row.now_us)
-    if redispatch.is_lost(sent_at, row.dispatch_count, progress, now):
-        return None
-    recheck_at = redispatch.next_check_at(sent_at, row.dispatch_count, progress)
-    min_recheck_us: int = row.now_us + 1
-    return max(to_us(recheck_at), min_recheck_us)  # in the future, or this sweep would find it again
+    recheck_at = redispatch.recheck_at(from_us(row.sent_at), row.dispatch_count, progress, from_us(row.now_us))
+    return None if recheck_at is None else to_us(recheck_at)
 
 
 # --- lost dispatch messages ----------------------------------------------------------------------

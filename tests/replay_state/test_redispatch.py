@@ -148,3 +148,18 @@ def test_nothing_is_lost_that_was_sent_at_the_bound_or_later(
     for progress in (QueueProgress(claimed=moment), QueueProgress(empty=moment), QueueProgress(moment, moment)):
         if RULE.is_lost(sent_at, dispatch_count, progress, at(now)):
             assert sent_at < RULE.lost_before(progress, at(now))
+
+
+def test_a_message_that_is_lost_is_not_checked_again_later() -> None:
+    assert RULE.recheck_at(at(0), 0, QueueProgress(claimed=at(1)), at(3)) is None
+
+
+def test_a_message_that_is_not_lost_is_checked_when_it_may_be_and_never_in_the_past() -> None:
+    seen_empty = QueueProgress(empty_lately=at(1))
+    assert RULE.recheck_at(at(0), 0, seen_empty, at(2)) == RULE.next_check_at(at(0), 0, seen_empty) == at(5)
+    assert RULE.recheck_at(at(0), 0, seen_empty, at(9)) == at(9.000001)
+
+
+def test_a_message_of_the_outbox_waits_as_long_as_it_has_waited_within_both_limits() -> None:
+    waits = [RULE.outbox_pause(timedelta(seconds=age)) // timedelta(seconds=1) for age in (0, 14, 16, 1799, 9999)]
+    assert waits == [15, 15, 16, 1799, 1800]

@@ -9,6 +9,7 @@ from celery_durable.model import (
     RunRef,
     Status,
     WakeReason,
+    crash_delay,
 )
 from celery_durable.store import sweeps
 from tests.store.world import GRACE, World, seconds
@@ -66,6 +67,6 @@ def test_repeated_crashes_delay_an_instance_longer(world: World) -> None:
 
 
 def test_the_delay_after_crashes_doubles_up_to_a_minute() -> None:
-    delays = [sweeps.crash_delay(count) // timedelta(seconds=1) for count in range(10)]
+    delays = [crash_delay(count) // timedelta(seconds=1) for count in range(10)]
     assert delays == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert sweeps.crash_delay(10**6) == timedelta(minutes=1)
+    assert crash_delay(10**6) == timedelta(minutes=1)
