@@ -7,11 +7,10 @@ from datetime import timedelta
 import pydantic
 import pytest
 
-from celery_durable import Step, WorkflowEvent
+from celery_durable import CreateOptions, Step, WorkflowEvent
 from celery_durable.errors import CursorInvalid, InstanceNotFound, ValueRefused
 from celery_durable.model import Status
 from celery_durable.testing import START
-from tests.engine.test_create import create_batch
 from tests.engine.world import World, on_one_database
 
 
@@ -30,6 +29,10 @@ def order(world: World):
 
 
 GOOD = {"order_id": "42"}
+
+
+def create_batch(world: World, *items) -> list[str]:
+    return world.operations.create.batch("order", [CreateOptions(id=id_, params=params) for id_, params in items])
 
 
 def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from celery_durable import Step, StepConfig, WorkflowEvent, durable_step
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
-from tests.engine.test_step_results import make_amount, make_id
+from tests.engine.results import make_amount, make_id
 from tests.engine.world import World, on_one_database
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import uuid
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 
 import pydantic
 import pytest
 
 from celery_durable import Step, WorkflowEvent
+from tests.engine.results import (
+    Colour,
+    make_amount,
+    make_id,
+    make_instant,
+    make_keys,
+    make_pair,
+    make_parcel,
+    make_receipt,
+    make_span,
+    make_untyped,
+)
 from tests.engine.world import World, on_one_database
 
 
@@ -31,59 +41,6 @@ def test_a_falsy_result_is_a_result(world: World, value: object) -> None:
     assert instance.output == [value]
     assert type(instance.output[0]) is type(value)
     assert ran == [1]
-
-
-class Colour(enum.Enum):
-    RED = "red"
-
-
-class Receipt(pydantic.BaseModel):
-    number: int
-    paid_at: datetime
-    total: Decimal
-
-
-@dataclass
-class Parcel:
-    weight: Decimal
-    sent: date
-    colours: list[Colour]
-
-
-def make_receipt() -> Receipt:
-    return Receipt(number=7, paid_at=datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), total=Decimal("12.30"))
-
-
-def make_parcel() -> Parcel:
-    return Parcel(Decimal("1.50"), date(2030, 2, 3), [Colour.RED])
-
-
-def make_instant() -> datetime:
-    return datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
-
-
-def make_amount() -> Decimal:
-    return Decimal("0.10")
-
-
-def make_id() -> uuid.UUID:
-    return uuid.UUID(int=5)
-
-
-def make_pair() -> tuple[int, Receipt]:
-    return 1, make_receipt()
-
-
-def make_span() -> timedelta:
-    return timedelta(days=2, microseconds=3)
-
-
-def make_keys() -> dict[int, Colour]:
-    return {1: Colour.RED}
-
-
-def make_untyped():
-    return (1, {"when": make_instant(), 2: Decimal("1.0")})
 
 
 @pytest.mark.parametrize(

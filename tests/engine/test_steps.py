@@ -11,7 +11,7 @@ import pytest
 
 from celery_durable import NonRetryableError, Step, StepTx, WorkflowEvent
 from celery_durable.errors import DefinitionInvalid, NameInvalid, StepMisuse
-from tests.engine.test_step_results import Receipt
+from tests.engine.results import Receipt
 from tests.engine.world import World, on_one_database
 
 
