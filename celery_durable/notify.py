@@ -170,6 +170,8 @@ def send_run_ended(claim: Claim, run_outcome: RunOutcome, duration: Callable[[],
     if run_outcome.status is Status.COMPLETE:
         if signals.workflow_completed.receivers:
             _send(signals.workflow_completed, claim.ref, duration=duration())
+    elif run_outcome.status is Status.TERMINATED:
+        send_workflow_terminated(claim.ref, reason=run_outcome.reason)
     elif signals.workflow_failed.receivers:
         error = {"error_name": run_outcome.error_name, "error_message": run_outcome.error_message}
         _send(signals.workflow_failed, claim.ref, duration=duration(), **error)

@@ -87,15 +87,16 @@ class ReplayState:
     """The steps of one run: the recorded rows, and the calls of this pass."""
 
     def __init__(self, rows: Iterable[StepRow], *, workflow: str, crash_count: int, max_steps: int) -> None:
-        self._rows = {row.step_key: row for row in rows}
+        self.rows = {row.step_key: row for row in rows}
+        """The current row of each key that has one."""
         self._workflow, self._crash_count, self._max_steps = workflow, crash_count, max_steps
-        self._recorded_seqs = {row.seq for row in self._rows.values()}
+        self._recorded_seqs = {row.seq for row in self.rows.values()}
         self._last_recorded_seq = max(self._recorded_seqs, default=0)
         self._last_seq = self._last_replayed_seq = 0
         self._called: dict[str, tuple[StepType, Any, int]] = {}
         self._occurrences: dict[str, int] = {}
         self._reserved: set[str] = set()
-        self._counted_steps = sum(_counts_toward_limit(row) for row in self._rows.values())
+        self._counted_steps = sum(_counts_toward_limit(row) for row in self.rows.values())
 
     @property
     def is_replaying(self) -> bool:
@@ -111,7 +112,7 @@ class ReplayState:
     def uncalled(self) -> list[StepRow]:
         """The recorded steps that this pass has not called, in call order."""
         return sorted(
-            (row for key, row in self._rows.items() if key not in self._called), key=lambda row: (row.seq, row.step_key)
+            (row for key, row in self.rows.items() if key not in self._called), key=lambda row: (row.seq, row.step_key)
         )
 
     def call(self, name: str, type_: StepType, identity: Any, *, repeat: bool = False) -> StepEntry:
@@ -123,7 +124,7 @@ class ReplayState:
         key = self._build_key(name, repeat=repeat)
         if key in self._reserved:
             raise StepNameReused(name, concurrently=True)
-        row = self._rows.get(key)
+        row = self.rows.get(key)
         earlier_call = self._called.get(key)
         recorded_type = row.type if row is not None else earlier_call[0] if earlier_call is not None else type_
         if recorded_type is not type_:
@@ -153,13 +154,9 @@ class ReplayState:
         """Add a committed row. It resets the crash count, unless it only counts an attempt in advance."""
         if row.status is StepStatus.CANCELLED and not row.is_timer_step:
             self._counted_steps -= 1
-        self._rows[row.step_key] = row
+        self.rows[row.step_key] = row
         if row.status is not StepStatus.PENDING:
             self._crash_count = 0
-
-    def row(self, key: str) -> StepRow | None:
-        """The current row of a key, None if it has none."""
-        return self._rows.get(key)
 
     def decide_do(
         self, row: StepRow | None, *, max_attempts: int | None, is_only_open: bool, now: datetime

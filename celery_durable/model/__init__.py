@@ -26,7 +26,14 @@ from celery_durable.model.emissions import (
     plan_delivery,
 )
 from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of, decide_answered
-from celery_durable.model.outcomes import ReleaseOutcome, RunOutcome, crash_delay, decide_release
+from celery_durable.model.outcomes import (
+    Ending,
+    Release,
+    ReleaseOutcome,
+    RunOutcome,
+    crash_delay,
+    decide_release,
+)
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
     AuditRecord,
@@ -121,6 +128,7 @@ __all__ = [
     "DueRun",
     "Emission",
     "EmissionProgress",
+    "Ending",
     "ErrorInfo",
     "EventRecord",
     "FailedItem",
@@ -153,6 +161,7 @@ __all__ = [
     "Published",
     "ReceivedEvent",
     "Receiver",
+    "Release",
     "ReleaseOutcome",
     "RestartOrCreateResult",
     "RetryDecision",

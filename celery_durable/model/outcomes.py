@@ -1,12 +1,14 @@
-"""How a pass leaves its run: suspended, due again, paused, ended or crashed."""
+"""How a pass leaves its run: released, to continue later, or ended; and what follows a crash."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from celery_durable.model.states import Status
+from celery_durable.model.waits import OpenWait
 
 
 class ReleaseOutcome(enum.Enum):
@@ -47,8 +49,15 @@ def crash_delay(crash_count: int) -> timedelta:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """The pass releases the run. It is suspended until the earliest of ``waits``, or due at once if there are none."""
+
+    waits: Sequence[OpenWait] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended: ``output`` as JSON text, or an error."""
+    """How a run ended: ``output`` as JSON text, an error, or the ``reason`` for which it was terminated."""
 
     status: Status
     output: str | None = None
@@ -56,3 +65,14 @@ class RunOutcome:
     error_message: str | None = None
     failed_steps: str | None = None
     """The steps that caused the failure, as JSON text (`ancestry.RunFailure.text`)."""
+    reason: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """A short sentence for the log."""
+        detail = self.reason or self.error_name
+        return str(self.status) if detail is None else f"{self.status}: {detail}"
+
+
+Ending = Release | RunOutcome
+"""How a pass ends."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from celery_durable.model.public import OnLost
-from celery_durable.model.rows import RunRef
+from celery_durable.model.rows import RunRef, StepRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +41,10 @@ class OpenWait:
     due_at: datetime
     event_type: str | None = None
     map_step: TaskSendingStep | None = None
+
+    @classmethod
+    def of(cls, row: StepRow) -> OpenWait | None:
+        """The wait of an open step: until its retry, its event or its deadline. None if it waits for nothing."""
+        if row.next_retry_at is not None:
+            return cls(row.next_retry_at)
+        return None if row.wake_at is None else cls(row.wake_at, row.wait_event_type)

@@ -26,7 +26,7 @@ class CompletionMessages:
     def __init__(self, definition: Definition, claim: Claim, limits: PayloadLimits) -> None:
         self._hooks, self._claim, self._limits = definition.hooks, claim, limits
 
-    def build(self, run_outcome: RunOutcome, *, reason: str | None = None) -> list[OutboxMessage]:
+    def build(self, run_outcome: RunOutcome) -> list[OutboxMessage]:
         """Build the messages for this outcome: one if the workflow has a task for it, else none.
 
         The message has the same id on every call.
@@ -39,9 +39,7 @@ class CompletionMessages:
         except Exception:  # Celery creates a lazy task here, which may fail; the run must end nevertheless
             logger.exception("Nothing is sent at the end of %s: its task has no name", self._claim.ref)
             return []
-        return [
-            values.build_completion_message(name, self._payload(run_outcome, reason), id_=self._id, limits=self._limits)
-        ]
+        return [values.build_completion_message(name, self._payload(run_outcome), id_=self._id, limits=self._limits)]
 
     @property
     def _id(self) -> str:
@@ -49,7 +47,7 @@ class CompletionMessages:
         ref = self._claim.ref
         return str(uuid.uuid5(_NAMESPACE, f"{ref.workflow}/{ref.instance_id}/{ref.run_number}/{self._claim.pk}"))
 
-    def _payload(self, run_outcome: RunOutcome, reason: str | None) -> dict[str, Any]:
+    def _payload(self, run_outcome: RunOutcome) -> dict[str, Any]:
         error = None
         if run_outcome.error_name is not None:
             error = {"name": run_outcome.error_name, "message": run_outcome.error_message}
@@ -60,15 +58,15 @@ class CompletionMessages:
             "status": run_outcome.status.value,
             "output": None if run_outcome.output is None else json.loads(run_outcome.output),
             "error": error,
-            "reason": reason,
+            "reason": run_outcome.reason,
         }
 
 
-def build_child_answer(ref: RunRef, run_outcome: RunOutcome, *, reason: str | None = None) -> str:
+def build_child_answer(ref: RunRef, run_outcome: RunOutcome) -> str:
     """Build the answer of an ended child to the parent step that waits for it, as JSON text."""
     match run_outcome.status:
         case Status.COMPLETE:
             return values.encode_answer(run_outcome.output)
         case Status.TERMINATED:
-            return values.encode_termination_answer(ref.workflow, ref.instance_id, reason)
+            return values.encode_termination_answer(ref.workflow, ref.instance_id, run_outcome.reason)
     return values.encode_error_answer(run_outcome.error_name or "Error", run_outcome.error_message or "")

@@ -36,7 +36,7 @@ class Lease:
     def __init__(self, claim: Claim, length: timedelta, runtime: Runtime, *, requested_at: float) -> None:
         self.claim, self.length = claim, length
         self.is_lost = False
-        self._runtime = runtime
+        self._monotonic = runtime.monotonic
         # The validity starts before the claim was requested and is 10 % shorter, so the database's lease ends later.
         self._valid_seconds = length.total_seconds() * 0.9
         self._valid_until = requested_at + self._valid_seconds
@@ -50,24 +50,27 @@ class Lease:
     @property
     def now(self) -> datetime:
         """An estimate of the database's time: that of the claim plus the elapsed time. No decision uses it (LAW 4)."""
-        return self.claim.claimed_at + timedelta(seconds=self._runtime.monotonic() - self._requested_at)
+        return self.claim.claimed_at + timedelta(seconds=self._monotonic() - self._requested_at)
 
     @property
     def is_valid(self) -> bool:
-        return not self.is_lost and self._runtime.monotonic() < self._valid_until
+        return not self.is_lost and self._monotonic() < self._valid_until
 
-    def enter_user_code(self, owner: object, *, step_key: str | None = None, attempt: int = 0) -> None:
+    def enter_user_code(self, owner: object, body: tuple[str, int, float] | None = None) -> None:
         """Mark the start of user code or its transaction. Until `exit_user_code`, the pass cannot count as stalled.
 
-        With ``step_key`` the code is the body of that step, in its attempt of this number.
+        ``body``: the key of the step whose body it is, the number of the attempt, and the monotonic time.
         """
-        body = None if step_key is None else (step_key, attempt, self._runtime.monotonic())
         self._user_code_owners[owner] = body
 
     def exit_user_code(self, owner: object) -> None:
         """Mark that user code has ended or was abandoned. Repeated calls are allowed."""
         self._user_code_owners.pop(owner, None)
-        self.mark_progress()
+        self._last_progress_at = self._monotonic()
+
+    def engine_code(self, owner: object) -> EngineCode:
+        """Return a context manager for engine code that the user code of ``owner`` calls."""
+        return EngineCode(self, owner)
 
     @property
     def running_step(self) -> RunningStep | None:
@@ -81,19 +84,20 @@ class Lease:
 
     def mark_progress(self) -> float:
         """Note that the pass made progress; returns the monotonic time."""
-        self._last_progress_at = self._runtime.monotonic()
-        return self._last_progress_at
+        self._last_progress_at = now = self._monotonic()
+        return now
 
     def measure_stall(self, limit: float) -> float | None:
         """Return for how many seconds engine code has made no progress, if more than ``limit``; otherwise None."""
         if self._user_code_owners:
             return None
-        stalled = self._runtime.monotonic() - self._last_progress_at
+        stalled = self._monotonic() - self._last_progress_at
         return stalled if stalled > limit else None
 
     def extend(self, *, requested_at: float) -> None:
         """Extend the validity after the database renewed the lease at or after ``requested_at``. Never shortens it."""
-        self._valid_until = max(self._valid_until, requested_at + self._valid_seconds)
+        valid_until = requested_at + self._valid_seconds
+        self._valid_until = max(self._valid_until, valid_until)
 
     def ensure_held(self, store: Store) -> None:
         """Check that the claim is still held, before a body starts; raises Superseded if it is not.
@@ -102,12 +106,27 @@ class Lease:
         """
         if self.is_lost:
             raise Superseded(str(self.claim.ref))
-        if not self.is_valid:
-            requested_at = self._runtime.monotonic()
+        requested_at = self._monotonic()
+        if requested_at >= self._valid_until:
             store.transact(
                 lambda tx: claims.guard(tx, self.claim, lease=self.length, resets_crash_count=False), timeouts=PASS
             )
             self.extend(requested_at=requested_at)
+
+
+class EngineCode:
+    """Engine code that user code calls: inside the block, the pass counts as stalled if it makes no progress."""
+
+    __slots__ = ("_lease", "_owner")
+
+    def __init__(self, lease: Lease, owner: object) -> None:
+        self._lease, self._owner = lease, owner
+
+    def __enter__(self) -> None:
+        self._lease.exit_user_code(self._owner)
+
+    def __exit__(self, *_: object) -> None:
+        self._lease.enter_user_code(self._owner)
 
 
 class LeaseRenewer:

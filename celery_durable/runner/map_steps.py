@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from celery_durable import values
 from celery_durable.model import (
     FailedItem,
     OpenWait,
+    Release,
     RetryDecision,
     StepRow,
     StepStatus,
@@ -24,14 +26,13 @@ from celery_durable.model import (
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.remote_steps import find_task_name
-from celery_durable.runner.step_commit import StepCommit
-from celery_durable.runner.step_execution import StepExecution
+from celery_durable.runner.step_commit import Decision, StepCommit
+from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.runner.waits import WaitSteps
 from celery_durable.step import MapCall
 from celery_durable.store import items
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import StepWrite
 
 
 class MapSteps:
@@ -40,13 +41,13 @@ class MapSteps:
     def __init__(self, context: ExecutionContext, waits: WaitSteps) -> None:
         self._context, self._waits = context, waits
 
-    def advance(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
+    def advance(self, execution: StepExecution, call: MapCall, other_steps: OtherSteps) -> None:
         """Advance a map step: send its items, or check them."""
         match self._context.replay_state.decide_remote(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
                 execution.finished_row = row
             case RunAttempt() | WaitUntil():
-                self._start(execution, call, may_suspend=may_suspend)
+                self._start(execution, call, other_steps)
             case AwaitAnswer(row):
                 self._check_items(execution, call, row)
 
@@ -54,7 +55,7 @@ class MapSteps:
         """Return the answer of each item of a finished map step, and the number of its attempts."""
         if row.result is not None:  # completed with set-result, or read from an export
             return [(json.dumps(each), 1) for each in json.loads(row.result) or ()]
-        claim = self._context.lease.claim
+        claim = self._context.claim
         step_fields: dict[str, Any] = {"pk": claim.pk, "run_number": claim.ref.run_number, "step_key": execution.key}
         read = self._context.env.store.read
         answers: list[tuple[str, int]] = self._context.run_or_interrupt(
@@ -63,16 +64,16 @@ class MapSteps:
         return answers
 
     def _build_map_step(self, execution: StepExecution, call: MapCall) -> TaskSendingStep:
-        claim = self._context.lease.claim
+        claim = self._context.claim
         assert execution.policy.timeout is not None
         timeout = self._waits.wait_duration(execution, execution.policy.timeout, "event")
         instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
         on_lost = call.on_lost or self._context.env.settings.task_on_lost
         return TaskSendingStep(*instance_fields, execution.key, timeout, call.max_concurrency, on_lost)
 
-    def _start(self, execution: StepExecution, call: MapCall, *, may_suspend: bool) -> None:
+    def _start(self, execution: StepExecution, call: MapCall, other_steps: OtherSteps) -> None:
         """Record all items, and send the first ones, up to ``max_concurrency``."""
-        map_step, limits = self._build_map_step(execution, call), self._context.env.settings.limits
+        map_step, limits = self._build_map_step(execution, call), self._context.limits
         bodies = [values.encode_map_task(call.task, item, limits=limits) for item in call.items]
         if not bodies:
             self._context.commit_step(execution, self._context.build_write(execution, StepStatus.COMPLETED, attempts=1))
@@ -85,21 +86,19 @@ class MapSteps:
             event_type=task_event_type(find_task_name(call.task), map_step.pk, execution.entry.seq, 0),
         )
 
-        def send(tx: Tx, _: GuardResult) -> list[StepWrite]:
+        def send(tx: Tx, _: GuardResult) -> Decision:
             items.insert(tx, map_step, bodies)
-            step_commit.messages = items.mark_ready_as_sent(tx, map_step, limit=map_step.max_concurrency)
-            return [write]
+            return Decision([write], items.mark_ready_as_sent(tx, map_step, limit=map_step.max_concurrency))
 
-        def item_waits(rows: list[StepRow]) -> list[OpenWait]:
-            return [_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None]
+        def find_ending(rows: Sequence[StepRow]) -> Release:
+            return Release([_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None])
 
-        step_commit = StepCommit(
-            [write], self._context.drain_logs(), decide=send, waits_after_commit=item_waits if may_suspend else None
-        )
-        if may_suspend:
-            self._context.defer_suspension(step_commit)
-            return
-        self._commit(execution, map_step, step_commit)
+        step_commit = StepCommit(write.commit_id, decide=send)
+        if other_steps is OtherSteps.NONE:
+            step_commit.ending = find_ending
+            self._context.suspend_with(step_commit)
+        else:
+            self._commit(execution, map_step, step_commit)
 
     def _check_items(self, execution: StepExecution, call: MapCall, row: StepRow) -> None:
         """Retry or fail items, and send those that are due. Finish the step if no item is open, else keep waiting.
@@ -119,29 +118,26 @@ class MapSteps:
             self._context.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
         )
 
-        def decide(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
+        def decide(tx: Tx, guard_result: GuardResult) -> Decision:
             failed_items = items.lock_failed_items(tx, map_step, now=guard_result.now)
             items.apply_decisions(
                 tx, map_step, [self._decide_retry(execution, each, now=guard_result.now) for each in failed_items]
             )
             state = items.read_map_state(tx, map_step, now=guard_result.now)
-            step_commit.messages = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
+            messages = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
             state = items.read_map_state(tx, map_step, now=guard_result.now)
             if not state.is_finished:
                 assert state.next_at is not None
-                return [build_write(StepStatus.WAITING, wake_at=state.next_at)]
+                return Decision([build_write(StepStatus.WAITING, wake_at=state.next_at)], messages)
             first_error = None if call.return_exceptions else items.find_first_error(tx, map_step)
             end = (
                 build_write(StepStatus.COMPLETED)
                 if first_error is None
                 else build_write(StepStatus.ERRORED, **_error_of_first_failure(first_error))
             )
-            return [end, *self._context.build_race_writes(execution, commit_id)]
+            return Decision([end, *self._context.build_race_writes(execution, end)], messages)
 
-        step_commit = StepCommit(
-            [build_write(StepStatus.WAITING, wake_at=row.wake_at)], self._context.drain_logs(), decide=decide
-        )
-        self._commit(execution, map_step, step_commit)
+        self._commit(execution, map_step, StepCommit(commit_id, decide=decide))
 
     def _decide_retry(self, execution: StepExecution, item: FailedItem, *, now: datetime) -> RetryDecision:
         """Decide about an item whose attempt failed.
@@ -159,9 +155,7 @@ class MapSteps:
         return RetryDecision(item, answer, now + pause)
 
     def _commit(self, execution: StepExecution, map_step: TaskSendingStep, step_commit: StepCommit) -> None:
-        self._context.apply_to(
-            execution, self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
-        )
+        self._context.commit(step_commit, execution)
         if execution.wait is not None:
             execution.wait = _wait_for_items(map_step, execution.wait.due_at)
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.errors import Superseded
+from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
 from celery_durable.store import claims, published_values
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Tx
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -42,25 +42,16 @@ def encode_published_value(settings: Settings, key: str, value: Any) -> str:
 class PublishedValues:
     """The published values of one pass. The threads of bodies and the thread of the pass share it."""
 
-    def __init__(
-        self, store: Store, settings: Settings, lease: Lease, *, stops_process: Callable[[BaseException], bool]
-    ) -> None:
-        self._store, self._settings, self._lease = store, settings, lease
-        self._stops_process = stops_process
+    def __init__(self, env: Environment, lease: Lease) -> None:
+        self._store, self._lease, self._stops_process = env.store, lease, env.stops_process
+        self._monotonic = env.runtime.monotonic
         self._lock = threading.Lock()
         """Protects the fields below. It is never held during a database call."""
-        self._pending: dict[str, ValueVersion] = {}
+        self.pending: dict[str, ValueVersion] = {}
+        """The values that the next commit writes."""
+        self.flushing: dict[str, ValueVersion] = {}
+        """The values that the commit that runs now has written."""
         self._last_attempt_at: dict[str, float] = {}
-        self._flushing: dict[str, ValueVersion] = {}
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether the next commit has values to write."""
-        return bool(self._pending)
-
-    def encode_value(self, key: str, value: Any) -> str:
-        """Encode ``value`` as JSON text; raises NameInvalid, NotSerializable and PayloadTooLarge."""
-        return encode_published_value(self._settings, key, value)
 
     def publish(self, key: str, text: str) -> None:
         """Write a value now, or keep it pending.
@@ -70,9 +61,9 @@ class PublishedValues:
         """
         if self._lease.is_lost:
             raise Superseded(str(self._lease.claim.ref))
-        now = self._store.runtime.monotonic()
+        now = self._monotonic()
         with self._lock:
-            self._pending[key] = ValueVersion(text)
+            self.pending[key] = ValueVersion(text)
             last_attempt_at = self._last_attempt_at.get(key)
             if last_attempt_at is not None and now - last_attempt_at < _MIN_INTERVAL_SECONDS:
                 return
@@ -98,28 +89,28 @@ class PublishedValues:
 
     def flush(self, tx: Tx) -> None:
         """Write the pending values in a commit of the pass, after its guard."""
-        if self._pending:
-            self._flushing = self._write_pending(tx)
+        if self.pending:
+            self.flushing = self._write_pending(tx)
 
     def mark_flushed(self) -> None:
         """Remove the values that `flush` wrote from the pending ones, after their commit has succeeded."""
-        self._mark_written(self._flushing)
-        self._flushing = {}
+        self._mark_written(self.flushing)
+        self.flushing = {}
 
     def _write_pending(self, tx: Tx) -> dict[str, ValueVersion]:
         # Copied while the transaction holds the instance's row lock, so the later transaction writes newer values.
         with self._lock:
-            pending = dict(self._pending)
+            pending = dict(self.pending)
         published_values.write(tx, self._lease.claim, {key: version.text for key, version in pending.items()})
         return pending
 
     def _mark_written(self, versions: dict[str, ValueVersion]) -> None:
         if not versions:
             return
-        now = self._store.runtime.monotonic()
+        now = self._monotonic()
         with self._lock:
             for key, version in versions.items():
                 self._last_attempt_at[key] = now
                 # If a body published a newer value during the write, the newer one stays pending.
-                if self._pending.get(key) is version:
-                    del self._pending[key]
+                if self.pending.get(key) is version:
+                    del self.pending[key]

@@ -24,10 +24,10 @@ from celery_durable.model import (
 )
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.step_commit import StepCommit
+from celery_durable.runner.step_commit import Decision, StepCommit, suspend_until_rows
 from celery_durable.runner.step_effects import StepEffectFailed
-from celery_durable.runner.step_execution import StepExecution
-from celery_durable.runner.waits import BuildWrite, WaitSpec, WaitSteps, recorded_waits
+from celery_durable.runner.step_execution import OtherSteps, StepExecution
+from celery_durable.runner.waits import BuildWrite, WaitSpec, WaitSteps
 from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store import items
 from celery_durable.store.claims import GuardResult
@@ -49,7 +49,7 @@ class RemoteSteps:
 
     # --- Celery tasks ---------------------------------------------------------------------------
 
-    def advance_task(self, execution: StepExecution, call: TaskCall, *, may_suspend: bool) -> None:
+    def advance_task(self, execution: StepExecution, call: TaskCall, other_steps: OtherSteps) -> None:
         """Advance a task step: send an attempt, or check for its answer."""
         match self._context.replay_state.decide_remote(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
@@ -57,16 +57,16 @@ class RemoteSteps:
             case WaitUntil(until):
                 execution.wait = OpenWait(until)
             case RunAttempt(attempt):
-                self._send_task(execution, call, attempt, may_suspend=may_suspend)
+                self._send_task(execution, call, attempt, other_steps)
             case AwaitAnswer(row):
-                self._waits.check_wait(execution, self._build_task_wait(execution, row), may_suspend=may_suspend)
+                self._waits.check_wait(execution, self._build_task_wait(execution, row), other_steps)
 
-    def _send_task(self, execution: StepExecution, call: TaskCall, attempt: int, *, may_suspend: bool) -> None:
+    def _send_task(self, execution: StepExecution, call: TaskCall, attempt: int, other_steps: OtherSteps) -> None:
         """Record this attempt as sent, and write its message to the outbox, in one commit."""
         assert execution.policy.timeout is not None
-        claim = self._context.lease.claim
+        claim = self._context.claim
         event_type = task_event_type(find_task_name(call.signature), claim.pk, execution.entry.seq, attempt)
-        body = encode_step_task(call.signature, limits=self._context.env.settings.limits)
+        body = encode_step_task(call.signature, limits=self._context.limits)
         timeout = self._waits.wait_duration(execution, execution.policy.timeout, "event")
         write = self._context.build_write(
             execution, StepStatus.WAITING, attempts=attempt, wake_in=timeout, event_type=event_type
@@ -76,22 +76,18 @@ class RemoteSteps:
             *instance_fields, execution.key, timeout, on_lost=call.on_lost or self._context.env.settings.task_on_lost
         )
 
-        def send(tx: Tx, guard_result: GuardResult) -> list[StepWrite]:
+        def send(tx: Tx, guard_result: GuardResult) -> Decision:
             message = items.mark_task_as_sent(
                 tx, step, body, event_type=event_type, attempt=attempt, now=guard_result.now
             )
-            step_commit.messages = [message]
-            return [write]
+            return Decision([write], [message])
 
-        step_commit = StepCommit(
-            [write], self._context.drain_logs(), decide=send, waits_after_commit=recorded_waits if may_suspend else None
-        )
-        if may_suspend:
-            self._context.defer_suspension(step_commit)
+        step_commit = StepCommit(write.commit_id, decide=send)
+        if other_steps is OtherSteps.NONE:
+            step_commit.ending = suspend_until_rows
+            self._context.suspend_with(step_commit)
         else:
-            self._context.apply_to(
-                execution, self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
-            )
+            self._context.commit(step_commit, execution)
 
     def _build_task_wait(self, execution: StepExecution, row: StepRow) -> WaitSpec:
         assert row.wait_event_type is not None
@@ -126,25 +122,25 @@ class RemoteSteps:
             text = f"Celery task {name!r} did not answer within {execution.policy.timeout}"
             return build_failure(build_write, AnswerError("StepTimeout", text))
 
-        claim = self._context.lease.claim
+        claim = self._context.claim
         message_id = task_id(row.wait_event_type, claim.pk, claim.ref.run_number)
         return WaitSpec(row.wait_event_type, on_event, on_timeout, message_id_to_cancel=message_id)
 
     # --- child workflows ------------------------------------------------------------------------
 
-    def advance_child(self, execution: StepExecution, call: ChildCall, *, may_suspend: bool) -> None:
+    def advance_child(self, execution: StepExecution, call: ChildCall, other_steps: OtherSteps) -> None:
         """Advance a child step: create the child, or check for its answer."""
         match self._context.replay_state.decide_remote(execution.entry.row, now=self._context.now):
             case ReplayStep(row):
                 execution.finished_row = row
             case AwaitAnswer(row):
-                self._waits.check_wait(execution, _build_child_wait(row), may_suspend=may_suspend)
+                self._waits.check_wait(execution, _build_child_wait(row), other_steps)
             case RunAttempt() | WaitUntil():
                 self._create_child(execution, call)
 
     def _create_child(self, execution: StepExecution, call: ChildCall) -> None:
         """Record the step and create the child in one commit. If the id is taken, a second commit fails the step."""
-        claim, settings = self._context.lease.claim, self._context.env.settings
+        claim, settings = self._context.claim, self._context.env.settings
         instance_id = call.instance_id
         # The generated id is unique to this run: an earlier run, or a deleted instance with the same id, may have left
         # its own child.
@@ -159,18 +155,12 @@ class RemoteSteps:
             event_type=child_event_type(call.definition.name, instance_id, execution.entry.seq),
         )
         new_instance = NewInstance(call.definition, instance_id, call.params, call.labels)
-        saved_logs = list(self._context.logs)
-        step_commit = StepCommit([write], self._context.drain_logs(), instances=[new_instance])
         try:
-            committed = self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit))
+            self._context.commit(StepCommit(write.commit_id, [write], instances=[new_instance]), execution)
         except StepEffectFailed as exc:
-            self._context.logs[:0] = saved_logs
             error = values.sanitize_error(type(exc.error).__name__, str(exc.error))
-            self._context.commit_step(
-                execution, self._context.build_write(execution, StepStatus.ERRORED, error=error, attempts=1)
-            )
-        else:
-            self._context.apply_to(execution, committed)
+            failed = self._context.build_write(execution, StepStatus.ERRORED, error=error, attempts=1)
+            self._context.commit_step(execution, failed)
 
 
 def _build_child_wait(row: StepRow) -> WaitSpec:

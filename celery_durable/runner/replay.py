@@ -6,12 +6,11 @@ every further step call raises the interruption again and does nothing. So ``fin
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, assert_never, cast
+from typing import Any, assert_never
 
 from celery_durable import values
 from celery_durable.definitions import WorkflowDefinition, describe_step
@@ -30,17 +29,18 @@ from celery_durable.errors import (
 )
 from celery_durable.model import EPOCH, LogLevel, OpenWait, ReceivedEvent, StepRow, StepStatus, StepType, from_us
 from celery_durable.replay_state import StepEntry
-from celery_durable.runner.body_runner import BodyRunner
-from celery_durable.runner.execution_context import STEP_TYPES, ExecutionContext, encode_log_data
+from celery_durable.runner.body_steps import BodySteps
+from celery_durable.runner.call_fingerprint import CallFingerprint
+from celery_durable.runner.environment import encode_log_data
+from celery_durable.runner.execution_context import STEP_TYPES, ExecutionContext
 from celery_durable.runner.map_steps import MapSteps
 from celery_durable.runner.remote_steps import TASK_POLICY, RemoteSteps
 from celery_durable.runner.step_commit import StepCommit
-from celery_durable.runner.step_execution import CallFingerprint, Race, RaceWon, StepExecution, decode_result
+from celery_durable.runner.step_execution import OtherSteps, Race, RaceWon, StepExecution, decode_result
 from celery_durable.runner.waits import WaitSteps
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, StepFuture, TaskCall, WaitCall
 from celery_durable.values import Codec, Duration
 
-V = TypeVar("V", bound=Callable[..., Any])
 _SHORTEST_WAIT = timedelta(seconds=1)
 _ERRORED = StepStatus.ERRORED
 _FAILURES: dict[str, type[StepFailed]] = {
@@ -49,42 +49,29 @@ _FAILURES: dict[str, type[StepFailed]] = {
 }
 
 
-def _engine_code(method: V) -> V:
-    """Mark a step method as engine code: while it runs, the workflow function does not count as user code (`Lease`)."""
-
-    @functools.wraps(method)
-    def called(self: ReplayContext, *args: Any, **options: Any) -> Any:
-        lease = self._context.lease
-        lease.exit_user_code(self._definition)
-        try:
-            return method(self, *args, **options)
-        finally:
-            lease.enter_user_code(self._definition)
-
-    return cast("V", called)
-
-
 class ReplayContext:
     """Executes the step calls of one pass: each is replayed, run, or suspends the pass."""
 
     def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
         self._definition, self._context = definition, context
-        self._waits, self._body_runner = WaitSteps(context), BodyRunner(context)
+        self._waits, self._body_steps = WaitSteps(context), BodySteps(context)
         self._remote_steps, self._map_steps = RemoteSteps(context, self._waits), MapSteps(context, self._waits)
         self._policy = context.env.settings.step_policy.override_with(definition.step_defaults)
         self._last_finished_at = EPOCH
         self._random_calls = 0
         self._submitted: dict[str, StepExecution] = {}
         self.waits: list[OpenWait] = []
+        self._engine_code = context.lease.engine_code(definition)
 
-    @_engine_code
     def call(self, call: StepCall) -> Any:
-        self._context.check_running()
-        execution = self._start_step(call)
-        self._advance([execution])
-        if execution.finished_row is None:
-            self._suspend([execution])
-        return self._decode_result(execution)
+        with self._engine_code:
+            self._context.check_running()
+            execution = self._start_step(call)
+            if execution.finished_row is None:
+                self._advance([execution])
+                if execution.finished_row is None:
+                    self._suspend([execution])
+            return self._decode_result(execution)
 
     def submit(self, call: StepCall) -> StepFuture[Any]:
         self._context.check_running()
@@ -93,8 +80,11 @@ class ReplayContext:
         self._submitted[branch.key] = branch
         return StepFuture(self, branch.name, branch.key, branch)
 
-    @_engine_code
     def gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]:
+        with self._engine_code:
+            return self._gather(futures, return_exceptions=return_exceptions)
+
+    def _gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]:
         self._context.check_running()
         branches = self._take_branches(futures)
         self._advance(branches)
@@ -118,8 +108,11 @@ class ReplayContext:
                 results.append(exc)
         return results
 
-    @_engine_code
     def first(self, name: str, futures: tuple[StepFuture[Any], ...]) -> Any:
+        with self._engine_code:
+            return self._first(name, futures)
+
+    def _first(self, name: str, futures: tuple[StepFuture[Any], ...]) -> Any:
         self._context.check_running()
         if not futures:
             raise DefinitionInvalid(f"step.first({name!r}) needs at least one branch.")
@@ -133,7 +126,7 @@ class ReplayContext:
                 self._decide_race(self._context.race)
             finally:
                 self._context.race = None
-        row = self._context.replay_state.row(entry.key)
+        row = self._context.replay_state.rows.get(entry.key)
         if row is None:
             # A branch has finished, but the race's own row is not in memory: the commit of both was in doubt, and only
             # the branch's row was read back. The next pass reads the race's row.
@@ -147,7 +140,7 @@ class ReplayContext:
                 "Pass it again, or give the new race another name."
             )
         winner = by_key[key]
-        winner.finished_row = self._context.replay_state.row(winner.key)
+        winner.finished_row = self._context.replay_state.rows.get(winner.key)
         return self._decode_result(winner, [winner.key, entry.key])
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
@@ -216,7 +209,7 @@ class ReplayContext:
                 "system",
             )
             entry = StepEntry(
-                entry.key, entry.name, entry.seq, self._context.replay_state.row(entry.key), is_repeated=True
+                entry.key, entry.name, entry.seq, self._context.replay_state.rows.get(entry.key), is_repeated=True
             )
         return StepExecution(call, entry, policy, fn)
 
@@ -326,28 +319,29 @@ class ReplayContext:
 
     def _advance(self, executions: list[StepExecution]) -> None:
         """Advance each step until it has finished or waits."""
-        may_suspend = len(executions) == 1
+        open_steps = [execution for execution in executions if execution.finished_row is None]
         # Steps that only wait count as open, too. A commit that checks one of them resets the crash count, so the count
         # no longer says how often the body's worker died.
-        is_only_open = sum(execution.finished_row is None for execution in executions) == 1
-        ready: list[StepExecution] = []
-        for execution in executions:
-            if execution.finished_row is not None:
-                continue
+        other_steps = OtherSteps.OPEN
+        if len(open_steps) == 1:
+            other_steps = OtherSteps.NONE if len(executions) == 1 else OtherSteps.FINISHED
+        with_body: list[StepExecution] = []
+        for execution in open_steps:
             match execution.call:
-                case SleepCall():
-                    self._waits.advance_sleep(execution, execution.call, may_suspend=may_suspend)
-                case WaitCall():
-                    self._waits.advance_wait(execution, execution.call, may_suspend=may_suspend)
-                case TaskCall():
-                    self._remote_steps.advance_task(execution, execution.call, may_suspend=may_suspend)
-                case MapCall():
-                    self._map_steps.advance(execution, execution.call, may_suspend=may_suspend)
-                case ChildCall():
-                    self._remote_steps.advance_child(execution, execution.call, may_suspend=may_suspend)
                 case BodyCall():
-                    ready.append(execution)
-        self._body_runner.advance(ready, is_only_open=is_only_open, may_suspend=may_suspend)
+                    with_body.append(execution)
+                case SleepCall():
+                    self._waits.advance_sleep(execution, execution.call, other_steps)
+                case WaitCall():
+                    self._waits.advance_wait(execution, execution.call, other_steps)
+                case TaskCall():
+                    self._remote_steps.advance_task(execution, execution.call, other_steps)
+                case MapCall():
+                    self._map_steps.advance(execution, execution.call, other_steps)
+                case ChildCall():
+                    self._remote_steps.advance_child(execution, execution.call, other_steps)
+        if with_body:
+            self._body_steps.advance(with_body, other_steps)
 
     def _decide_race(self, race: Race) -> None:
         finished = [branch for branch in race.branches if branch.finished_row is not None]
@@ -358,12 +352,8 @@ class ReplayContext:
             if branch.finished_row is not None and branch.finished_row.status is not StepStatus.CANCELLED
         ]
         if candidates or len(finished) == len(race.branches):  # the winner finished before the race started
-            winner = (candidates or finished)[0]
-            step_commit = StepCommit(
-                self._context.build_race_writes(winner, self._context.env.runtime.new_token()),
-                self._context.drain_logs(),
-            )
-            self._context.apply(self._context.run_or_interrupt(lambda: self._context.committer.commit(step_commit)))
+            winner, commit_id = (candidates or finished)[0], self._context.env.runtime.new_token()
+            self._context.commit(StepCommit(commit_id, self._context.build_race_end(race, winner, commit_id)))
             return
         with suppress(RaceWon):
             self._advance(race.branches)

@@ -12,17 +12,16 @@ from typing import Any, NoReturn
 
 from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend
-from celery_durable.model import LogLine, OpenWait, ReleaseOutcome, RunOutcome, RunRef, Status, StepRow
+from celery_durable.model import RunOutcome, RunRef, Status, StepRow
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.open_step_changes import Difference, find_open_step_changes
-from celery_durable.runner.published_values import encode_published_value
 from celery_durable.runner.recorded_run import RecordedRun
 from celery_durable.runner.replay import ReplayContext
-from celery_durable.runner.step_commit import Committer
+from celery_durable.runner.step_attempt import StepAttempt
+from celery_durable.runner.step_commit import Committed, StepCommit
 from celery_durable.runner.step_execution import Race, StepExecution
 from celery_durable.step import StepCall
-from celery_durable.store.step_rows import StepWrite
 
 _KEEP_STEPS = (
     "Keep the recorded steps and their names until no run with them is left, or give the changed workflow a new name."
@@ -56,24 +55,19 @@ class ReplayResult:
         return not self.differences
 
 
-class DryRunCommitter(Committer):
-    """A committer that writes nothing. It keeps the outcome with which the run would end."""
+class DryRunCommitter:
+    """A `Committer` that writes nothing. It keeps the outcome with which the run would end."""
 
     def __init__(self) -> None:
         self.run_outcome: RunOutcome | None = None
 
-    def end_run(self, run_outcome: RunOutcome, logs: list[LogLine]) -> None:  # noqa: ARG002  # the committer's signature
-        self.run_outcome = run_outcome
+    def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:  # noqa: ARG002
+        if isinstance(step_commit.ending, RunOutcome):
+            self.run_outcome = step_commit.ending
+        return Committed(run_outcome=self.run_outcome)
 
-    def release(
-        self,
-        logs: list[LogLine],  # noqa: ARG002
-        waits: list[OpenWait],  # noqa: ARG002
-        writes: Sequence[StepWrite] = (),  # noqa: ARG002
-        *,
-        resets_crash_count: bool | None = None,  # noqa: ARG002
-    ) -> ReleaseOutcome:
-        return ReleaseOutcome.WAITING
+    def publish(self, key: str, text: str) -> None:
+        """Do nothing: the caller has checked the value."""
 
 
 class ReplayCheck(ReplayContext):
@@ -85,12 +79,6 @@ class ReplayCheck(ReplayContext):
         self.differences: dict[str, Difference] = {}
         """Keyed by step name."""
         self.open_step_changes: list[Difference] = []
-
-    def publish(self, key: str, value: Any) -> None:
-        """Check the value without publishing it."""
-        encode_published_value(self._context.env.settings, key, value)
-        if self._context.interruption is not None:
-            raise self._context.interruption
 
     def _start_step(self, call: StepCall) -> StepExecution:
         try:
@@ -125,7 +113,7 @@ class ReplayCheck(ReplayContext):
     def _stop_before(self, executions: list[StepExecution]) -> NoReturn:
         self.next_steps = tuple(executions)
         for execution in executions:
-            row = self._context.replay_state.row(execution.key)
+            row = self._context.replay_state.rows.get(execution.key)
             if row is not None and not row.is_finished:
                 self.open_step_changes += find_open_step_changes(execution, row, self._context.env.settings)
         raise self._context.interrupt(Suspend())
@@ -198,7 +186,7 @@ def _describe_end(replay_state: ReplayState, replay: ReplayCheck, run_outcome: R
 
 
 def _is_open(replay_state: ReplayState, replay: ReplayCheck) -> bool:
-    return all(replay_state.row(execution.key) for execution in replay.next_steps)
+    return all(replay_state.rows.get(execution.key) for execution in replay.next_steps)
 
 
 def _format_names(executions: Sequence[StepExecution]) -> str:

@@ -32,10 +32,6 @@ class RunLimits:
         ends = [self.ends_at, None if limit is None else (self._suspended_since or now) + limit]
         return [OpenWait(end) for end in ends if end is not None]
 
-    def is_exceeded(self, now: datetime) -> bool:
-        """Whether the run has exceeded its `max_run_duration`."""
-        return self.ends_at is not None and now >= self.ends_at
-
     def termination_reason(self, tx: Tx) -> str | None:
         """Return why the run that was just claimed must be terminated; None if it may continue.
 

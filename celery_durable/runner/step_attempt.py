@@ -1,4 +1,4 @@
-"""One attempt of a step's body: its call, its timeout, its log lines and its outcome.
+"""One attempt of a step's body: its call, its session, its timeout, its log lines and its outcome.
 
 The attempt returns an outcome, and the pass commits it. The pass abandons a body that runs past its timeout: the later
 writes of that body are not committed.
@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from celery_durable.errors import StepInterrupted, Superseded
 from celery_durable.model import LogLine
+from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
-from celery_durable.step import TxBuffer
+from celery_durable.runner.session_lock import SessionLock
+from celery_durable.step import TxBuffer, restore_transaction_control
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,62 +55,51 @@ current_attempt: contextvars.ContextVar[StepAttempt | None] = contextvars.Contex
 
 
 class StepAttempt:
-    """One attempt of a step's body. ``number`` counts the attempts from 1; ``call`` calls the body."""
+    """One attempt of a step's body. ``number`` counts the attempts from 1.
+
+    ``session_lock``: serializes the sessions of bodies that run concurrently, where the database needs it.
+    """
 
     def __init__(
-        self,
-        *,
-        step_key: str,
-        number: int,
-        call: Callable[[], Any],
-        buffer: TxBuffer,
-        close_session: Callable[[TxBuffer], None],
-        abandon_session: Callable[[TxBuffer], None],
-        stops_process: Callable[[BaseException], bool],
-        monotonic: Callable[[], float],
-        lease: Lease,
+        self, env: Environment, lease: Lease, step_key: str, number: int, session_lock: SessionLock | None = None
     ) -> None:
-        self.step_key, self.number, self.buffer = step_key, number, buffer
+        self.step_key, self.number = step_key, number
+        self.buffer = TxBuffer()
         self.logs: list[LogLine] = []
-        self._call = call
-        self._close_session, self._abandon_session = close_session, abandon_session
-        self._stops_process = stops_process
-        self._monotonic, self._lease = monotonic, lease
+        self.call: Callable[[], Any] = _call_nothing
+        """Calls the body. It is set once, before the attempt runs."""
+        self.duration = timedelta(0)
+        """How long the body ran. For a body that was abandoned: until then."""
+        self._env, self._lease, self._session_lock = env, lease, session_lock
+        self._monotonic = env.runtime.monotonic
         self._lock = threading.Lock()
         self._is_over = self._is_abandoned = False
         self._started_at: float | None = None
-        self._duration: timedelta | None = None
-
-    @property
-    def duration(self) -> timedelta:
-        """How long the body ran, or has run so far."""
-        if self._duration is not None:
-            return self._duration
-        return timedelta(0) if self._started_at is None else timedelta(seconds=self._monotonic() - self._started_at)
 
     def run(self) -> AttemptOutcome:
         """Call the body on this thread and return the outcome, which contains an exception that the body raised."""
         token = current_attempt.set(self)
-        self._started_at = self._monotonic()
-        self._lease.enter_user_code(self, step_key=self.step_key, attempt=self.number)
+        self._started_at = started_at = self._monotonic()
+        self._lease.enter_user_code(self, (self.step_key, self.number, started_at))
         if self._is_abandoned:  # `abandon` may have run before this thread started
             self._lease.exit_user_code(self)
         try:
-            outcome: AttemptOutcome = Returned(self._call())
+            outcome: AttemptOutcome = Returned(self.call())
         except StepInterrupted:
             outcome = TimedOut()
         except Superseded as exc:
             outcome = PassOver(exc)
         except BaseException as exc:  # noqa: BLE001  # user code's error fails the step (LAW 9 of docs/design.md)
-            outcome = PassOver(exc) if self._stops_process(exc) else Raised(exc)
+            outcome = PassOver(exc) if self._env.stops_process(exc) else Raised(exc)
         finally:
-            self._duration = timedelta(seconds=self._monotonic() - self._started_at)
+            if not self._is_abandoned:
+                self.duration = timedelta(seconds=self._monotonic() - started_at)
             self._lease.exit_user_code(self)
             current_attempt.reset(token)
         with self._lock:
             self._is_over = True
             if self._is_abandoned:
-                self._close_session(self.buffer)
+                self.close_session()
         return outcome
 
     def run_timed(self, timeout: timedelta | None) -> AttemptOutcome:
@@ -140,11 +133,47 @@ class StepAttempt:
             current_attempt.set(None)
         return TimedOut() if has_timed_out and not isinstance(outcome, PassOver) else outcome
 
+    # --- its session ----------------------------------------------------------------------------
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the body has opened the session of its step."""
+        return self.buffer.session is not None
+
+    def open_session(self) -> Session:
+        """Open the session of the step; raises StepInterrupted if the attempt was abandoned."""
+        lock = self._session_lock
+        if lock is not None:
+            lock.acquire(self)
+        try:
+            session = self.buffer.session = self._env.store.open_session()
+            self.check_not_abandoned()
+        except BaseException:
+            if lock is not None:
+                lock.release(self)
+            raise
+        return session
+
+    def close_session(self) -> None:
+        """Close the session, which rolls back what is not committed. Does nothing without one."""
+        session = self.buffer.session
+        if session is not None:
+            self._env.store.close_session(session)
+            restore_transaction_control(session)  # a shared factory may return the same session to the application
+            if self._session_lock is not None:
+                self._session_lock.release(self)
+
+    def _abandon_session(self) -> None:
+        if self.buffer.session is not None:
+            self._env.store.abandon_session(self.buffer.session)
+
+    # --- after its timeout ----------------------------------------------------------------------
+
     def check_not_abandoned(self) -> None:
         """Raise StepInterrupted if this attempt was abandoned. Bodies call it before they use the database."""
         with self._lock:
             if self._is_abandoned:
-                self._abandon_session(self.buffer)
+                self._abandon_session()
                 raise StepInterrupted
 
     def abandon(self) -> None:
@@ -155,7 +184,13 @@ class StepAttempt:
         self._lease.exit_user_code(self)  # the pass continues without the body, so it can count as stalled again
         with self._lock:
             self._is_abandoned = True
+            if not self.duration and self._started_at is not None:
+                self.duration = timedelta(seconds=self._monotonic() - self._started_at)
             if self._is_over:
-                self._close_session(self.buffer)
+                self.close_session()
             else:
-                self._abandon_session(self.buffer)
+                self._abandon_session()
+
+
+def _call_nothing() -> None:
+    raise AssertionError("an attempt without a call was run")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from celery_durable.errors import (
     ConfigInvalid,
     SchemaOutdated,
     StepTxMisuse,
-    StoreUnavailable,
     Superseded,
 )
 from celery_durable.runtime import Runtime
@@ -181,78 +180,118 @@ class Store:
         work: Callable[[Tx], T],
         *,
         find_committed: Callable[[Tx], T | None] | None = None,
-        is_single_statement: bool = False,
-        timeouts: Timeouts | None = ORDINARY,
+        timeouts: Timeouts | TimeBudget | None = ORDINARY,
     ) -> T:
         """Run ``work`` in one transaction. Run it again if the database reports that nothing was applied.
 
         If the connection is lost during the commit, the commit is in doubt. Then ``find_committed`` runs in a new
         transaction. Its return value becomes the result. None means that nothing was applied, so ``work`` runs again.
 
-        ``is_single_statement`` says that ``work`` runs only one statement if the database can combine writes. On such
-        a database it runs in autocommit on the kept connection, in one round trip. ``timeouts`` is how long the
-        database may take. It is None, without limit, if ``work`` also runs an author's statements.
+        ``timeouts`` is how long the database may take, or what is left of it. It is None, without limit, if ``work``
+        also runs an author's statements.
         """
-        return self._transact(work, find_committed, TimeBudget(timeouts), is_single_statement=is_single_statement)
+        self._refuse_in_write_lock()
+        budget = timeouts if isinstance(timeouts, TimeBudget) else TimeBudget(timeouts)
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return self._run_transaction(work, budget.next_deadline())
+            except (CommitInDoubt, exc.DBAPIError) as error:
+                found = self._prepare_retry(error, find_committed, budget, tries_left)
+                if found is not None:
+                    return found
+        raise AssertionError("unreachable")
 
-    def _transact(
+    def run_statement(
         self,
         work: Callable[[Tx], T],
-        find_committed: Callable[[Tx], T | None] | None,
-        budget: TimeBudget,
         *,
-        is_single_statement: bool,
+        find_committed: Callable[[Tx], T | None] | None = None,
+        timeouts: Timeouts | TimeBudget | None = ORDINARY,
     ) -> T:
-        if self.sessions.is_write_locked_by_this_thread:
+        """Like `transact`, for ``work`` that runs a single statement on a database that can combine writes.
+
+        On such a database it runs in autocommit on the thread's kept connection, in one round trip. After an error the
+        connection goes back to the pool.
+        """
+        if not self.database.can_combine_writes:
+            return self.transact(work, find_committed=find_committed, timeouts=timeouts)
+        budget = timeouts if isinstance(timeouts, TimeBudget) else TimeBudget(timeouts)
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                deadline = budget.next_deadline()
+                if not self._is_server_checked:
+                    self._check_server(deadline)
+                kept = self._connections.take_or_open(deadline)
+                try:
+                    self.runtime.checkpoint("before-commit")
+                    result = work(Tx(kept.conn, self))
+                    self.runtime.checkpoint("after-commit")
+                except exc.DBAPIError as error:
+                    self._connections.return_to_pool(kept)
+                    if classify_fault(error) is Fault.CONNECTION_LOST:  # the statement may have been applied
+                        raise CommitInDoubt(error) from error
+                    raise
+                except BaseException:
+                    self._connections.return_to_pool(kept)  # a statement may be unfinished: the pool resets it
+                    raise
+                self._connections.keep(kept)
+            except (CommitInDoubt, exc.DBAPIError) as error:
+                found = self._prepare_retry(error, find_committed, budget, tries_left)
+                if found is not None:
+                    return found
+            else:
+                return result
+        raise AssertionError("unreachable")
+
+    def _refuse_in_write_lock(self) -> None:
+        if threading.get_ident() in self.sessions.threads_with_write_lock:
             raise StepTxMisuse(
                 "tx.session holds SQLite's only write lock until its step ends, so this thread cannot write anything "
                 "else durable meanwhile. Use tx.create(), tx.send_event() or session=tx.session."
             )
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                return self._run_once(work, self._next_deadline(budget), is_single_statement=is_single_statement)
-            except CommitInDoubt as in_doubt:
-                faults.log_commit_in_doubt(in_doubt.cause)
-                if find_committed is not None and not budget.is_spent:
-                    found = self._transact(find_committed, None, budget, is_single_statement=False)
-                    if found is not None:
-                        return found
-                if tries_left == 0 or budget.is_spent:
-                    raise in_doubt.cause from None
-            except exc.DBAPIError as error:
-                self._raise_if_table_missing(error)
-                fault = classify_fault(error)
-                if fault is Fault.NO_WRITES:  # after a failover, a new connection may reach the writable server
-                    self._connections.reconnect()
-                    logger.warning("The database takes no writes now: %s", str(error.orig).strip())
-                    raise
-                if tries_left == 0 or budget.is_spent or fault not in (Fault.RETRY, Fault.CONNECTION_LOST):
-                    raise
-                logger.info("A transaction is repeated: %s", error.orig)
-            self.runtime.back_off(_TRIES - tries_left)
-        raise AssertionError("unreachable")
+
+    def _prepare_retry(
+        self,
+        error: CommitInDoubt | exc.DBAPIError,
+        find_committed: Callable[[Tx], T | None] | None,
+        budget: TimeBudget,
+        tries_left: int,
+    ) -> T | None:
+        """Return None before another try, or what a commit in doubt has committed. Raise what is no reason to retry."""
+        is_last = tries_left == 0 or budget.is_spent
+        if isinstance(error, CommitInDoubt):
+            faults.log_commit_in_doubt(error.cause)
+            if find_committed is not None and not budget.is_spent:
+                found = self.transact(find_committed, timeouts=budget)
+                if found is not None:
+                    return found
+            if is_last or budget.is_spent:
+                raise error.cause from None
+        else:
+            self._raise_if_table_missing(error)
+            fault = classify_fault(error)
+            if fault is Fault.NO_WRITES:  # after a failover, a new connection may reach the writable server
+                self._connections.reconnect()
+                logger.warning("The database takes no writes now: %s", str(error.orig).strip())
+                raise error
+            if is_last or fault not in (Fault.RETRY, Fault.CONNECTION_LOST):
+                raise error
+            logger.info("A transaction is repeated: %s", error.orig)
+        self.runtime.back_off(_TRIES - tries_left)
+        return None
 
     @property
     def is_write_locked_by_step(self) -> bool:
         """Whether an author's session in this process holds SQLite's only write lock, so that a write would wait."""
-        return self.sessions.is_write_locked
+        return bool(self.sessions.threads_with_write_lock)
 
     def transact_once(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = LOOP) -> T:
         """Run ``work`` in one transaction, without retries. For work that may fail or that the caller repeats."""
-        return self._run_once(work, self._next_deadline(TimeBudget(timeouts)), is_single_statement=False)
+        return self._run_transaction(work, TimeBudget(timeouts).next_deadline())
 
-    @staticmethod
-    def _next_deadline(budget: TimeBudget) -> float:
-        """Return the deadline of the next try; raises StoreUnavailable if the time is used up."""
-        if budget.is_spent:
-            raise StoreUnavailable
-        return budget.next_deadline()
-
-    def _run_once(self, work: Callable[[Tx], T], deadline: float, *, is_single_statement: bool) -> T:
-        if is_single_statement and self.database.can_combine_writes:
-            with self.kept_connection(deadline) as tx:
-                return work(tx)
-        self._check_server_once(deadline)
+    def _run_transaction(self, work: Callable[[Tx], T], deadline: float) -> T:
+        if not self._is_server_checked:
+            self._check_server(deadline)
         with self._connections.for_transaction(deadline) as conn:
             transaction = conn.begin()
             try:
@@ -270,35 +309,14 @@ class Store:
             self.runtime.checkpoint("after-commit")
             return result
 
-    @contextmanager
-    def kept_connection(self, deadline: float = math.inf) -> Iterator[Tx]:
-        """Yield the calling thread's autocommit connection. After an error the connection goes back to the pool.
-
-        Raises CommitInDoubt if the connection is lost, because the statement may have been applied.
-        """
-        self._check_server_once(deadline)
-        kept = self._connections.take_or_open(deadline)
-        try:
-            self.runtime.checkpoint("before-commit")
-            yield Tx(kept.conn, self)
-            self.runtime.checkpoint("after-commit")
-        except exc.DBAPIError as error:
-            self._connections.return_to_pool(kept)
-            if classify_fault(error) is Fault.CONNECTION_LOST:
-                raise CommitInDoubt(error) from error
-            raise
-        except BaseException:
-            self._connections.return_to_pool(kept)  # a statement may be unfinished: the pool resets the connection
-            raise
-        self._connections.keep(kept)
-
     def read(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = ORDINARY) -> T:
         """Run ``work``, which only reads, in autocommit. Run it once more after a transient error."""
         budget = TimeBudget(timeouts)
 
         def once() -> T:
-            deadline = self._next_deadline(budget)
-            self._check_server_once(deadline)
+            deadline = budget.next_deadline()
+            if not self._is_server_checked:
+                self._check_server(deadline)
             with self._connections.for_reading(deadline) as conn:
                 return work(Tx(conn, self))
 
@@ -379,11 +397,10 @@ class Store:
             event.listen(self.engine.pool, "checkin", lambda _, record: record.invalidate())
             self.engine.dispose()
 
-    def _check_server_once(self, deadline: float) -> None:
-        if not self._is_server_checked:
-            with self._connections.borrow(deadline) as conn:
-                dialects.check_server(conn)
-            self._is_server_checked = True
+    def _check_server(self, deadline: float) -> None:
+        with self._connections.borrow(deadline) as conn:
+            dialects.check_server(conn)
+        self._is_server_checked = True
 
 
 def _roll_back(transaction: sa.RootTransaction) -> None:

@@ -36,17 +36,8 @@ class StepSessions:
         self, engine: sa.Engine, factory: Callable[[], Session] | None, database: Database, connections: Connections
     ) -> None:
         self._engine, self.factory, self._database, self._connections = engine, factory, database, connections
-        self._threads_with_write_lock: set[int] = set()
-
-    @property
-    def is_write_locked(self) -> bool:
-        """Whether a session in this process holds SQLite's only write lock, so that a write would wait."""
-        return bool(self._threads_with_write_lock)
-
-    @property
-    def is_write_locked_by_this_thread(self) -> bool:
-        """Whether a session of the calling thread holds SQLite's only write lock, so that a write would never end."""
-        return threading.get_ident() in self._threads_with_write_lock
+        self.threads_with_write_lock: set[int] = set()
+        """The threads whose session holds SQLite's only write lock: another write of theirs would never end."""
 
     def open(self) -> Session:
         """Open a session for a step's own transaction, with the store's isolation level."""
@@ -62,7 +53,7 @@ class StepSessions:
             drivers.begin_immediate(connection)
             session.info[_DRIVER] = connection.connection.driver_connection
             session.info[_THREAD] = threading.get_ident()
-            self._threads_with_write_lock.add(threading.get_ident())
+            self.threads_with_write_lock.add(threading.get_ident())
         elif self.factory is not None:
             with self._connections.wrap_driver_errors():
                 session.connection(execution_options={"isolation_level": "READ COMMITTED"})
@@ -82,7 +73,7 @@ class StepSessions:
             if classify_fault(error) is Fault.CONNECTION_LOST:
                 log_commit_in_doubt(error)
                 # The lock ended with the connection.
-                self._threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
+                self.threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
                 raise CommitInDoubt(error) from error
             raise
 
@@ -99,7 +90,7 @@ class StepSessions:
 
     def close(self, session: Session) -> None:
         """Close a step's session, which rolls back what is not committed."""
-        self._threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
+        self.threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
         session.info.pop(_DRIVER, None)
         # The session's own close() and invalidate() are blocked for authors, so they are called through its type. A
         # connection whose writes were blocked must not go back to the pool.

@@ -193,9 +193,8 @@ def guard_and_write_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timed
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
         return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
-    parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count) | STEPS.encode_write(
-        write
-    )
+    parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count)
+    parameters |= STEPS.encode_write(write)
     which = _guard_and_insert if write.replaces is None else _guard_and_update
     found = tx.run(which, **parameters, replaces=write.replaces).first()
     if found is None:
@@ -240,18 +239,17 @@ def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite
 @statement
 def _select_commit(s: Store) -> Any:
     st = s.tables.step
-    return sa.select(*STEPS.select(st)).where(
-        st.c.instance_pk == param("pk"),
-        st.c.run_number == param("run"),
-        st.c.step_key == param("key"),
-        st.c.commit_id == param("commit_id"),
+    return (
+        sa.select(*STEPS.select(st))
+        .where(st.c.instance_pk == param("pk"), st.c.run_number == param("run"), st.c.commit_id == param("commit_id"))
+        .order_by(st.c.seq, st.c.step_key)
     )
 
 
-def find_commit(tx: Tx, claim: Claim, *, key: str, commit_id: str) -> StepRow | None:
-    """Return the step row of a boundary whose commit was in doubt, or None if it was rolled back.
+def find_commit(tx: Tx, claim: Claim, *, commit_id: str) -> list[StepRow]:
+    """Return the step rows of a boundary whose commit was in doubt; none if it was rolled back.
 
     Call `claims.is_held` first: it waits until the database has decided the commit.
     """
-    row = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, key=key, commit_id=commit_id).first()
-    return None if row is None else STEPS.read(row)
+    rows = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, commit_id=commit_id).all()
+    return [STEPS.read(row) for row in rows]

@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from celery_durable.errors import StoreUnavailable
 from celery_durable.runtime import real_monotonic
 
 logger = logging.getLogger("celery_durable.store")
@@ -109,8 +110,12 @@ class TimeBudget:
         return self._until <= real_monotonic()
 
     def next_deadline(self) -> float:
-        """Return the deadline of the next try, as a time of `real_monotonic`."""
-        return min(self._until, real_monotonic() + self._try_seconds)
+        """Return the deadline of the next try by `real_monotonic`. Raises StoreUnavailable if no time is left."""
+        now = real_monotonic()
+        if self._until <= now:
+            raise StoreUnavailable
+        next_try = now + self._try_seconds
+        return min(self._until, next_try)
 
 
 class WatchedSocket:

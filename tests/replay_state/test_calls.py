@@ -246,10 +246,10 @@ def test_a_branch_whose_sibling_was_recorded_before_it_keeps_its_place_before_it
 def test_what_is_recorded_in_a_pass_is_found_in_it() -> None:
     book = replay_state()
     call = book.call("charge", DO, 0)
-    assert book.row("charge") is None
+    assert book.rows.get("charge") is None
     done = recorded(call)
     book.record(done)
-    assert book.row("charge") is done
+    assert book.rows.get("charge") is done
     assert book.call("charge", DO, 0) == StepEntry("charge", "charge", 1, done, is_repeated=True)
 
 

@@ -24,7 +24,7 @@ def one(tx: Tx) -> int:
 def test_a_thread_that_advances_runs_uses_one_connection(store: Store) -> None:
     """Single statements, transactions, reads, and the sessions of its steps; the second is for renewing leases."""
     ids = {
-        store.transact(one, is_single_statement=True),
+        store.run_statement(one),
         store.transact(one),
         store.read(one),
         store.transact_once(one),
@@ -32,19 +32,19 @@ def test_a_thread_that_advances_runs_uses_one_connection(store: Store) -> None:
     session = store.open_session()
     ids.add(session_id(session.connection()))
     type(session).close(session)
-    ids |= {store.transact(one, is_single_statement=True), store.transact(one)}
+    ids |= {store.run_statement(one), store.transact(one)}
     assert len(ids) == 1
     assert store.engine.pool.checkedout() == 1
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_kept_connection_that_had_a_transaction_is_in_autocommit_again(store: Store) -> None:
-    store.transact(one, is_single_statement=True)
+    store.run_statement(one)
     with pytest.raises(ZeroDivisionError):
         store.transact(lambda _: 1 / 0)
     for _ in range(2):
         assert len(set(store.transact(transactions))) == 1
-        assert len(set(store.transact(transactions, is_single_statement=True))) == 2
+        assert len(set(store.run_statement(transactions))) == 2
 
 
 def transactions(tx: Tx) -> list[str]:
@@ -72,12 +72,12 @@ def has_ended(store: Store, session: int) -> bool:
 @on_servers
 @pytest.mark.parametrize("single", [True, False])
 def test_a_connection_that_is_idle_for_a_minute_is_closed_and_reopened_on_demand(store: Store, single: bool) -> None:
-    before = store.transact(one, is_single_statement=single)
+    before = (store.run_statement if single else store.transact)(one)
     store._connections.close_idle(real_monotonic())
-    assert store.transact(one, is_single_statement=single) == before
+    assert (store.run_statement if single else store.transact)(one) == before
     idle(store)
     assert has_ended(store, before)
-    assert store.transact(one, is_single_statement=single) != before
+    assert (store.run_statement if single else store.transact)(one) != before
 
 
 @on_servers
@@ -100,7 +100,7 @@ def test_connections_of_the_applications_engine_are_not_closed(store: Store) -> 
         stack.callback(engine.dispose)
         shared = Store(engine=engine)
         ways: list[Callable[[], int]] = [
-            lambda: shared.transact(one, is_single_statement=True),
+            lambda: shared.run_statement(one),
             lambda: shared.transact(one),
             lambda: shared.read(one),
         ]

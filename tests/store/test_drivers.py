@@ -87,14 +87,12 @@ def test_a_statement_to_a_silent_server_times_out(driven: Store, url: sa.URL) ->
     proxy = FaultProxy((url.host, url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)))
     store = Store(url.set(host="127.0.0.1", port=proxy.port), runtime=Runtime())
     try:
-        assert store.transact(lambda tx: tx.conn.scalar(sa.select(1)), is_single_statement=True) == 1
+        assert store.run_statement(lambda tx: tx.conn.scalar(sa.select(1))) == 1
         proxy.set(Mode.BLACKHOLE)
         with pytest.raises(sa.exc.OperationalError):
-            store.transact(
-                lambda tx: tx.conn.scalar(sa.select(1)), is_single_statement=True, timeouts=Timeouts(0.4, 0.8)
-            )
+            store.run_statement(lambda tx: tx.conn.scalar(sa.select(1)), timeouts=Timeouts(0.4, 0.8))
         proxy.set(Mode.PASS)
-        assert store.transact(lambda tx: tx.conn.scalar(sa.select(1)), is_single_statement=True) == 1
+        assert store.run_statement(lambda tx: tx.conn.scalar(sa.select(1))) == 1
     finally:
         store.close()
         proxy.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,19 +28,19 @@ def test_single_statements_of_a_thread_share_its_kept_connection(world: World) -
     def id_of(tx: Tx) -> int:
         return session_id(tx.conn)
 
-    first, second = (world.store.transact(id_of, is_single_statement=True) for _ in range(2))
+    first, second = (world.store.run_statement(id_of) for _ in range(2))
     assert first == second
-    other = world.start(lambda: world.store.transact(id_of, is_single_statement=True)).result()
+    other = world.start(lambda: world.store.run_statement(id_of)).result()
     assert other != first
 
 
 @postgresql_only
 def test_a_kept_connection_that_was_killed_is_replaced_at_the_next_use(world: World) -> None:
     ref = world.create()
-    kill(world.store, world.store.transact(lambda tx: session_id(tx.conn), is_single_statement=True))
+    kill(world.store, world.store.run_statement(lambda tx: session_id(tx.conn)))
     claim = world.try_claim(ref)
     assert claim is not None
-    kill(world.store, world.store.transact(lambda tx: session_id(tx.conn), is_single_statement=True))
+    kill(world.store, world.store.run_statement(lambda tx: session_id(tx.conn)))
     world.commit(claim, step())
     assert [row.step_key for row in world.steps(claim)] == ["charge"]
 
@@ -67,7 +70,7 @@ def test_a_single_statement_in_doubt_is_resolved(world: World, when: str) -> Non
         found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
         return None if found is None else "found"
 
-    result = world.store.transact(work, find_committed=find_committed, is_single_statement=True)
+    result = world.store.run_statement(work, find_committed=find_committed)
     assert (result, calls) == {
         "before": ("worked", ["work", "find_committed", "work"]),
         "after": ("found", ["work", "find_committed"]),
@@ -81,13 +84,13 @@ def test_interrupted_work_returns_its_kept_connection_to_the_pool(world: World) 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        world.store.transact(work, is_single_statement=True)
+        world.store.run_statement(work)
     assert world.store.engine.pool.checkedout() == 0
 
 
 @postgresql_only
 def test_closing_a_store_closes_the_kept_connections_of_all_threads(world: World) -> None:
-    kept = world.start(lambda: world.store.transact(lambda tx: session_id(tx.conn), is_single_statement=True)).result()
+    kept = world.start(lambda: world.store.run_statement(lambda tx: session_id(tx.conn))).result()
     world.store.close()
     with sa.create_engine(world.store.engine.url, poolclass=sa.NullPool).connect() as connection:
         while connection.exec_driver_sql(f"SELECT 1 FROM pg_stat_activity WHERE pid = {kept}").first():
@@ -97,20 +100,28 @@ def test_closing_a_store_closes_the_kept_connections_of_all_threads(world: World
 # --- forks --------------------------------------------------------------------------------------
 
 
+@contextmanager
+def kept_connection(store: Store) -> Iterator[sa.Connection]:
+    """The connection that a thread keeps between its statements, on every database."""
+    kept = store._connections.take_or_open(math.inf)
+    yield kept.conn
+    store._connections.keep(kept)
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_after_a_fork_parent_and_child_use_separate_connections(store: Store) -> None:
     world = World(store)  # no thread of it has been started
     ref = world.create()
-    with store.kept_connection() as tx:
-        tx.conn.exec_driver_sql("SELECT 1")
+    with kept_connection(store) as conn:
+        conn.exec_driver_sql("SELECT 1")
     fork = multiprocessing.get_context("fork")
     for n in range(3):
         child = fork.Process(target=_child, args=(store, ref, n))
         child.start()
         child.join(20)
         assert child.exitcode == 0
-        with store.kept_connection() as tx:
-            assert tx.conn.exec_driver_sql("SELECT 41 + 1").scalar_one() == 42
+        with kept_connection(store) as conn:
+            assert conn.exec_driver_sql("SELECT 41 + 1").scalar_one() == 42
         world.send(ref, id=f"parent {n}")
     assert len(world.read_all_rows()["workflow_event"]) == 6
 
@@ -119,8 +130,8 @@ def test_after_a_fork_parent_and_child_use_separate_connections(store: Store) ->
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_a_forked_child_sends_nothing_over_its_parents_connections(store: Store) -> None:
     def questions() -> int:
-        with store.kept_connection() as tx:
-            return int(tx.conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Questions'").one()[1])
+        with kept_connection(store) as conn:
+            return int(conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Questions'").one()[1])
 
     before = questions()
     child = multiprocessing.get_context("fork").Process(target=gc.collect)
@@ -133,8 +144,8 @@ def test_a_forked_child_sends_nothing_over_its_parents_connections(store: Store)
 def _child(store: Store, ref: RunRef, n: int) -> None:
     gc.collect()  # whatever was inherited and is not held goes now, and must not speak to the server
     world = World(store)
-    with store.kept_connection() as tx:
-        assert tx.conn.exec_driver_sql("SELECT 40 + 1").scalar_one() == 41
+    with kept_connection(store) as conn:
+        assert conn.exec_driver_sql("SELECT 40 + 1").scalar_one() == 41
     world.send(ref, id=f"child {n}")
     store.close()
 

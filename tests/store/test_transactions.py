@@ -158,7 +158,7 @@ def test_connections_that_died_in_a_shared_pool_are_replaced(world: World) -> No
     def read(tx: Tx) -> str:
         return instances.read(tx, ref.workflow, ref.instance_id).instance_id
 
-    for use in (store.transact, store.read, lambda work: store.transact(work, is_single_statement=True)):
+    for use in (store.transact, store.read, store.run_statement):
         with engine.connect() as one, engine.connect() as two:
             ids = [session_id(one), session_id(two)]
         for victim in ids:
@@ -236,7 +236,7 @@ def test_a_violated_constraint_of_the_store_raises_superseded(world: World) -> N
             step_rows.guard_and_write_step(tx, claim, step(), lease=LEASE)
 
     with pytest.raises(Superseded):
-        world.store.transact(work, is_single_statement=True)
+        world.store.run_statement(work)
     assert len(world.steps(claim)) == 1
 
 
@@ -257,7 +257,7 @@ def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: b
         in_a_step = session.execute(sa.text("SHOW lock_timeout")).scalar_one()
         store.close_session(session)
         in_a_transaction = store.transact(lock_timeout)
-        in_a_single_statement = store.transact(lock_timeout, is_single_statement=True)
+        in_a_single_statement = store.run_statement(lock_timeout)
         assert (in_a_step, in_a_transaction) == ("5s", "5s")
         assert in_a_single_statement == ("5s" if prepared else "0")
         assert store.read(lock_timeout) == in_a_single_statement

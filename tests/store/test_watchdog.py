@@ -80,16 +80,16 @@ def took(work: Callable[[], object]) -> float:
 @pytest.mark.parametrize("mode", [Mode.BLACKHOLE, Mode.MUTE, Mode.STALL])
 @pytest.mark.parametrize("single", [True, False])
 def test_a_statement_without_an_answer_times_out(detoured: Store, proxy: FaultProxy, mode: Mode, single: bool) -> None:
-    detoured.transact(one, is_single_statement=single)
+    (detoured.run_statement if single else detoured.transact)(one)
     proxy.set(mode)
 
     def fails() -> None:
         with pytest.raises(sa.exc.OperationalError):
-            detoured.transact(one, is_single_statement=single, timeouts=Timeouts(0.4, 0.8))
+            (detoured.run_statement if single else detoured.transact)(one, timeouts=Timeouts(0.4, 0.8))
 
     assert took(fails) < SLACK_SECONDS
     proxy.set(Mode.PASS)
-    assert detoured.transact(one, is_single_statement=single) == 1
+    assert (detoured.run_statement if single else detoured.transact)(one) == 1
 
 
 def test_a_read_without_an_answer_times_out(detoured: Store, proxy: FaultProxy) -> None:
@@ -105,10 +105,10 @@ def test_a_read_without_an_answer_times_out(detoured: Store, proxy: FaultProxy) 
 
 def test_after_a_failover_an_operation_continues_on_a_new_connection(detoured: Store, proxy: FaultProxy) -> None:
     for single in (True, False):
-        detoured.transact(one, is_single_statement=single)
+        (detoured.run_statement if single else detoured.transact)(one)
         proxy.set(Mode.STALL_OLD)
         assert (
-            took(lambda is_single_statement=single: detoured.transact(one, is_single_statement=single, timeouts=SHORT))
+            took(lambda single=single: (detoured.run_statement if single else detoured.transact)(one, timeouts=SHORT))
             < SLACK_SECONDS
         )
     detoured.read(one)
@@ -227,7 +227,7 @@ def test_a_statement_that_has_ended_is_never_cut(detoured: Store) -> None:
 
 def test_closed_connections_leak_no_descriptors(detoured: Store) -> None:
     def work() -> None:
-        detoured.transact(one, is_single_statement=True)
+        detoured.run_statement(one)
         detoured.transact(one)
         detoured.read(one)
         detoured.close()
@@ -243,15 +243,15 @@ def test_closed_connections_leak_no_descriptors(detoured: Store) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_its_own_watchdog(detoured: Store, proxy: FaultProxy) -> None:
-    detoured.transact(one, is_single_statement=True)
+    detoured.run_statement(one)
     (read, write), (silent, go) = os.pipe(), os.pipe()
 
     def child() -> None:
-        detoured.transact(one, is_single_statement=True)
+        detoured.run_statement(one)
         os.write(write, b"r")
         os.read(silent, 1)
         with pytest.raises(sa.exc.OperationalError):
-            detoured.transact(one, is_single_statement=True, timeouts=Timeouts(0.4, 0.8))
+            detoured.run_statement(one, timeouts=Timeouts(0.4, 0.8))
 
     proc = multiprocessing.get_context("fork").Process(target=lambda: (child(), os._exit(7)))
     proc.start()
@@ -261,6 +261,6 @@ def test_a_forked_child_has_its_own_watchdog(detoured: Store, proxy: FaultProxy)
     proc.join(10)
     assert proc.exitcode == 7
     proxy.set(Mode.PASS)
-    assert detoured.transact(one, is_single_statement=True) == 1
+    assert detoured.run_statement(one) == 1
     for end in (read, write, silent, go):
         os.close(end)

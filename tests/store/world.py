@@ -105,11 +105,10 @@ class World:
 
     def try_claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim | None:
         token = f"token-{next(_tokens)}"
-        return self.store.transact(
+        return self.store.run_statement(
             lambda tx: claims.claim(
                 tx, ref, token=token, task_id=by.split(maxsplit=1)[0], node=by.rsplit(maxsplit=1)[-1], lease=lease
-            ),
-            is_single_statement=True,
+            )
         )
 
     def claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim:
@@ -118,16 +117,14 @@ class World:
         return claim
 
     def load(self, claim: Claim) -> RunState:
-        return self.store.transact(lambda tx: step_rows.load(tx, claim), is_single_statement=True)
+        return self.store.run_statement(lambda tx: step_rows.load(tx, claim))
 
     def steps(self, claim: Claim) -> tuple[StepRow, ...]:
         return self.load(claim).steps
 
     def commit(self, claim: Claim, write: StepWrite) -> WrittenStep:
         """Commit a step in the form that is fastest on this database."""
-        return self.store.transact(
-            lambda tx: step_rows.guard_and_write_step(tx, claim, write, lease=LEASE), is_single_statement=True
-        )
+        return self.store.run_statement(lambda tx: step_rows.guard_and_write_step(tx, claim, write, lease=LEASE))
 
     def write(self, claim: Claim, *writes: StepWrite) -> list[StepRow]:
         """Commit steps in a transaction of several statements."""
@@ -154,7 +151,7 @@ class World:
         )
 
     def end_run(self, claim: Claim, run_outcome: RunOutcome) -> None:
-        self.store.transact(lambda tx: releases.end_run(tx, claim, run_outcome), is_single_statement=True)
+        self.store.run_statement(lambda tx: releases.end_run(tx, claim, run_outcome))
 
     # --- the sweep ------------------------------------------------------------------------------
 

@@ -1,0 +1,251 @@
+"""The executor of attempts: it runs the bodies of function and linear steps, and has their outcomes recorded.
+
+How an attempt ends is decided here, once. What is then written is the step's business (`AttemptedStep`).
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol
+
+from celery_durable import notify, values
+from celery_durable.ancestry import Ancestry
+from celery_durable.errors import DurableError, Interruption, StepCommitConflict
+from celery_durable.model import LogLevel, LogLine, StepType
+from celery_durable.runner.environment import Environment
+from celery_durable.runner.lease import Lease
+from celery_durable.runner.session_lock import SessionLock
+from celery_durable.runner.step_attempt import AttemptOutcome, PassOver, Raised, Returned, StepAttempt, TimedOut
+from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
+from celery_durable.runner.step_effects import StepEffectFailed
+from celery_durable.runner.step_execution import PassInterrupted
+from celery_durable.runtime import ConcurrentBody
+
+_NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
+MAX_BODY_RERUNS = 3
+"""How often a body runs again within one attempt, after the database lost its transaction."""
+
+
+def idempotency_key(ancestry: Ancestry, step: str, suffix: str = "") -> str:
+    """Build the key by which external systems recognise a step: the same for all its attempts.
+
+    ``suffix``: distinguishes the commits of a linear step whose handler is called several times.
+    """
+    return str(uuid.uuid5(_NAMESPACE, f"{ancestry.origin_run(step)}/{step}{suffix}"))
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailure:
+    """Why an attempt failed, as it is recorded.
+
+    ``error``: the exception, if there was one. ``is_final``: a retry would fail again. ``retry_in``: the delay before
+    the retry; None for that of the step's policy.
+    """
+
+    name: str
+    message: str
+    error: BaseException | None = None
+    is_final: bool = False
+    retry_in: timedelta | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, *, is_final: bool = False) -> AttemptFailure:
+        """The failure of an attempt whose body raised ``error``."""
+        return cls(*values.describe_error(error), error, is_final or values.forbids_retry(error))
+
+
+class AttemptFailed(Exception):
+    """What a body returned makes its attempt fail."""
+
+    def __init__(self, failure: AttemptFailure) -> None:
+        self.failure = failure
+        super().__init__(failure.name)
+
+
+class AttemptedStep(Protocol):
+    """A step whose body is due."""
+
+    name: str
+    type: StepType
+    number: int
+    """The number of the attempt, from 1."""
+    timeout: timedelta | None
+
+    def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
+        """Build the attempt: the call of the body, and what it receives."""
+        ...
+
+    def succeed(self, attempt: StepAttempt, value: Any) -> None:
+        """Commit what the body returned; raises AttemptFailed, StepEffectFailed and BodyRerunRequired."""
+        ...
+
+    def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
+        """Commit a failed attempt: the time of its retry, or the failure of the step."""
+        ...
+
+
+class AttemptingPass(Protocol):
+    """The pass whose steps are attempted."""
+
+    env: Environment
+    lease: Lease
+    logs: list[LogLine]
+
+    def run_or_interrupt(self, operation: Callable[[], Any]) -> Any:
+        """Call a database operation. If it fails, the pass is over."""
+        ...
+
+    def interrupt(self, reason: Interruption) -> Interruption:
+        """End the pass; returns the interruption to raise."""
+        ...
+
+
+class Attempts:
+    """Runs the attempts of a pass. Each outcome has its own commit."""
+
+    def __init__(self, pass_: AttemptingPass) -> None:
+        self._pass, self._env, self._lease = pass_, pass_.env, pass_.lease
+        self._session_lock = SessionLock() if pass_.env.store.database.has_one_writer else None
+        self._lost: list[tuple[AttemptedStep, StepAttempt, str]] = []
+        """The attempts whose transaction the database lost, each with the reason. Their bodies run again."""
+
+    def run(self, steps: Sequence[AttemptedStep]) -> None:
+        """Run the bodies of these steps, concurrently if there are several, and commit the outcome of each."""
+        for rerun in range(MAX_BODY_RERUNS + 1):
+            self._lost.clear()
+            self._pass.run_or_interrupt(self._ensure_held)
+            if rerun == 0:
+                for step in steps:
+                    notify.send_attempt_started(self._lease.claim, step.name, step.number, type_=step.type)
+            self._env.runtime.checkpoint("before-body")
+            if len(steps) == 1 and (steps[0].timeout is None or self._env.runtime.can_interrupt()):
+                attempt = steps[0].build_attempt(self._session_lock)
+                self._finish(steps[0], attempt, attempt.run_timed(steps[0].timeout))
+            else:
+                self._run_concurrently(steps)
+            if not self._lost:
+                return
+            steps = [step for step, _, _ in self._lost]
+        for step, attempt, why in self._lost:
+            text = f"the step's transaction was lost {MAX_BODY_RERUNS + 1} times, at last by: {why}"
+            step.fail(attempt, AttemptFailure("StepTransactionLost", text))
+
+    def _ensure_held(self) -> None:
+        self._lease.ensure_held(self._env.store)
+
+    def _run_concurrently(self, steps: Sequence[AttemptedStep]) -> None:
+        """Run each body on a thread of its own. A body that cannot be interrupted runs there, too."""
+        attempts = [step.build_attempt(self._session_lock) for step in steps]
+        bodies = [
+            ConcurrentBody(
+                attempt.run,
+                functools.partial(self._finish_in_turn, step, attempt),
+                None if step.timeout is None else step.timeout.total_seconds(),
+            )
+            for step, attempt in zip(steps, attempts, strict=True)
+        ]
+        try:
+            self._env.runtime.run_concurrently(bodies)
+            if self._session_lock is not None:
+                self._session_lock.run_deferred()
+        except BaseException:
+            for attempt in attempts:
+                attempt.abandon()
+            raise
+
+    def _finish_in_turn(self, step: AttemptedStep, attempt: StepAttempt, outcome: AttemptOutcome | None) -> None:
+        if self._session_lock is None:
+            self._finish(step, attempt, outcome)
+        else:
+            self._session_lock.run_or_defer(attempt, functools.partial(self._finish, step, attempt, outcome))
+
+    def _finish(self, step: AttemptedStep, attempt: StepAttempt, outcome: AttemptOutcome | None) -> None:
+        """Record the outcome of an attempt, None if it timed out. If its transaction was lost, add it to ``_lost``."""
+        self._env.runtime.checkpoint("after-body")
+        try:
+            match outcome:
+                case Returned(value):
+                    step.succeed(attempt, value)
+                case Raised(error):
+                    self._raise_failure(step, attempt, error)
+                case PassOver(error):
+                    self._end_pass(error)
+                case TimedOut() | None:
+                    attempt.abandon()
+                    text = f"attempt {attempt.number} took longer than {step.timeout}"
+                    step.fail(attempt, AttemptFailure("StepTimeout", text))
+        except AttemptFailed as exc:
+            self._fail(step, attempt, exc.failure)
+        except StepEffectFailed as exc:
+            # A DurableError says that the target does not exist or has ended: a retry would fail again.
+            is_final = isinstance(exc.error, DurableError)
+            self._fail(step, attempt, AttemptFailure.of(self._explain(step, exc.error), is_final=is_final))
+        except BodyRerunRequired as exc:
+            attempt.close_session()
+            text = f"The transaction of step {step.name!r} was lost: {exc}"
+            self._pass.logs.append(build_log_line(self._env, attempt, LogLevel.WARNING, text))
+            self._lost.append((step, attempt, str(exc)))
+        except BaseException:
+            attempt.abandon()
+            raise
+
+    def _fail(self, step: AttemptedStep, attempt: StepAttempt, failure: AttemptFailure) -> None:
+        try:
+            attempt.close_session()
+            step.fail(attempt, failure)
+        except BaseException:
+            attempt.abandon()
+            raise
+
+    def _raise_failure(self, step: AttemptedStep, attempt: StepAttempt, error: BaseException) -> NoReturn:
+        if not attempt.has_session:
+            raise AttemptFailed(AttemptFailure.of(error))
+        if self._env.store.is_transient(error):
+            raise BodyRerunRequired(values.get_error_text(error)) from error
+        raise AttemptFailed(AttemptFailure.of(self._explain(step, error)))
+
+    def _end_pass(self, error: BaseException) -> NoReturn:
+        raise self._pass.interrupt(error if isinstance(error, Interruption) else PassInterrupted(error))
+
+    def _explain(self, step: AttemptedStep, error: BaseException) -> BaseException:
+        return explain_conflict(self._env, step.name, error)
+
+
+def explain_conflict(env: Environment, step: str, error: BaseException) -> BaseException:
+    """Return the error to record for one of the step's transaction: its own class if a unique key was violated."""
+    if env.store.is_unique_violation(error):
+        return StepCommitConflict(step, values.sanitize_text(values.get_error_text(error), 500))
+    return error
+
+
+def build_log_line(env: Environment, attempt: StepAttempt, level: LogLevel, text: str) -> LogLine:
+    """Build a log line of the engine about an attempt."""
+    message = values.sanitize_text(text, env.settings.max_log_message)
+    return LogLine(level, "system", message, None, attempt.step_key, attempt.number, is_replay=False)
+
+
+def commit_terminal_failure(
+    env: Environment, step: str, attempt: StepAttempt, step_commit: StepCommit, commit: Callable[[StepCommit], Any]
+) -> None:
+    """Commit the failure of a step with its `on_terminal_error` writes. If these fail, commit without them, and log it.
+
+    Args:
+        step: The step's name.
+        step_commit: The commit without the writes.
+        commit: Runs a commit.
+    """
+    writes = attempt.buffer.on_terminal_error
+    if writes:
+        try:
+            commit(replace(step_commit, user_writes=writes))
+        except StepEffectFailed as exc:
+            text = f"on_terminal_error of step {step!r} failed: {explain_conflict(env, step, exc.error)!r}"
+            line = build_log_line(env, attempt, LogLevel.ERROR, text)
+            step_commit = replace(step_commit, logs=[*step_commit.logs, line])
+        else:
+            return
+    commit(step_commit)

@@ -1,0 +1,177 @@
+"""The steps of a workflow function that have a body: `step.do`, and branches that were submitted with `step.submit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, assert_never
+
+from celery_durable import notify, values
+from celery_durable.errors import StepResultInvalid, ValueRefused
+from celery_durable.model import OpenWait, StepStatus, StepType
+from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
+from celery_durable.runner.attempts import (
+    AttemptFailed,
+    AttemptFailure,
+    Attempts,
+    commit_terminal_failure,
+    idempotency_key,
+)
+from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.session_lock import SessionLock
+from celery_durable.runner.step_attempt import StepAttempt
+from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, suspend_until_rows
+from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
+from celery_durable.step import BodyCall, StepTx
+
+
+class BodySteps:
+    """Advances the steps of a pass that have a body."""
+
+    def __init__(self, context: ExecutionContext) -> None:
+        self._context, self._attempts = context, Attempts(context)
+
+    def advance(self, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
+        """Run the bodies that are due."""
+        context = self._context
+        due: list[FunctionStep] = []
+        counted: list[FunctionStep] = []
+        for execution in executions:
+            decision = context.replay_state.decide_do(
+                context.replay_state.rows.get(execution.key),
+                max_attempts=execution.policy.max_attempts,
+                is_only_open=other_steps is not OtherSteps.OPEN,
+                now=context.now,
+            )
+            match decision:
+                case RunAttempt(number, count_in_advance):
+                    step = FunctionStep(context, execution, number, other_steps)
+                    due.append(step)
+                    if count_in_advance:
+                        counted.append(step)
+                case ReplayStep(row):
+                    execution.finished_row = row
+                case WaitUntil(until):
+                    execution.wait = OpenWait(until)
+                case AttemptsExhausted(attempts):
+                    error = self._build_exhausted_error(execution, attempts)
+                    write = context.build_write(execution, StepStatus.ERRORED, error=error, attempts=attempts)
+                    context.commit_step(execution, write)
+                case _:
+                    assert_never(decision)
+        if counted:
+            self._count_in_advance(counted)
+        if due:
+            self._attempts.run(due)
+
+    def _count_in_advance(self, steps: Sequence[FunctionStep]) -> None:
+        """Commit an attempt of each of these steps before the bodies run.
+
+        With several open steps, a crash cannot be attributed to one of them.
+        """
+        commit_id = self._context.env.runtime.new_token()
+        writes = [
+            self._context.build_write(step.execution, StepStatus.PENDING, attempts=step.number, commit_id=commit_id)
+            for step in steps
+        ]
+        self._context.commit(StepCommit(commit_id, writes))
+        self._context.counted_in_advance += [step.execution for step in steps]
+
+    def _build_exhausted_error(self, execution: StepExecution, attempts: int) -> tuple[str, str]:
+        """The error of a step with no attempts left.
+
+        If the last attempt failed, this is its recorded error. That attempt did not fail the step, so a deploy has
+        lowered the limit since. Otherwise the worker of the last attempt died.
+        """
+        row = self._context.replay_state.rows.get(execution.key)
+        if row is not None and row.error_name is not None and row.attempts == attempts:
+            return row.error_name, row.error_message or ""
+        max_attempts = execution.policy.max_attempts
+        text = f"{attempts} of {max_attempts} attempts are used up, and the worker of the last one died"
+        return "StepMaxAttemptsExceeded", text
+
+
+class FunctionStep:
+    """A step of a workflow function whose body is due (`AttemptedStep`)."""
+
+    type = StepType.DO
+
+    def __init__(
+        self, context: ExecutionContext, execution: StepExecution, number: int, other_steps: OtherSteps
+    ) -> None:
+        self._context, self.execution, self.number, self._other_steps = context, execution, number, other_steps
+        self.name, self.timeout = execution.name, execution.policy.timeout
+
+    def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
+        context, execution = self._context, self.execution
+        call, fn = execution.call, execution.fn
+        assert isinstance(call, BodyCall)
+        assert fn is not None
+        attempt = StepAttempt(context.env, context.lease, execution.key, self.number, session_lock)
+        body = functools.partial(call.fn, *call.args, **call.kwargs)
+        if fn.wants_tx:
+            tx = StepTx(
+                name=self.name,
+                attempt=self.number,
+                idempotency_key=idempotency_key(context.ancestry, execution.key),
+                buffer=attempt.buffer,
+                open_session=attempt.open_session,
+                limits=context.limits,
+            )
+            body = functools.partial(call.fn, tx, *call.args, **call.kwargs)
+        ref = context.claim.ref
+        run = functools.partial(
+            context.env.runtime.run_attempt,
+            body,
+            workflow=ref.workflow,
+            instance_id=ref.instance_id,
+            step=self.name,
+            number=self.number,
+        )
+        attempt.call = notify.wrap_body(run, context.claim, step=self.name, attempt=self.number)
+        return attempt
+
+    def succeed(self, attempt: StepAttempt, value: Any) -> None:
+        context, execution = self._context, self.execution
+        assert execution.fn is not None
+        codec = execution.fn.result
+        try:
+            result = codec.encode(value, what=f"Result of step {self.name!r}", limits=context.limits)
+            decode_result(self.name, codec, result)
+        except (ValueRefused, StepResultInvalid) as exc:
+            raise AttemptFailed(AttemptFailure.of(exc, is_final=True)) from exc
+        write = context.build_write(
+            execution, StepStatus.COMPLETED, result=result, attempts=self.number, ran_for=attempt.duration
+        )
+        writes = [write, *context.build_race_writes(execution, write)]
+        context.commit(build_attempt_commit(writes, attempt), execution, attempt)
+
+    def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
+        context, execution = self._context, self.execution
+        execution.cause = failure.error
+        max_attempts = execution.policy.max_attempts
+        is_final = failure.is_final or (max_attempts is not None and self.number >= max_attempts)
+        write = context.build_write(
+            execution,
+            StepStatus.ERRORED if is_final else StepStatus.WAITING,
+            attempts=self.number,
+            error=values.sanitize_error(failure.name, failure.message),
+            retry_in=None if is_final else self._get_retry_delay(),
+            ran_for=attempt.duration,
+        )
+        writes = [write, *context.build_race_writes(execution, write)]
+        step_commit = StepCommit(write.commit_id, writes, list(attempt.logs))
+        if is_final:
+            commit = functools.partial(context.commit, execution=execution)
+            commit_terminal_failure(context.env, self.name, attempt, step_commit, commit)
+        elif self._other_steps is OtherSteps.NONE:
+            step_commit.ending = suspend_until_rows
+            context.suspend_with(step_commit)
+        else:
+            context.commit(step_commit, execution)
+
+    def _get_retry_delay(self) -> timedelta:
+        """How long to wait after this failed attempt."""
+        delay, workflow = self.execution.policy.delay_after(self.number), self._context.claim.ref.workflow
+        return self._context.env.runtime.wait_duration(delay, purpose="retry", workflow=workflow, step=self.name)

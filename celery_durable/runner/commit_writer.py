@@ -1,0 +1,219 @@
+"""Writes one commit of a run in a transaction: the writes of user code, the guard, the rows, the effects, the ending.
+
+The order is the lock order of `docs/design.md`. The transaction may be repeated, so nothing here changes the state of
+the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from celery_durable import notify
+from celery_durable.errors import InstanceNotFound, Superseded, TooManyLabels
+from celery_durable.model import (
+    DueRun,
+    OutboxMessage,
+    Release,
+    ReleaseOutcome,
+    RunOutcome,
+    Status,
+    StepRow,
+    StepStatus,
+    StepType,
+    parse_topic_event_type,
+)
+from celery_durable.runner import step_effects
+from celery_durable.runner.completion_messages import CompletionMessages, build_child_answer
+from celery_durable.runner.environment import ClaimedRun, Environment
+from celery_durable.runner.published_values import PublishedValues
+from celery_durable.runner.step_commit import Committed, Decision, StepCommit
+from celery_durable.runner.step_effects import StepEffectFailed, StepEffects
+from celery_durable.store import (
+    answers,
+    claims,
+    instances,
+    items,
+    labels,
+    lifecycle,
+    outbox,
+    releases,
+    run_logs,
+    step_rows,
+    topic_waits,
+)
+from celery_durable.store.claims import GuardResult
+from celery_durable.store.engine import Tx
+from celery_durable.store.step_rows import StepWrite
+
+
+class CommitWriter:
+    """Writes the commits of one run. ``remaining_logs`` and ``is_start_recorded`` are as of the last commit."""
+
+    def __init__(self, env: Environment, run: ClaimedRun, published: PublishedValues) -> None:
+        settings, claim = env.settings, run.lease.claim
+        self._env, self._lease, self._claim, self._limits = env, run.lease, claim, run.limits
+        self._published = published
+        self._effects = StepEffects(settings, env.runtime, claim)
+        self._completion_messages = CompletionMessages(run.definition, claim, settings.limits)
+        self._grace = timedelta(seconds=settings.grace_seconds)
+        """How long a sweep leaves a message to this process, which publishes it after the commit."""
+        self.remaining_logs = settings.max_logs - run.state.log_count
+        self.is_start_recorded = run.state.is_start_recorded
+
+    def write(self, tx: Tx, step_commit: StepCommit, session: Session | None = None) -> Committed:
+        """Write everything: the rows of user code first, then the instances' rows, locked by ascending id.
+
+        With the guard first, this would deadlock with a web transaction that updates an application row and then sends
+        an event.
+        """
+        self._run_user_writes(tx, step_commit, session)
+        targets = self._find_lock_targets(tx, step_commit)
+        _lock_instances(tx, [target for target in targets if target[0] <= self._claim.pk])
+        guard_result, decision, rows = self._write_rows(tx, step_commit)
+        self._merge_labels(tx, step_commit)
+        run_logs.write_logs(tx, self._claim, guard_result, step_commit.logs, remaining=self.remaining_logs)
+        self._published.flush(tx)
+        messages = [*step_commit.messages, *decision.messages]
+        step_key = decision.writes[0].key if decision.writes else None
+        self._insert_messages(tx, messages, step_key=step_key)
+        _lock_instances(tx, [target for target in targets if target[0] > self._claim.pk])
+        received: list[notify.AcceptedEvent] = []
+        created = self._effects.create(tx, step_commit.instances, by_step=step_key or "")
+        due_runs = [*created, *self._effects.send(tx, step_commit.events, received)]
+        self._effects.emit(tx, step_commit.emissions)
+        ending = step_commit.ending(rows) if callable(step_commit.ending) else step_commit.ending
+        released, until, run_outcome = None, None, None
+        if isinstance(ending, Release):
+            released, until = self._release(tx, guard_result, ending)
+            due_runs += [DueRun(self._claim.ref, self._claim.queue)] if released is ReleaseOutcome.DUE else []
+        elif ending is not None:
+            run_outcome = ending
+            last_messages, parents = self._end_run(tx, ending)
+            messages += last_messages
+            due_runs += parents
+        return Committed(
+            rows,
+            guard_result.pause_requested,
+            released,
+            until,
+            run_outcome,
+            due_runs,
+            messages,
+            writes=decision.writes,
+            created=[due.ref for due in created],
+            received=received,
+        )
+
+    def write_bare_outcome(self, tx: Tx, run_outcome: RunOutcome) -> Committed:
+        """End the run with nothing else to write: the statement that ends it checks the claim by itself."""
+        answers.lock_parent(tx, self._claim.parent)
+        messages, due_runs = self._end_run(tx, run_outcome)
+        return Committed(run_outcome=run_outcome, messages=messages, due_runs=due_runs)
+
+    def is_single_statement(self, run_outcome: RunOutcome) -> bool:
+        """Whether `write_bare_outcome` runs a single statement, on a database that can combine writes."""
+        return self._claim.parent is None and not self._completion_messages.build(run_outcome)
+
+    # --- locks ----------------------------------------------------------------------------------
+
+    def _find_lock_targets(self, tx: Tx, step_commit: StepCommit) -> list[tuple[int, str, str]]:
+        """Find the instances to lock besides the guard's: (database id, workflow, instance id), by ascending id."""
+        targets = set(step_effects.find_event_targets(tx, step_commit.events, new_instances=step_commit.instances))
+        if isinstance(step_commit.ending, RunOutcome):
+            targets.update(answers.find_waiting_parent(tx, self._claim.parent))
+            if step_commit.ending.status is Status.TERMINATED:
+                # InnoDB locks the index entry by which a statement finds a row, then the row. Other transactions find
+                # this row by its instance id, and the guard finds it by its primary key. Locking the id's entry after
+                # the guard would deadlock with a transaction that holds the entry and waits for the row.
+                targets.add((self._claim.pk, self._claim.ref.workflow, self._claim.ref.instance_id))
+        return sorted(targets)
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def _write_rows(self, tx: Tx, step_commit: StepCommit) -> tuple[GuardResult, Decision, list[StepRow]]:
+        with self._env.store.conflict_as_superseded():
+            guard_result = claims.guard(
+                tx, self._claim, lease=self._lease.length, resets_crash_count=step_commit.resets_crash_count
+            )
+            decision = Decision(step_commit.writes)
+            if step_commit.decide is not None:
+                decided = step_commit.decide(tx, guard_result)
+                decision = Decision([*step_commit.writes, *decided.writes], decided.messages)
+            if decision.writes:
+                self._limits.reset_suspension()
+            return guard_result, decision, [self._write_row(tx, guard_result, write) for write in decision.writes]
+
+    def _write_row(self, tx: Tx, guard_result: GuardResult, write: StepWrite) -> StepRow:
+        """Write a row, and what depends on it: a topic has a row for each open wait, and a task for its attempt."""
+        has_lost_race = write.status is StepStatus.CANCELLED
+        if write.type is StepType.TASK and has_lost_race:
+            items.delete_task_item(tx, self._claim.pk, self._claim.ref.run_number, write.key)
+        elif write.type is StepType.WAIT:
+            topic = None if write.event_type is None else parse_topic_event_type(write.event_type)
+            if has_lost_race or (topic is not None and write.is_finished):
+                topic_waits.close_wait(tx, self._claim, key=write.key)
+            elif topic is not None:
+                topic_waits.open_wait(tx, self._claim, guard_result, key=write.key, topic=topic)
+        return step_rows.write_step(tx, self._claim, guard_result, write)
+
+    def _merge_labels(self, tx: Tx, step_commit: StepCommit) -> None:
+        """Change the labels of the instance. The guard has locked its row."""
+        try:
+            if step_commit.labels:
+                labels.merge(tx, self._claim.pk, step_commit.labels)
+        except TooManyLabels as exc:
+            raise StepEffectFailed(exc) from exc
+
+    # --- effects --------------------------------------------------------------------------------
+
+    def _run_user_writes(self, tx: Tx, step_commit: StepCommit, session: Session | None) -> None:
+        store = self._env.store
+        try:
+            if session is not None:
+                session.flush()
+            if step_commit.user_writes:
+                store.run_user_writes(tx, step_commit.user_writes, session)
+        except BaseException as exc:
+            if store.is_transient(exc) or isinstance(exc, Superseded) or self._env.stops_process(exc):
+                raise
+            raise StepEffectFailed(exc) from exc
+
+    def _insert_messages(self, tx: Tx, messages: Sequence[OutboxMessage], *, step_key: str | None) -> None:
+        pk, run_number = self._claim.pk, self._claim.ref.run_number
+        outbox.insert(tx, messages, pk=pk, run_number=run_number, step_key=step_key, grace=self._grace)
+
+    # --- the ending -----------------------------------------------------------------------------
+
+    def _release(self, tx: Tx, guard_result: GuardResult, ending: Release) -> tuple[ReleaseOutcome, datetime | None]:
+        if not self.is_start_recorded:
+            releases.mark_started(tx, self._claim)
+        if not ending.waits:
+            return releases.release(tx, self._claim, guard_result, grace=self._grace), None
+        waits = [*ending.waits, *self._limits.deadlines(guard_result.now)]
+        until = min(wait.due_at for wait in ending.waits)
+        return releases.suspend(tx, self._claim, guard_result, waits, grace=self._grace), until
+
+    def _end_run(self, tx: Tx, run_outcome: RunOutcome) -> tuple[list[OutboxMessage], list[DueRun]]:
+        """End the run, send its completion messages, and answer the parent's step. The caller has locked the parent."""
+        claim = self._claim
+        if run_outcome.status is Status.TERMINATED:
+            row = instances.lock(tx, claim.ref.workflow, claim.ref.instance_id)
+            lifecycle.terminate(tx, row, reason=run_outcome.reason)
+        else:
+            releases.end_run(tx, claim, run_outcome)
+        messages = self._completion_messages.build(run_outcome)
+        self._insert_messages(tx, messages, step_key=None)
+        if claim.parent is None:
+            return messages, []
+        payload, event_id = build_child_answer(claim.ref, run_outcome), self._env.runtime.new_id()
+        return messages, answers.answer_parent(tx, claim.parent, payload=payload, event_id=event_id, grace=self._grace)
+
+
+def _lock_instances(tx: Tx, targets: Sequence[tuple[int, str, str]]) -> None:
+    for _, workflow, instance_id in targets:
+        with suppress(InstanceNotFound):  # deleted after it was found; what writes to it finds that, too
+            instances.lock(tx, workflow, instance_id)

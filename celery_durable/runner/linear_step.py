@@ -1,0 +1,213 @@
+"""A step of a linear run whose handler is due: what the handler receives, and what its outcome records."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery_durable import notify, values
+from celery_durable.errors import HandlerAnswerInvalid, NonRetryableError, ValueRefused, WorkflowParamsInvalid
+from celery_durable.linear import Completed, Dead, LinearContext, Retry, TaskType, Waiting
+from celery_durable.model import LogLevel, LogLine, ReceivedEvent, Release, RunOutcome, Status, StepRow, to_us
+from celery_durable.runner import linear_rows
+from celery_durable.runner.attempts import AttemptFailed, AttemptFailure, commit_terminal_failure, idempotency_key
+from celery_durable.runner.environment import encode_log_data
+from celery_durable.runner.published_values import encode_published_value
+from celery_durable.runner.session_lock import SessionLock
+from celery_durable.runner.step_attempt import StepAttempt
+from celery_durable.runner.step_commit import Decision, StepCommit, build_attempt_commit, suspend_until_rows
+from celery_durable.step import StepLog, StepTx
+from celery_durable.store import run_events
+from celery_durable.store.claims import GuardResult
+from celery_durable.store.engine import Tx
+
+if TYPE_CHECKING:
+    from celery_durable.runner.linear_pass import LinearPass
+
+_PLAIN = values.Codec()
+_SHORTEST_WAIT = timedelta(seconds=1)
+
+
+class LinearStep:
+    """A step whose handler is due (`AttemptedStep`). ``row``: as it is recorded, RUNNING."""
+
+    def __init__(self, pass_: LinearPass, row: StepRow) -> None:
+        self._pass, self._row, self._env = pass_, row, pass_.env
+        self.name, self.type, self.number, self.timeout = row.name, row.type, row.attempts + 1, row.timeout
+
+    # --- the handler's call ---------------------------------------------------------------------
+
+    def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
+        claim, handler = self._pass.claim, self._pass.definition.handlers[self.name]
+        attempt = StepAttempt(self._env, self._pass.lease, self._row.step_key, self.number, session_lock)
+
+        def run() -> Any:
+            return self._env.runtime.run_attempt(
+                lambda: handler(self._build_context(attempt)),
+                workflow=claim.ref.workflow,
+                instance_id=claim.ref.instance_id,
+                step=self.name,
+                number=self.number,
+            )
+
+        attempt.call = notify.wrap_body(run, claim, step=self.name, attempt=self.number)
+        return attempt
+
+    def _build_context(self, attempt: StepAttempt) -> LinearContext:
+        row, ref, state = self._row, self._pass.claim.ref, self._pass.run.state
+        event = self._read_event()
+        if event is not None:
+            task_type = TaskType.EVENT
+        else:
+            task_type = TaskType.RUN if row.wait_event_type is None else TaskType.WAITING_TIMEOUT
+        earlier_rows = [each for each in self._pass.rows.rows if each.seq < row.seq]
+        return LinearContext(
+            task_type=task_type,
+            step=row.name,
+            seq=row.seq,
+            attempt=self.number,
+            params=self._decode_params(),
+            results={each.name: _PLAIN.decode(each.result or "null") for each in earlier_rows},
+            event=event,
+            workflow=ref.workflow,
+            instance_id=ref.instance_id,
+            run_number=ref.run_number,
+            version=state.definition_version or 0,
+            tx=self._build_tx(attempt),
+            log=StepLog(_HandlerLog(self._pass, attempt)),
+            publish=functools.partial(self._publish, attempt),
+        )
+
+    def _build_tx(self, attempt: StepAttempt) -> StepTx:
+        # A handler that returns Waiting is called again and commits again. The suffix gives each commit its own
+        # idempotency key, from which `StepTx` derives the ids of messages, events and instances.
+        suffix = ""
+        if self._row.event_seq is not None:
+            suffix = f"/event {self._row.event_seq}"
+        elif self._row.wake_at is not None:
+            suffix = f"/timeout {to_us(self._row.wake_at)}"
+        return StepTx(
+            name=self.name,
+            attempt=self.number,
+            idempotency_key=idempotency_key(self._pass.run.state.ancestry, self._row.step_key, suffix),
+            buffer=attempt.buffer,
+            open_session=attempt.open_session,
+            limits=self._env.settings.limits,
+        )
+
+    def _publish(self, attempt: StepAttempt, key: str, value: Any) -> None:
+        text = encode_published_value(self._env.settings, key, value)
+        attempt.check_not_abandoned()
+        self._pass.committer.publish(key, text)
+
+    def _decode_params(self) -> Any:
+        definition = self._pass.definition
+        try:
+            return definition.params.decode(self._pass.run.state.params)
+        except values.ValidationFailed as exc:
+            error = WorkflowParamsInvalid(definition.name, exc.problems)
+            raise NonRetryableError(str(error), WorkflowParamsInvalid.__name__) from exc
+
+    def _read_event(self) -> ReceivedEvent[Any] | None:
+        """Read the event that the step received, for its handler; None if it received none."""
+        if self._row.event_seq is None:
+            return None
+        query = functools.partial(run_events.read_event, claim=self._pass.claim, seq=self._row.event_seq)
+        found = self._env.store.run_statement(query)
+        return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at)
+
+    # --- the handler's outcome ------------------------------------------------------------------
+
+    def succeed(self, attempt: StepAttempt, value: Any) -> None:
+        try:
+            match value:
+                case Completed(result):
+                    step_commit = self._complete(attempt, result)
+                case Waiting():
+                    step_commit = self._wait(attempt, value)
+                case Retry(backoff, error):
+                    limit = self._env.settings.max_sleep
+                    delay = None if backoff is None else values.parse_duration(backoff, maximum=limit)
+                    raise AttemptFailed(AttemptFailure("Retry", error, retry_in=delay))
+                case Dead(error):
+                    raise AttemptFailed(AttemptFailure("Dead", error, is_final=True))
+                case _:
+                    raise HandlerAnswerInvalid(self.name, value)  # noqa: TRY301
+        except (ValueRefused, HandlerAnswerInvalid) as exc:
+            raise AttemptFailed(AttemptFailure.of(exc)) from exc
+        self._pass.commit(step_commit, attempt)
+
+    def _complete(self, attempt: StepAttempt, result: Any) -> StepCommit:
+        """Build the commit that records the step as DONE and the next one as READY, or ends the run."""
+        row, commit_id = self._row, self._env.runtime.new_token()
+        text = values.encode(result, what=f"Result of step {row.name!r}", limits=self._env.settings.limits)
+        done = linear_rows.build_done_write(row, commit_id, result=text, ran_for=attempt.duration)
+        next_row = self._pass.rows.find_next(row)
+        if next_row is None:
+            return build_attempt_commit([done], attempt, ending=RunOutcome(Status.COMPLETE, output=text))
+        return build_attempt_commit([done, linear_rows.build_ready_write(next_row, commit_id)], attempt)
+
+    def _wait(self, attempt: StepAttempt, outcome: Waiting) -> StepCommit:
+        """Build the commit that records the step as WAITING, or as READY if its event has already arrived."""
+        row, settings, claim = self._row, self._env.settings, self._pass.claim
+        event_type = values.check_event_type(outcome.event_type, settings.max_event_type)
+        timeout = values.parse_duration(outcome.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
+        timeout = self._env.runtime.wait_duration(timeout, purpose="event", workflow=claim.ref.workflow, step=row.name)
+        tx = self._build_tx(attempt)
+        for name, payload in outcome.outbound_events:
+            tx.send_outbound(name, payload)
+        commit_id = self._env.runtime.new_token()
+
+        def decide(tx: Tx, guard_result: GuardResult) -> Decision:
+            event = run_events.find_oldest_event(tx, claim, event_type, deadline=guard_result.now + timeout)
+            if event is not None:
+                run_events.consume(tx, claim, guard_result, event, key=row.step_key)
+                return Decision([linear_rows.build_event_write(row, commit_id, event.seq)])
+            ran_for = attempt.duration
+            return Decision(
+                [linear_rows.build_wait_write(row, commit_id, event_type=event_type, timeout=timeout, ran_for=ran_for)]
+            )
+
+        def find_ending(rows: Sequence[StepRow]) -> Release | None:
+            return suspend_until_rows(rows) if any(row.wake_at is not None for row in rows) else None
+
+        step_commit = build_attempt_commit([], attempt, decide=decide, ending=find_ending)
+        step_commit.commit_id = commit_id
+        return step_commit
+
+    def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
+        row, commit_id = self._row, self._env.runtime.new_token()
+        error = values.sanitize_error(failure.name, failure.message)
+        if failure.is_final or linear_rows.is_last_attempt(row):
+            step_commit = linear_rows.build_failure(row, commit_id, error, ran_for=attempt.duration)
+            step_commit.logs = list(attempt.logs)
+            commit_terminal_failure(self._env, self.name, attempt, step_commit, self._pass.commit)
+            return
+        write = linear_rows.build_retry_write(
+            row, commit_id, error, retry_in=self._get_retry_delay(failure), ran_for=attempt.duration
+        )
+        self._pass.commit(StepCommit(commit_id, [write], list(attempt.logs), ending=suspend_until_rows))
+
+    def _get_retry_delay(self, failure: AttemptFailure) -> timedelta:
+        """How long to wait after this failed attempt."""
+        delay = failure.retry_in
+        if delay is None:
+            policy = self._pass.definition.policy_of(self.name, self._env.settings.step_policy)
+            delay = policy.delay_after(self.number)
+        workflow = self._pass.claim.ref.workflow
+        return self._env.runtime.wait_duration(delay, purpose="retry", workflow=workflow, step=self.name)
+
+
+class _HandlerLog:
+    """Collects the log lines of a handler, which the commit of its outcome writes."""
+
+    def __init__(self, pass_: LinearPass, attempt: StepAttempt) -> None:
+        self._settings, self._attempt = pass_.env.settings, attempt
+
+    def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:
+        text = encode_log_data(self._settings, message, category, data)
+        message = values.sanitize_text(message, self._settings.max_log_message)
+        attempt = self._attempt
+        attempt.logs.append(LogLine(level, category, message, text, attempt.step_key, attempt.number, is_replay=False))
