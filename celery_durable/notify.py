@@ -128,8 +128,11 @@ def send_steps_recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
     for write in writes:
         is_body = write.type in (StepType.DO, StepType.LINEAR)
         is_lost = write.status is StepStatus.CANCELLED
-        begins = (write.is_new and not is_lost) or _starts_task_attempt(write)
-        if not is_body and begins and signals.step_started.receivers:
+        if (
+            not is_body
+            and signals.step_started.receivers
+            and ((write.is_new and not is_lost) or _starts_task_attempt(write))
+        ):
             _send(signals.step_started, claim.ref, **_step(write))
         signal = _SIGNAL_BY_STATUS.get(write.status)
         if signal is None or not signal.receivers or (signal is signals.step_retrying and not _is_retry(write)):

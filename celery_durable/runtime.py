@@ -23,12 +23,11 @@ Purpose = Literal["sleep", "retry", "event"]
 """The purpose of a wait: `step.sleep`, the pause before a retry, or the timeout of a wait."""
 
 
-def real_monotonic() -> float:
-    """Return the seconds of this machine's monotonic clock, in tests too.
+real_monotonic = time.monotonic
+"""Returns the seconds of this machine's monotonic clock, in tests too.
 
-    It times waits on other processes, which a test clock cannot shorten.
-    """
-    return time.monotonic()
+It times waits on other processes, which a test clock cannot shorten.
+"""
 
 
 def is_ctrl_c(error: BaseException) -> bool:
@@ -74,9 +73,8 @@ class Runtime:
         """128 random bits in hexadecimal, which cannot be guessed."""
         return secrets.token_hex(16)
 
-    def monotonic(self) -> float:
-        """Seconds of this process's monotonic clock."""
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
+    """Returns the seconds of this process's monotonic clock."""
 
     def wall_clock(self) -> datetime:
         """This machine's clock, only for comparison with the database's. No decision uses it (LAW 4)."""

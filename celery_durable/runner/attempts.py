@@ -117,7 +117,8 @@ class Attempts:
         """Run the bodies of these steps, concurrently if there are several, and commit the outcome of each."""
         for rerun in range(MAX_BODY_RERUNS + 1):
             self._lost.clear()
-            self._pass.run_or_interrupt(self._ensure_held)
+            if not self._lease.is_valid:
+                self._pass.run_or_interrupt(self._ensure_held)
             if rerun == 0:
                 for step in steps:
                     notify.send_attempt_started(self._lease.claim, step.name, step.number, type_=step.type)

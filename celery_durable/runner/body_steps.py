@@ -22,8 +22,9 @@ from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, suspend_until_rows
-from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
+from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.step import BodyCall, StepTx
+from celery_durable.values import ValidationFailed
 
 
 class BodySteps:
@@ -138,9 +139,12 @@ class FunctionStep:
         codec = execution.fn.result
         try:
             result = codec.encode(value, what=f"Result of step {self.name!r}", limits=context.limits)
-            decode_result(self.name, codec, result)
-        except (ValueRefused, StepResultInvalid) as exc:
+            codec.decode(result)
+        except ValueRefused as exc:
             raise AttemptFailed(AttemptFailure.of(exc, is_final=True)) from exc
+        except ValidationFailed as exc:
+            invalid = StepResultInvalid(self.name, exc.problems)
+            raise AttemptFailed(AttemptFailure.of(invalid, is_final=True)) from exc
         write = context.build_write(
             execution, StepStatus.COMPLETED, result=result, attempts=self.number, ran_for=attempt.duration
         )

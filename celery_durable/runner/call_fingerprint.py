@@ -30,7 +30,7 @@ class CallFingerprint:
         args, kwargs = call.args, call.kwargs
         while isinstance(fn, functools.partial):
             fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
-        cells = tuple(_read_cell(cell) for cell in getattr(fn, "__closure__", None) or ())
+        cells = tuple(map(_read_cell, getattr(fn, "__closure__", None) or ()))
         # `lambda n=n: ...` in a loop, and a method of several objects, have the same code but do different work.
         bound_values = (
             getattr(fn, "__self__", None),

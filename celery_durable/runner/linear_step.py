@@ -5,35 +5,58 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from celery_durable import notify, values
+from celery_durable.definitions import LinearDefinition
 from celery_durable.errors import HandlerAnswerInvalid, NonRetryableError, ValueRefused, WorkflowParamsInvalid
 from celery_durable.linear import Completed, Dead, LinearContext, Retry, TaskType, Waiting
-from celery_durable.model import LogLevel, LogLine, ReceivedEvent, Release, RunOutcome, Status, StepRow, to_us
+from celery_durable.model import Claim, LogLevel, LogLine, ReceivedEvent, Release, RunOutcome, Status, StepRow, to_us
 from celery_durable.runner import linear_rows
 from celery_durable.runner.attempts import AttemptFailed, AttemptFailure, commit_terminal_failure, idempotency_key
-from celery_durable.runner.environment import encode_log_data
+from celery_durable.runner.environment import ClaimedRun, Environment, encode_log_data
+from celery_durable.runner.lease import Lease
+from celery_durable.runner.linear_rows import LinearRows
 from celery_durable.runner.published_values import encode_published_value
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
-from celery_durable.runner.step_commit import Decision, StepCommit, build_attempt_commit, suspend_until_rows
+from celery_durable.runner.step_commit import (
+    Committed,
+    Committer,
+    Decision,
+    StepCommit,
+    build_attempt_commit,
+    suspend_until_rows,
+)
 from celery_durable.step import StepLog, StepTx
 from celery_durable.store import run_events
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
 
-if TYPE_CHECKING:
-    from celery_durable.runner.linear_pass import LinearPass
-
 _PLAIN = values.Codec()
 _SHORTEST_WAIT = timedelta(seconds=1)
+
+
+class LinearStepPass(Protocol):
+    """The pass of a linear step."""
+
+    definition: LinearDefinition
+    env: Environment
+    lease: Lease
+    claim: Claim
+    run: ClaimedRun
+    rows: LinearRows
+    committer: Committer
+
+    def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
+        """Run a commit, and apply it to the rows."""
+        ...
 
 
 class LinearStep:
     """A step whose handler is due (`AttemptedStep`). ``row``: as it is recorded, RUNNING."""
 
-    def __init__(self, pass_: LinearPass, row: StepRow) -> None:
+    def __init__(self, pass_: LinearStepPass, row: StepRow) -> None:
         self._pass, self._row, self._env = pass_, row, pass_.env
         self.name, self.type, self.number, self.timeout = row.name, row.type, row.attempts + 1, row.timeout
 
@@ -203,7 +226,7 @@ class LinearStep:
 class _HandlerLog:
     """Collects the log lines of a handler, which the commit of its outcome writes."""
 
-    def __init__(self, pass_: LinearPass, attempt: StepAttempt) -> None:
+    def __init__(self, pass_: LinearStepPass, attempt: StepAttempt) -> None:
         self._settings, self._attempt = pass_.env.settings, attempt
 
     def log(self, level: LogLevel, message: str, category: str, data: dict[str, Any]) -> None:

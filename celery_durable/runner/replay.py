@@ -56,6 +56,7 @@ class ReplayContext:
         self._definition, self._context = definition, context
         self._waits, self._body_steps = WaitSteps(context), BodySteps(context)
         self._remote_steps, self._map_steps = RemoteSteps(context, self._waits), MapSteps(context, self._waits)
+        self._max_name_length = context.env.settings.max_step_name
         self._policy = context.env.settings.step_policy.override_with(definition.step_defaults)
         self._last_finished_at = EPOCH
         self._random_calls = 0
@@ -87,7 +88,8 @@ class ReplayContext:
     def _gather(self, futures: tuple[StepFuture[Any], ...], *, return_exceptions: bool) -> list[Any]:
         self._context.check_running()
         branches = self._take_branches(futures)
-        self._advance(branches)
+        if any(branch.finished_row is None for branch in branches):
+            self._advance(branches)
         open_ = [branch for branch in branches if branch.finished_row is None]
         if open_:
             self._suspend(open_)
@@ -117,7 +119,7 @@ class ReplayContext:
         if not futures:
             raise DefinitionInvalid(f"step.first({name!r}) needs at least one branch.")
         branches = self._take_branches(futures)
-        self._check_name(name)
+        values.check_text_name("Step name", name, self._max_name_length)
         entry = self._context.replay_state.call(name, StepType.DO, ("first", [branch.key for branch in branches]))
         by_key = {branch.key: branch for branch in branches}
         if entry.row is None:
@@ -182,21 +184,20 @@ class ReplayContext:
         ]
         raise self._context.interrupt(Suspend())
 
-    def _check_name(self, name: str) -> None:
-        values.check_text_name("Step name", name, self._context.env.settings.max_step_name)
-
     def _start_step(self, call: StepCall) -> StepExecution:
         """Check a call's arguments, find its step, and log a warning if its name is used again in this pass."""
         fn, policy, name, type_ = None, self._policy, call.name, STEP_TYPES[type(call)]
         if isinstance(call, BodyCall):
             fn = describe_step(call.fn)
-            policy, name = policy.override_with(fn.config).override_with(call.config), fn.name if name is None else name
+            for config in (fn.config, call.config):
+                policy = policy if config is None else policy.override_with(config)
+            name = fn.name if name is None else name
         elif isinstance(call, (TaskCall, MapCall)):
             policy = TASK_POLICY.override_with(call.config)
         if name is None:
             raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
         identity = self._identify_arguments(call)
-        self._check_name(name)
+        values.check_text_name("Step name", name, self._max_name_length)
         entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
             # The limit is checked against a time that is the same in every pass. Otherwise a later pass could accept
@@ -319,12 +320,13 @@ class ReplayContext:
 
     def _advance(self, executions: list[StepExecution]) -> None:
         """Advance each step until it has finished or waits."""
-        open_steps = [execution for execution in executions if execution.finished_row is None]
-        # Steps that only wait count as open, too. A commit that checks one of them resets the crash count, so the count
-        # no longer says how often the body's worker died.
-        other_steps = OtherSteps.OPEN
-        if len(open_steps) == 1:
-            other_steps = OtherSteps.NONE if len(executions) == 1 else OtherSteps.FINISHED
+        if len(executions) == 1:
+            open_steps, other_steps = executions, OtherSteps.NONE
+        else:
+            open_steps = [execution for execution in executions if execution.finished_row is None]
+            # Steps that only wait count as open, too. A commit that checks one of them resets the crash count, so the
+            # count no longer says how often the body's worker died.
+            other_steps = OtherSteps.FINISHED if len(open_steps) == 1 else OtherSteps.OPEN
         with_body: list[StepExecution] = []
         for execution in open_steps:
             match execution.call:

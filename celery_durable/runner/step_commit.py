@@ -74,27 +74,25 @@ class StepCommit:
         return not self.writes or any(write.resets_crash_count for write in self.writes)
 
     @property
-    def has_effects(self) -> bool:
-        """Whether the commit writes more than rows and log lines."""
-        return bool(self.user_writes or self.instances or self.events or self.emissions or self.messages or self.labels)
-
-    @property
     def is_single_row(self) -> bool:
         """Whether the commit is one row and nothing else, so that one statement can write it."""
-        return (
-            len(self.writes) == 1
-            and self.ending is None
-            and self.decide is None
-            and not self.logs
-            and not self.has_effects
+        return len(self.writes) == 1 and not (
+            self.ending
+            or self.decide
+            or self.logs
+            or self.user_writes
+            or self.instances
+            or self.events
+            or self.emissions
+            or self.messages
+            or self.labels
         )
 
     @property
     def bare_outcome(self) -> RunOutcome | None:
         """The outcome of the run, if the commit writes nothing else."""
-        if isinstance(self.ending, RunOutcome) and not (self.writes or self.decide or self.logs or self.has_effects):
-            return self.ending
-        return None
+        is_bare = not (self.writes or self.decide or self.logs)
+        return self.ending if isinstance(self.ending, RunOutcome) and is_bare else None
 
 
 def suspend_until_rows(rows: Sequence[StepRow]) -> Release:
