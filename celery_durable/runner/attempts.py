@@ -109,6 +109,7 @@ class Attempts:
 
     def __init__(self, pass_: AttemptingPass) -> None:
         self._pass, self._env, self._lease = pass_, pass_.env, pass_.lease
+        self._can_interrupt = self._env.runtime.can_interrupt()
         self._session_lock = SessionLock() if pass_.env.store.database.has_one_writer else None
         self._lost: list[tuple[AttemptedStep, StepAttempt, str]] = []
         """The attempts whose transaction the database lost, each with the reason. Their bodies run again."""
@@ -123,7 +124,7 @@ class Attempts:
                 for step in steps:
                     notify.send_attempt_started(self._lease.claim, step.name, step.number, type_=step.type)
             self._env.runtime.checkpoint("before-body")
-            if len(steps) == 1 and (steps[0].timeout is None or self._env.runtime.can_interrupt()):
+            if len(steps) == 1 and (steps[0].timeout is None or self._can_interrupt):
                 attempt = steps[0].build_attempt(self._session_lock)
                 self._finish(steps[0], attempt, attempt.run_timed(steps[0].timeout))
             else:

@@ -108,6 +108,12 @@ class CommitWriter:
             received=received,
         )
 
+    def write_single_row(self, tx: Tx, write: StepWrite) -> Committed:
+        """Write one row and nothing else: the statement that writes it also checks the claim."""
+        self._limits.reset_suspension()
+        written = step_rows.guard_and_write_step(tx, self._claim, write, lease=self._lease.length)
+        return Committed([written.row], written.pause_requested, writes=[write])
+
     def write_bare_outcome(self, tx: Tx, run_outcome: RunOutcome) -> Committed:
         """End the run with nothing else to write: the statement that ends it checks the claim by itself."""
         answers.lock_parent(tx, self._claim.parent)

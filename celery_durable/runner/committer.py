@@ -8,13 +8,13 @@ session cannot be repeated: the body runs again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from sqlalchemy.orm import Session
 
 from celery_durable import notify
 from celery_durable.errors import Superseded
-from celery_durable.model import ReleaseOutcome, RunOutcome, Status, StepRow
+from celery_durable.model import ReleaseOutcome, RunOutcome
 from celery_durable.runner.commit_writer import CommitWriter
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.published_values import PublishedValues
@@ -23,7 +23,6 @@ from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Step
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import WrittenStep
 from celery_durable.store.watchdog import PASS
 
 
@@ -31,10 +30,12 @@ class DatabaseCommitter:
     """The committer that writes to the store."""
 
     def __init__(self, env: Environment, run: ClaimedRun) -> None:
-        self._env, self._store, self._run = env, env.store, run
+        self._env, self._store, self._run_created_at = env, env.store, run.state.created_at
         self._lease, self._claim = run.lease, run.lease.claim
         self._published = PublishedValues(env, run.lease)
         self._writer = CommitWriter(env, run, self._published)
+        self._transact = functools.partial(env.store.transact, timeouts=PASS)
+        self._run_statement = functools.partial(env.store.run_statement, timeouts=PASS)
 
     def publish(self, key: str, text: str) -> None:
         self._published.publish(key, text)
@@ -43,16 +44,17 @@ class DatabaseCommitter:
         lease, published = self._lease, self._published
         requested_at = lease.mark_progress()
         session = None if attempt is None else attempt.buffer.session
-        if session is not None or step_commit.user_writes:
-            committed = self._commit_with_user_writes(step_commit, session)
-        elif published.pending:
-            committed = self._commit_retryable(step_commit)
-        elif step_commit.is_single_row:
-            committed = self._commit_single_row(step_commit)
-        elif (run_outcome := step_commit.bare_outcome) is not None and run_outcome.status is not Status.TERMINATED:
-            committed = self._commit_bare_outcome(step_commit, run_outcome)
-        else:
-            committed = self._commit_retryable(step_commit)
+        has_user_code = session is not None or bool(step_commit.user_writes)
+        if has_user_code:  # it may take any length of time (LAW 7)
+            lease.enter_user_code(step_commit)
+        run, work = self._choose_way(step_commit, session)
+        try:
+            committed = run(work, find_committed=functools.partial(self._find_committed, step_commit=step_commit))
+        except (Superseded, Exception) as error:  # noqa: BLE001  # `_recover` raises it
+            committed = self._recover(error, step_commit, session)
+        finally:
+            if has_user_code:
+                lease.exit_user_code(step_commit)
         if published.flushing:
             published.mark_flushed()
         lease.extend(requested_at=requested_at)
@@ -74,7 +76,7 @@ class DatabaseCommitter:
         for event in committed.received:
             notify.send_event_received(event)
         if (run_outcome := committed.run_outcome) is not None:
-            notify.send_run_ended(self._claim, run_outcome, lambda: self._lease.now - self._run.state.created_at)
+            notify.send_run_ended(self._claim, run_outcome, lambda: self._lease.now - self._run_created_at)
         elif committed.released is not None:
             notify.send_workflow_suspended(self._claim, committed.released, committed.until)
         if committed.due_runs:
@@ -84,92 +86,51 @@ class DatabaseCommitter:
 
     # --- the ways to commit ---------------------------------------------------------------------
 
-    def _commit_single_row(self, step_commit: StepCommit) -> Committed:
-        self._run.limits.reset_suspension()
-        (write,) = step_commit.writes
-        find_committed = functools.partial(self._find_single_row, step_commit=step_commit)
-        try:
-            written = self._store.run_statement(
-                functools.partial(
-                    step_rows.guard_and_write_step, claim=self._claim, write=write, lease=self._lease.length
-                ),
-                find_committed=find_committed,
-                timeouts=PASS,
-            )
-        except Superseded:
+    def _choose_way(
+        self, step_commit: StepCommit, session: Session | None
+    ) -> tuple[Callable[..., Committed], Callable[[Tx], Committed]]:
+        """Return how to run the transaction of a commit, and what to do in it."""
+        writer = self._writer
+        if session is not None:
+            run = functools.partial(self._store.transact_session, session)
+            return run, functools.partial(writer.write, step_commit=step_commit, session=session)
+        if not self._published.pending:
+            if step_commit.is_single_row:
+                return self._run_statement, functools.partial(writer.write_single_row, write=step_commit.writes[0])
+            if (run_outcome := step_commit.bare_outcome) is not None:
+                is_single_statement = writer.is_single_statement(run_outcome)
+                run = self._run_statement if is_single_statement else self._transact
+                return run, functools.partial(writer.write_bare_outcome, run_outcome=run_outcome)
+        run = functools.partial(self._store.transact, timeouts=None) if step_commit.user_writes else self._transact
+        return run, functools.partial(writer.write, step_commit=step_commit)
+
+    def _recover(self, error: BaseException, step_commit: StepCommit, session: Session | None) -> Committed:
+        """Return what a commit has done although it failed with ``error``; raise the error, or what it means."""
+        store = self._store
+        if isinstance(error, Superseded) and session is None and step_commit.is_single_row:
             # This pass may have superseded itself: the first try timed out, but the database applied it before the
             # second one.
-            found = self._store.transact(find_committed)
-            if found is None:
-                raise
-            written = found
-        return Committed([written.row], written.pause_requested, writes=step_commit.writes)
-
-    def _commit_retryable(self, step_commit: StepCommit) -> Committed:
-        try:
-            return self._store.transact(
-                functools.partial(self._writer.write, step_commit=step_commit),
-                find_committed=functools.partial(self._find_committed, step_commit=step_commit),
-                timeouts=None if step_commit.user_writes else PASS,
-            )
-        except Exception as exc:
-            if step_commit.user_writes and self._store.is_rejection(exc):  # a deferred constraint, refused at COMMIT
-                raise StepEffectFailed(exc) from exc
-            raise
-
-    def _commit_bare_outcome(self, step_commit: StepCommit, run_outcome: RunOutcome) -> Committed:
-        is_single_statement = self._writer.is_single_statement(run_outcome)
-        return (self._store.run_statement if is_single_statement else self._store.transact)(
-            functools.partial(self._writer.write_bare_outcome, run_outcome=run_outcome),
-            find_committed=functools.partial(self._find_committed, step_commit=step_commit),
-            timeouts=PASS,
-        )
-
-    def _commit_with_user_writes(self, step_commit: StepCommit, session: Session | None) -> Committed:
-        """Commit with statements of user code, which may take any length of time (LAW 7)."""
-        self._lease.enter_user_code(step_commit)
-        try:
-            if session is None:
-                return self._commit_retryable(step_commit)
-            return self._commit_session(step_commit, session)
-        finally:
-            self._lease.exit_user_code(step_commit)
-
-    def _commit_session(self, step_commit: StepCommit, session: Session) -> Committed:
-        """Commit in the body's own transaction; raises BodyRerunRequired if the transaction did not happen."""
-        write = functools.partial(self._writer.write, step_commit=step_commit, session=session)
-        try:
-            return self._store.transact_session(session, write)
-        except StepEffectFailed:
-            raise
-        except Exception as exc:
-            if self._store.is_commit_in_doubt(exc):
-                found = self._store.transact(functools.partial(self._find_committed, step_commit=step_commit))
-                if found is not None:
-                    return found
-            elif self._store.is_rejection(exc):  # a deferred constraint, or an error that the body ignored
-                raise StepEffectFailed(exc) from exc
-            elif not self._store.is_transient(exc):
-                raise
-            raise BodyRerunRequired(str(exc)) from exc
+            found = store.transact(functools.partial(self._find_committed, step_commit=step_commit))
+            if found is not None:
+                return found
+        if isinstance(error, (Superseded, StepEffectFailed)):
+            raise error
+        is_in_doubt = store.is_commit_in_doubt(error)
+        if not is_in_doubt and (session is not None or step_commit.user_writes) and store.is_rejection(error):
+            raise StepEffectFailed(error) from error  # a deferred constraint, or an error that the body ignored
+        if session is not None and (is_in_doubt or store.is_transient(error)):
+            raise BodyRerunRequired(str(error)) from error
+        raise error
 
     # --- commits in doubt -----------------------------------------------------------------------
 
-    def _find_rows(self, tx: Tx, commit_id: str) -> tuple[bool, Sequence[StepRow]]:
-        """Return whether the claim is still held, and the rows of a commit that was in doubt.
+    def _find_committed(self, tx: Tx, step_commit: StepCommit) -> Committed | None:
+        """Return what a commit in doubt has done, or None if it was rolled back; raises Superseded.
 
         It locks the instance first, and so waits until the database has committed or rolled back the commit.
         """
         is_held = claims.is_held(tx, self._claim)
-        return is_held, step_rows.find_commit(tx, self._claim, commit_id=commit_id) if commit_id else ()
-
-    def _find_single_row(self, tx: Tx, step_commit: StepCommit) -> WrittenStep | None:
-        committed = self._find_committed(tx, step_commit)
-        return None if committed is None else WrittenStep(committed.rows[0], pause_requested=False)
-
-    def _find_committed(self, tx: Tx, step_commit: StepCommit) -> Committed | None:
-        """Return what a commit in doubt has done, or None if it was rolled back; raises Superseded."""
-        is_held, rows = self._find_rows(tx, step_commit.commit_id)
+        rows = step_rows.find_commit(tx, self._claim, commit_id=step_commit.commit_id) if step_commit.commit_id else ()
         has_left = step_commit.ending is not None and not is_held
         run_outcome = step_commit.ending if isinstance(step_commit.ending, RunOutcome) else None
         if rows or (has_left and not step_commit.commit_id):

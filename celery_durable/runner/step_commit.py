@@ -20,6 +20,7 @@ from celery_durable.model import (
     ReleaseOutcome,
     RunOutcome,
     RunRef,
+    Status,
     StepRow,
 )
 from celery_durable.runner.step_attempt import StepAttempt
@@ -90,9 +91,10 @@ class StepCommit:
 
     @property
     def bare_outcome(self) -> RunOutcome | None:
-        """The outcome of the run, if the commit writes nothing else."""
-        is_bare = not (self.writes or self.decide or self.logs)
-        return self.ending if isinstance(self.ending, RunOutcome) and is_bare else None
+        """The outcome of the run, if the commit records it and nothing else."""
+        if not isinstance(self.ending, RunOutcome) or self.ending.status is Status.TERMINATED:
+            return None
+        return None if self.writes or self.decide or self.logs else self.ending
 
 
 def suspend_until_rows(rows: Sequence[StepRow]) -> Release:

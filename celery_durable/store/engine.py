@@ -349,14 +349,23 @@ class Store:
         """Open a session for a step's own transaction, with the store's isolation level."""
         return self.sessions.open()
 
-    def transact_session(self, session: Session, work: Callable[[Tx], T]) -> T:
+    def transact_session(
+        self, session: Session, work: Callable[[Tx], T], *, find_committed: Callable[[Tx], T | None] | None = None
+    ) -> T:
         """Run ``work`` in a step's own transaction and commit it, without retries.
 
-        If the commit is in doubt, it raises an error for which `is_commit_in_doubt` returns True.
+        ``find_committed``: as in `transact`. If a commit in doubt was rolled back, this raises an error for which
+        `is_commit_in_doubt` returns True.
         """
         result = work(Tx(session.connection(), self))
         self.runtime.checkpoint("before-commit")
-        self.sessions.commit(session)
+        try:
+            self.sessions.commit(session)
+        except CommitInDoubt:
+            found = None if find_committed is None else self.transact(find_committed)
+            if found is None:
+                raise
+            return found
         self.runtime.checkpoint("after-commit")
         return result
 

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import Superseded
@@ -192,11 +193,15 @@ def guard_and_write_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timed
     """
     if not tx.store.database.can_combine_writes:
         guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
-        return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
+        with tx.store.conflict_as_superseded():
+            return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
     parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count)
     parameters |= STEPS.encode_write(write)
     which = _guard_and_insert if write.replaces is None else _guard_and_update
-    found = tx.run(which, **parameters, replaces=write.replaces).first()
+    try:
+        found = tx.run(which, **parameters, replaces=write.replaces).first()
+    except IntegrityError as error:  # another worker has inserted the row
+        raise Superseded(str(error.orig)) from error
     if found is None:
         raise Superseded(str(claim.ref))
     return WrittenStep(to_written_row(write, found[1:]), found.pause_requested)
