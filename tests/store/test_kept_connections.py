@@ -67,8 +67,8 @@ def test_a_single_statement_in_doubt_is_resolved(world: World, when: str) -> Non
     def find_committed(tx: Tx) -> str | None:
         calls.append("find_committed")
         assert claims.is_held(tx, claim)
-        found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
-        return None if found is None else "found"
+        found = step_rows.find_commit(tx, claim, commit_id=write.commit_id)
+        return "found" if found else None
 
     result = world.store.run_statement(work, find_committed=find_committed)
     assert (result, calls) == {

@@ -150,8 +150,8 @@ def test_a_commit_without_an_answer_is_resolved_by_its_id(
     def find_committed(tx: Tx) -> str | None:
         calls.append("find_committed")
         assert claims.is_held(tx, claim)
-        found = step_rows.find_commit(tx, claim, key=write.key, commit_id=write.commit_id)
-        return None if found is None else "found"
+        found = step_rows.find_commit(tx, claim, commit_id=write.commit_id)
+        return "found" if found else None
 
     assert detoured.transact(work, find_committed=find_committed, timeouts=SHORT) == "found"
     assert calls == ["work", "find_committed"]
