@@ -31,7 +31,7 @@ from celery_durable.model import (
     Status,
 )
 from celery_durable.operations.context import OperationContext, Versions
-from celery_durable.store import instances, lifecycle, runs, scopes
+from celery_durable.store import instances, lifecycle, runs, scopes, sessions
 from celery_durable.store.engine import Tx
 
 
@@ -114,7 +114,7 @@ class CreateOperations:
         if session is not None:
             is_new = insert(store.join(session))
             if is_new:
-                store.after_commit(session, notify_and_wake)
+                sessions.after_commit(session, notify_and_wake)
         else:
             is_new = store.transact(insert)
             if is_new:

@@ -11,7 +11,7 @@ from celery_durable import notify, values
 from celery_durable.errors import InstanceTerminal
 from celery_durable.model import DueRun, RunRef, WakeReason
 from celery_durable.operations.context import OperationContext, Versions
-from celery_durable.store import lifecycle, run_events
+from celery_durable.store import lifecycle, run_events, sessions
 from celery_durable.store.engine import Tx
 
 
@@ -59,7 +59,7 @@ class EventOperations:
         store = self._context.store
         if session is not None:
             is_new, due_runs = sending.insert(store.join(session))
-            store.after_commit(session, lambda: sending.notify_and_wake(due_runs))
+            sessions.after_commit(session, lambda: sending.notify_and_wake(due_runs))
         else:
             is_new, due_runs = store.transact(sending.insert, find_committed=sending.find_committed)
             sending.notify_and_wake(due_runs)

@@ -42,6 +42,7 @@ from celery_durable.store import (
     outbox,
     releases,
     run_logs,
+    sessions,
     step_rows,
     topic_waits,
 )
@@ -182,7 +183,7 @@ class CommitWriter:
             if session is not None:
                 session.flush()
             if step_commit.user_writes:
-                store.run_user_writes(tx, step_commit.user_writes, session)
+                sessions.run_user_writes(tx.conn, step_commit.user_writes, session)
         except BaseException as exc:
             if store.is_transient(exc) or isinstance(exc, Superseded) or self._env.stops_process(exc):
                 raise

@@ -146,7 +146,7 @@ class StepAttempt:
         if lock is not None:
             lock.acquire(self)
         try:
-            session = self.buffer.session = self._env.store.open_session()
+            session = self.buffer.session = self._env.store.sessions.open()
             self.check_not_abandoned()
         except BaseException:
             if lock is not None:
@@ -158,14 +158,14 @@ class StepAttempt:
         """Close the session, which rolls back what is not committed. Does nothing without one."""
         session = self.buffer.session
         if session is not None:
-            self._env.store.close_session(session)
+            self._env.store.sessions.close(session)
             restore_transaction_control(session)  # a shared factory may return the same session to the application
             if self._session_lock is not None:
                 self._session_lock.release(self)
 
     def _abandon_session(self) -> None:
         if self.buffer.session is not None:
-            self._env.store.abandon_session(self.buffer.session)
+            self._env.store.sessions.abandon(self.buffer.session)
 
     # --- after its timeout ----------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from celery_durable.errors import (
     Superseded,
 )
 from celery_durable.runtime import Runtime
-from celery_durable.store import dialects, drivers, faults, sessions
+from celery_durable.store import dialects, drivers, faults
 from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement
 from celery_durable.store.connections import Connections
 from celery_durable.store.dialects import CLOCK_PARAM, Database
@@ -340,15 +340,6 @@ class Store:
         self.sessions.check_same_database(session)
         return Tx(session.connection(), self)
 
-    @staticmethod
-    def after_commit(session: Session, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once after the session's transaction has committed. Discard it if that rolls back."""
-        sessions.after_commit(session, callback)
-
-    def open_session(self) -> Session:
-        """Open a session for a step's own transaction, with the store's isolation level."""
-        return self.sessions.open()
-
     def transact_session(
         self, session: Session, work: Callable[[Tx], T], *, find_committed: Callable[[Tx], T | None] | None = None
     ) -> T:
@@ -368,18 +359,6 @@ class Store:
             return found
         self.runtime.checkpoint("after-commit")
         return result
-
-    def abandon_session(self, session: Session) -> None:
-        """Take SQLite's write lock away from the session of a step whose body did not end in time."""
-        self.sessions.abandon(session)
-
-    def close_session(self, session: Session) -> None:
-        """Close a step's session, which rolls back what is not committed."""
-        self.sessions.close(session)
-
-    def run_user_writes(self, tx: Tx, writes: Sequence[Callable[[Session], object]], session: Session | None) -> None:
-        """Run the writes that a step's body buffered with `StepTx.mutate`, in the transaction that commits the step."""
-        sessions.run_user_writes(tx.conn, writes, session)
 
     # --- faults ---------------------------------------------------------------------------------
 

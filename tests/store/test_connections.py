@@ -29,7 +29,7 @@ def test_a_thread_that_advances_runs_uses_one_connection(store: Store) -> None:
         store.read(one),
         store.transact_once(one),
     }
-    session = store.open_session()
+    session = store.sessions.open()
     ids.add(session_id(session.connection()))
     type(session).close(session)
     ids |= {store.run_statement(one), store.transact(one)}

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from celery_durable.errors import StoreMismatch
 from celery_durable.model import RunRef
-from celery_durable.store import instances
+from celery_durable.store import instances, sessions
 from celery_durable.store.engine import Store, Tx
 from tests.store.world import GRACE, World, step
 
@@ -103,7 +103,7 @@ def test_a_session_of_the_same_database_under_another_name_is_accepted(session_u
 
 
 def _register_callback(store: Store, session: Session, calls: list[str], what: str = "calls") -> None:
-    store.after_commit(session, lambda: calls.append(what))
+    sessions.after_commit(session, lambda: calls.append(what))
 
 
 def test_callbacks_run_once_after_the_callers_commit(store: Store, session: Session) -> None:
@@ -188,7 +188,7 @@ def test_a_steps_session_reads_what_is_committed(
 ) -> None:
     factory = sessionmaker(app_engine)
     store = Store(engine=app_engine, session_factory=factory) if shared else Store(store_url)
-    session = store.open_session()
+    session = store.sessions.open()
     levels = {
         "postgresql": "SHOW transaction_isolation",
         "mariadb": "SELECT REPLACE(@@session.tx_isolation, '-', ' ')",
@@ -196,7 +196,7 @@ def test_a_steps_session_reads_what_is_committed(
     }
     assert session.execute(sa.text(levels[database])).scalar_one().lower() == "read committed"
     assert session.connection().connection.dbapi_connection.in_transaction if database == "sqlite" else True
-    store.close_session(session)
+    store.sessions.close(session)
     store.close()
 
 
@@ -217,11 +217,11 @@ def test_a_store_on_a_shared_engine_leaves_it_as_it_was(store_url: str, app_engi
 def test_a_step_session_that_is_lost_at_its_return_is_closed(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = sa.create_engine(store_url)
     store = Store(engine=engine, session_factory=sessionmaker(engine))
-    session = store.open_session()
+    session = store.sessions.open()
 
     def reset(connection: Any) -> None:
         raise engine.dialect.loaded_dbapi.OperationalError(2013, "Lost connection to MySQL server during query")
 
     monkeypatch.setattr(engine.dialect, "reset_isolation_level", reset)
-    store.close_session(session)
+    store.sessions.close(session)
     engine.dispose()

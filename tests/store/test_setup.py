@@ -46,10 +46,10 @@ def test_a_database_in_memory_is_rejected(url: str) -> None:
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_connection_that_a_body_holds_while_the_store_closes_is_closed_at_its_return(store_url: str) -> None:
     store = Store(store_url)
-    session = store.open_session()
+    session = store.sessions.open()
     session.execute(sa.text("SELECT 1"))
     driver = session.connection().connection.driver_connection
     store.close()
     assert not driver.closed
-    store.close_session(session)
+    store.sessions.close(session)
     assert driver.closed

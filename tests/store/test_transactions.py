@@ -206,10 +206,10 @@ def test_a_commit_in_doubt_is_resolved(world: World, when: str, result: str, exp
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_sessions_commit_in_doubt_is_recognized(world: World, when: str) -> None:
     ref = world.create()
-    session = world.store.open_session()
+    session = world.store.sessions.open()
     with cut_commit(world.store, when=when), pytest.raises(Exception) as caught:
         world.store.transact_session(session, _send(ref, []))
-    world.store.close_session(session)
+    world.store.sessions.close(session)
     assert world.store.is_commit_in_doubt(caught.value)
     assert len(world.read_all_rows()["workflow_event"]) == (when == "after")
 
@@ -253,9 +253,9 @@ def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: b
 
     store = Store(store_url, prepared_statements=prepared)
     try:
-        session = store.open_session()
+        session = store.sessions.open()
         in_a_step = session.execute(sa.text("SHOW lock_timeout")).scalar_one()
-        store.close_session(session)
+        store.sessions.close(session)
         in_a_transaction = store.transact(lock_timeout)
         in_a_single_statement = store.run_statement(lock_timeout)
         assert (in_a_step, in_a_transaction) == ("5s", "5s")

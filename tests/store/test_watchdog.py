@@ -177,7 +177,7 @@ def test_operations_without_timeouts_are_never_cut(detoured: Store, proxy: Fault
 
 
 def test_an_authors_session_is_never_cut(detoured: Store, proxy: FaultProxy) -> None:
-    with Session(detoured.engine) as plain, detoured.open_session() as session:
+    with Session(detoured.engine) as plain, detoured.sessions.open() as session:
         for each in (session, plain):
             each.execute(sa.text("SELECT 1"))
         proxy.set(Mode.STALL)
