@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from celery_durable.cli.inputs import Context, OptionalId, OptionalWorkflow, Run
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
+from celery_durable.model import StepRow
 from celery_durable.runner.recorded_run import RecordedRun, from_export
 from celery_durable.runner.replay_check import ReplayResult
 from celery_durable.testing import local_servers
@@ -93,16 +94,50 @@ def _read(path: Path) -> Iterator[RecordedRun]:
         ) from exc
 
 
-def _document(recorded: RecordedRun, found: ReplayResult) -> documents.Document:
-    replayed, uncalled = ({row.step_key for row in rows} for rows in (found.replayed, found.uncalled))
+def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
+    ref, replayed, uncalled = found.ref, _keys(found.replayed), _keys(found.uncalled)
+    steps = [row for row in recorded.run_state.steps if row.step_key in replayed | uncalled]
+    changes = (("differs", "red", found.differences), ("changed", "yellow", found.open_step_changes))
+    target = f"{ref.workflow}/{ref.instance_id}"
+    rows: list[list[Cell]] = [
+        [row.name, row.type, Styled("replayed", "green") if row.step_key in replayed else Styled("not called", "red")]
+        for row in steps
+    ]
+    if console.is_json:
+        console.print_json(_document(recorded, found, steps), is_line=True)
+    elif console.is_for_people:
+        console.print_line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
+        if rows:
+            console.print_table(_COLUMNS, rows)
+        for word, style, records in changes:
+            for each in records:
+                console.print_line(Styled(word, style), each.sentence)
+                console.print_line(Styled(each.advice, "dim"), indent=2)
+        console.print_line(found.end)
+    else:
+        console.print_record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
+        for cells in rows:
+            console.print_record("step", *cells)
+        for word, _, records in changes:
+            for each in records:
+                console.print_record(word, each.sentence, each.advice)
+        console.print_record("end", found.end)
+    if recorded.is_partial:
+        console.print_note(
+            f"{target} continues another run. An export does not contain the values that step.now(), step.random() and "
+            "step.uuid() returned in that run. If the code depends on them, replay the run from the database."
+        )
+
+
+def _document(recorded: RecordedRun, found: ReplayResult, steps: Sequence[StepRow]) -> documents.Document:
+    replayed = _keys(found.replayed)
     return {
         **documents.run_of(found.ref),
         "status": recorded.status,
         "matches": found.matches,
         "steps": [
             {"stepKey": row.step_key, "name": row.name, "type": row.type, "isReplayed": row.step_key in replayed}
-            for row in recorded.run_state.steps
-            if row.step_key in replayed | uncalled
+            for row in steps
         ],
         "differences": [{"sentence": each.sentence, "advice": each.advice} for each in found.differences],
         "openStepChanges": [{"sentence": each.sentence, "advice": each.advice} for each in found.open_step_changes],
@@ -110,40 +145,5 @@ def _document(recorded: RecordedRun, found: ReplayResult) -> documents.Document:
     }
 
 
-def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
-    ref, uncalled = found.ref, {row.step_key for row in found.uncalled}
-    replayed = {row.step_key for row in found.replayed}
-    result_by_match = {True: Styled("replayed", "green"), False: Styled("not called", "red")}
-    rows: list[list[Cell]] = [
-        [row.name, row.type, result_by_match[row.step_key in replayed]]
-        for row in recorded.run_state.steps
-        if row.step_key in uncalled or row.step_key in replayed
-    ]
-    target = f"{ref.workflow}/{ref.instance_id}"
-    if console.is_json:
-        console.print_json(_document(recorded, found), is_line=True)
-    elif console.is_for_people:
-        console.print_line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
-        if rows:
-            console.print_table(_COLUMNS, rows)
-        for each in found.differences:
-            console.print_line(Styled("differs", "red"), each.sentence)
-            console.print_line(Styled(each.advice, "dim"), indent=2)
-        for each in found.open_step_changes:
-            console.print_line(Styled("changed", "yellow"), each.sentence)
-            console.print_line(Styled(each.advice, "dim"), indent=2)
-        console.print_line(found.end)
-    else:
-        console.print_record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
-        for row in rows:
-            console.print_record("step", *row)
-        for each in found.differences:
-            console.print_record("differs", each.sentence, each.advice)
-        for each in found.open_step_changes:
-            console.print_record("changed", each.sentence, each.advice)
-        console.print_record("end", found.end)
-    if recorded.is_partial:
-        console.print_note(
-            f"{target} continues another run. An export does not contain the values that step.now(), step.random() and "
-            "step.uuid() returned in that run. If the code depends on them, replay the run from the database."
-        )
+def _keys(rows: Iterable[StepRow]) -> set[str]:
+    return {row.step_key for row in rows}

@@ -79,7 +79,7 @@ class Times:
         match value:
             case datetime() | None:
                 return self.format(value)
-            case Status():
+            case Status() | StepStatus():
                 return style_status(value)
             case int():
                 return str(value)
@@ -109,30 +109,20 @@ def format_error(error: ErrorInfo | None) -> str:
 
 # --- lists --------------------------------------------------------------------------------------
 
+_ERROR = Column("ERROR", keeps_full_text=False, is_optional=True)
 INSTANCE_COLUMNS = (
-    Column("WORKFLOW"),
-    Column("ID"),
-    Column("STATUS"),
-    Column("RUN"),
-    Column("CREATED"),
-    Column("CHANGED"),
+    *map(Column, ("WORKFLOW", "ID", "STATUS", "RUN", "CREATED", "CHANGED")),
     Column("NEXT", is_optional=True),
-    Column("ERROR", keeps_full_text=False, is_optional=True),
+    _ERROR,
 )
 
 
 def instance_cells(item: InstanceSummary, times: Times) -> list[Cell]:
     """Return a row of `ls`."""
-    return [
-        item.workflow,
-        item.id,
-        style_status(item.status),
-        str(item.run_number),
-        times.format(item.created_at),
-        times.format(item.updated_at),
-        times.format(item.run_at) if item.status is Status.WAITING else "",
-        format_error(item.error),
-    ]
+    start, error = item.run_at if item.status is Status.WAITING else None, format_error(item.error)
+    return times.cells(
+        item.workflow, item.id, item.status, item.run_number, item.created_at, item.updated_at, start, error
+    )
 
 
 def label_cells(labels: Mapping[str, str]) -> list[str]:
@@ -141,28 +131,18 @@ def label_cells(labels: Mapping[str, str]) -> list[str]:
 
 
 STEP_COLUMNS = (
-    Column("STEP"),
-    Column("TYPE"),
-    Column("STATUS"),
-    Column("ATTEMPTS"),
-    Column("TOOK"),
+    *map(Column, ("STEP", "TYPE", "STATUS", "ATTEMPTS", "TOOK")),
     Column("WAITS FOR", is_optional=True),
-    Column("ERROR", keeps_full_text=False, is_optional=True),
+    _ERROR,
 )
 STEP_TIMES = (Column("STARTED"), Column("FINISHED"))
 
 
 def step_cells(step: StepRecord, times: Times) -> list[Cell]:
     """Return a row of the steps in `show`."""
-    return [
-        step.name,
-        "event" if step.type is StepType.WAIT else step.type,
-        style_status(step.status),
-        format_attempts(step),
-        format_time_taken(step, times.now),
-        describe_wait(step, times),
-        format_error(step.error),
-    ]
+    word = "event" if step.type is StepType.WAIT else step.type
+    took, wait = format_time_taken(step, times.now), describe_wait(step, times)
+    return times.cells(step.name, word, step.status, format_attempts(step), took, wait, format_error(step.error))
 
 
 def format_attempts(step: StepRecord) -> str:
@@ -201,12 +181,7 @@ def describe_wait(step: StepRecord, times: Times) -> str:
             return f"instance{child}, times out {times.format_in_sentence(step.wake_at)}"
 
 
-EVENT_COLUMNS = (
-    Column("EVENT"),
-    Column("ID"),
-    Column("SENT"),
-    Column("CONSUMED BY"),
-)
+EVENT_COLUMNS = tuple(map(Column, ("EVENT", "ID", "SENT", "CONSUMED BY")))
 
 
 def event_cells(event: EventRecord, history: History, times: Times) -> list[Cell]:
@@ -259,14 +234,13 @@ def describe_origin(origin: Origin, instance_id: str) -> str:
     return f"Continues {run}" + ("" if origin.step_key is None else f", from step {origin.step_key}")
 
 
-AUDIT_COLUMNS = (Column("BY HAND"), Column("STEP"), Column("WAS"), Column("BY"), Column("WHEN"), Column("REASON"))
+AUDIT_COLUMNS = tuple(map(Column, ("BY HAND", "STEP", "WAS", "BY", "WHEN", "REASON")))
 
 
 def audit_cells(record: AuditRecord, times: Times) -> list[Cell]:
     """Return a row about a step that was completed or skipped by hand."""
     action = record.action.replace("_", "-")
-    status, when = style_status(record.status_before), times.format(record.created_at)
-    return [action, record.step_key, status, record.by, when, record.reason or ""]
+    return times.cells(action, record.step_key, record.status_before, record.by, record.created_at, record.reason or "")
 
 
 # --- what a run publishes -----------------------------------------------------------------------
