@@ -11,10 +11,10 @@ from celery_durable.cli.command import OpenBackend, Output, command, output_opti
 from celery_durable.cli.commands.explain import print_diagnosis
 from celery_durable.cli.inputs import Context, InstanceId, RunNumber, Workflow, flag
 from celery_durable.cli.output import documents, render
-from celery_durable.cli.output.console import Cell, Console, Styled
+from celery_durable.cli.output.console import Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.explain import Diagnosis
-from celery_durable.model import History, Published, Status, StepRecord
+from celery_durable.model import History, Status
 
 
 @command("show order order-42", "show order order-42 --full", "show order order-42 --run 1", options=[output_option])
@@ -48,22 +48,33 @@ def show(
     if console.is_for_people:
         is_live = not seen.status.is_terminal and history.run_number == seen.run_number
         diagnosis = backend.explain(workflow, id) if is_live else None
-        _print_for_terminal(ctx, console, seen, history, times, diagnosis, full=full)
+        _print_head(ctx, console, seen, history, times, diagnosis)
     else:
-        _print_records(console, history, times, full=full)
-    if published:
-        _print_published(console, published, times, full=full)
+        _print_head_records(console, history, times)
+    if full:
+        console.print_value("params", history.params)
+    _print_steps(console, history, times, full=full)
+    events = [render.event_cells(event, history, times) for event in history.events]
+    payloads = [(f"{event.type}   {event.event_id}", event.payload) for event in history.events] if full else []
+    console.print_section("event", render.EVENT_COLUMNS, events, payloads, heading="PAYLOADS")
+    console.print_section(
+        "audit", render.AUDIT_COLUMNS, [render.audit_cells(record, times) for record in history.audit]
+    )
+    if full and history.status.status is Status.COMPLETE:
+        console.print_value("output", history.status.output)
+    rows = [render.published_cells(key, found, times) for key, found in published.items()]
+    # A record has the value itself in a field.
+    values = [(key, found.value) for key, found in published.items()] if full and console.is_for_people else []
+    console.print_section("published", render.PUBLISHED_COLUMNS, rows, values, heading="VALUES")
 
 
-def _print_for_terminal(
+def _print_head(
     ctx: click.Context,
     console: Console,
     seen: InstanceSnapshot,
     history: History,
     times: Times,
     diagnosis: Diagnosis | None,
-    *,
-    full: bool,
 ) -> None:
     is_current = history.run_number == seen.run_number
     console.print_line(
@@ -79,51 +90,12 @@ def _print_for_terminal(
         console.print_line(text, indent=2)
     if diagnosis is not None:
         print_diagnosis(ctx, console, diagnosis)
-    if full:
-        console.print_heading("PARAMS")
-        console.print_block("", render.to_indented_json(history.params))
-    if history.steps:
-        _steps(console, history, times, full=full)
-    if history.events:
-        _events(console, history, times, full=full)
-    if history.audit:
-        console.print_blank_line()
-        console.print_table(render.AUDIT_COLUMNS, [render.audit_cells(record, times) for record in history.audit])
-    if full and history.status.status is Status.COMPLETE:
-        console.print_heading("OUTPUT")
-        console.print_block("", render.to_indented_json(history.status.output))
 
 
-def _steps(console: Console, history: History, times: Times, *, full: bool) -> None:
-    console.print_blank_line()
-    columns = render.STEP_COLUMNS + (render.STEP_TIMES if full else ())
-    console.print_table(columns, [_step_row(step, times, full=full) for step in history.steps])
-    results = [step for step in history.steps if step.result is not None] if full else []
-    if results:
-        console.print_heading("RESULTS")
-        for step in results:
-            console.print_block(step.name, render.to_indented_json(render.get_result(step)))
-
-
-def _step_row(step: StepRecord, times: Times, *, full: bool) -> list[Cell]:
-    cells = render.step_cells(step, times)
-    return [*cells, times.format(step.started_at or step.created_at), times.format(step.finished_at)] if full else cells
-
-
-def _events(console: Console, history: History, times: Times, *, full: bool) -> None:
-    console.print_blank_line()
-    console.print_table(render.EVENT_COLUMNS, [render.event_cells(event, history, times) for event in history.events])
-    if full:
-        console.print_heading("PAYLOADS")
-        for event in history.events:
-            console.print_block(f"{event.type}   {event.event_id}", render.to_indented_json(event.payload))
-
-
-def _print_records(console: Console, history: History, times: Times, *, full: bool) -> None:
+def _print_head_records(console: Console, history: History, times: Times) -> None:
     status = history.status
-    created, ended = times.format(history.created_at), times.format(history.completed_at)
-    run = str(history.run_number)
-    console.print_record("instance", history.workflow, history.instance_id, status.status, run, created, ended)
+    cells = times.cells(status.status, history.run_number, history.created_at, history.completed_at)
+    console.print_record("instance", history.workflow, history.instance_id, *cells)
     for name, value in history.labels.items():
         console.print_record("label", name, value)
     if status.error is not None:
@@ -134,29 +106,13 @@ def _print_records(console: Console, history: History, times: Times, *, full: bo
         console.print_record("parent", parent.workflow, parent.instance_id, str(parent.run_number), parent.step_key)
     if history.reason is not None:
         console.print_record("reason", history.reason)
-    if full:
-        console.print_record("params", render.to_compact_json(history.params))
-    for step in history.steps:
-        result = [render.to_compact_json(render.get_result(step))] if full else []
-        console.print_record("step", *_step_row(step, times, full=True), *result)
-    for event in history.events:
-        payload = [render.to_compact_json(event.payload)] if full else []
-        console.print_record("event", *render.event_cells(event, history, times), *payload)
-    for record in history.audit:
-        console.print_record("audit", *render.audit_cells(record, times))
-    if full and status.status is Status.COMPLETE:
-        console.print_record("output", render.to_compact_json(status.output))
 
 
-def _print_published(console: Console, published: dict[str, Published], times: Times, *, full: bool) -> None:
-    rows = [render.published_cells(key, found, times) for key, found in published.items()]
-    if not console.is_for_people:
-        for row in rows:
-            console.print_record("published", *row)
-        return
-    console.print_blank_line()
-    console.print_table(render.PUBLISHED_COLUMNS, rows)
-    if full:
-        console.print_heading("VALUES")
-        for key, found in published.items():
-            console.print_block(key, render.to_indented_json(found.value))
+def _print_steps(console: Console, history: History, times: Times, *, full: bool) -> None:
+    columns, rows = render.STEP_COLUMNS, [render.step_cells(step, times) for step in history.steps]
+    if full or not console.is_for_people:
+        columns += render.STEP_TIMES
+        for cells, step in zip(rows, history.steps, strict=True):
+            cells.extend(times.cells(step.started_at or step.created_at, step.finished_at))
+    results = [(step.name if step.result is not None else None, render.get_result(step)) for step in history.steps]
+    console.print_section("step", columns, rows, results if full else [], heading="RESULTS")

@@ -14,7 +14,7 @@ from celery_durable.cli.commands.follow import Follower, follow_to_end, print_up
 from celery_durable.cli.errors import command_line
 from celery_durable.cli.inputs import Context, DurationInput, JsonInput, Workflow, flag, merged_params, option
 from celery_durable.cli.output import render
-from celery_durable.cli.output.console import Console, Styled
+from celery_durable.cli.output.console import Console, Styled, to_compact_json
 from celery_durable.commands import Target
 from celery_durable.wire import requests
 
@@ -114,6 +114,6 @@ def _follow_to_end(
     if console.is_for_people:
         if not shown:
             console.print_line(render.style_status(status.status))
-        console.print_block("", render.to_indented_json(status.output))
+        console.print_block("", status.output)
     else:
-        console.print_record(status.status, render.to_compact_json(status.output))
+        console.print_record(status.status, to_compact_json(status.output))

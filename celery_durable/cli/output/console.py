@@ -141,11 +141,44 @@ class Console:
         for bar in self._bars.values():
             click.echo(bar, color=self.has_color)
 
-    def print_block(self, title: str, lines: Sequence[str]) -> None:
-        """Print indented lines under a heading, for people."""
+    def print_section(
+        self,
+        kind: str,
+        columns: Sequence[Column],
+        rows: Sequence[Sequence[Cell]],
+        values: Sequence[tuple[str | None, Any]] = (),
+        *,
+        heading: str = "",
+    ) -> None:
+        """Print a part of a document: for people a table, for programs a record of this kind for each row.
+
+        ``values``: a title and a stored value for each row. People see those with a title below the heading.
+        """
+        if not self.is_for_people:
+            for index, row in enumerate(rows):
+                self.print_record(kind, *row, *(to_compact_json(value) for _, value in values[index : index + 1]))
+        elif rows:
+            self.print_blank_line()
+            self.print_table(columns, rows)
+            titled = [(title, value) for title, value in values if title is not None]
+            if titled:
+                self.print_heading(heading)
+            for title, value in titled:
+                self.print_block(title, value)
+
+    def print_value(self, kind: str, value: Any) -> None:
+        """Print a stored value: for people below a heading, for programs as a record of this kind."""
+        if self.is_for_people:
+            self.print_heading(kind.upper())
+            self.print_block("", value)
+        else:
+            self.print_record(kind, to_compact_json(value))
+
+    def print_block(self, title: str, value: Any) -> None:
+        """Print a stored value as indented JSON below a title, for people."""
         if title:
             self.print_line(title, indent=2)
-        for text in lines:
+        for text in json.dumps(value, ensure_ascii=False, indent=2).splitlines():
             click.echo(" " * (4 if title else 2) + _strip_control(text), color=self.has_color)
 
     def print_blank_line(self) -> None:
@@ -218,6 +251,11 @@ class Console:
         # Styles have the names that rich uses.
         options: dict[str, Any] = {style: True} if style in ("bold", "dim") else {"fg": style}
         return click.style(text, **options) + padded_text[len(text) :]
+
+
+def to_compact_json(value: Any) -> str:
+    """Return a stored value as JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _encode(value: Any) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import model
-from celery_durable.cli.output.console import Bar, Cell, Column, Styled
+from celery_durable.cli.output.console import Bar, Cell, Column, Styled, to_compact_json
 from celery_durable.model import (
     AuditRecord,
     ErrorInfo,
@@ -88,16 +87,6 @@ class Times:
     def format_in_sentence(self, instant: datetime | None) -> str:
         """Format a time for use in a sentence: ``times out in 23 h``, ``times out at 2026-...``."""
         return f"at {iso(instant)}" if self.exact else self.format(instant)
-
-
-def to_compact_json(value: Any) -> str:
-    """Return a stored value as JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def to_indented_json(value: Any) -> list[str]:
-    """Return a stored value as lines of indented JSON."""
-    return json.dumps(value, ensure_ascii=False, indent=2).splitlines()
 
 
 def format_error(error: ErrorInfo | None) -> str:
