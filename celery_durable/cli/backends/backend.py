@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from celery_durable.cli.errors import Program
 from celery_durable.explain import Diagnosis
-from celery_durable.model import (
-    History,
-    InstanceSummary,
-    LogLevel,
-    LogRecord,
-    Page,
-    Published,
-    Status,
-)
+from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Published, Status
 from celery_durable.runtime import Runtime
 
 if TYPE_CHECKING:  # commands that read need no request and no response

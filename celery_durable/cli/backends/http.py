@@ -11,14 +11,7 @@ from celery_durable.cli.backends.client import Client, WrongApi
 from celery_durable.cli.errors import CliError
 from celery_durable.commands import A, Command, Q, Target
 from celery_durable.explain import Diagnosis
-from celery_durable.model import (
-    History,
-    InstanceSummary,
-    LogLevel,
-    LogRecord,
-    Page,
-    Published,
-)
+from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Published
 from celery_durable.runtime import Runtime
 from celery_durable.wire import records, responses
 

@@ -15,14 +15,7 @@ from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
 from celery_durable.errors import DurableError
 from celery_durable.explain import Diagnosis, explain
-from celery_durable.model import (
-    History,
-    InstanceSummary,
-    LogLevel,
-    LogRecord,
-    Page,
-    Published,
-)
+from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Published
 from celery_durable.operations import Operations
 from celery_durable.operations.history import HistoryOperations
 from celery_durable.redaction import Redaction
