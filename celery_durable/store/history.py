@@ -265,16 +265,17 @@ _SHOWN_AS_STORED = tuple(
 def _to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecord:
     """Convert the values of `StepFormat.select` to the record that users see."""
     row = STEPS.read(values)
-    task, child = parse_task_event_type(row.wait_event_type), parse_child_event_type(row.wait_event_type)
-    is_one_task = row.wait_event_type is not None and task is not None and row.type is StepType.TASK
+    event_type = row.wait_event_type
+    task, child = parse_task_event_type(event_type), parse_child_event_type(event_type)
+    is_one_task = event_type is not None and task is not None and row.type is StepType.TASK
     return StepRecord(
         **{name: getattr(row, name) for name in _SHOWN_AS_STORED},
-        wait_event_type=get_public_event_type(row.wait_event_type),
-        wait_topic=parse_topic_event_type(row.wait_event_type),
+        wait_event_type=get_public_event_type(event_type),
+        wait_topic=parse_topic_event_type(event_type),
         result=None if row.result is None else json.loads(row.result),
         error=_to_error_info(row.error_name, row.error_message),
         task=task,
-        task_id=task_id(row.wait_event_type or "", pk, run_number) if is_one_task else None,
+        task_id=task_id(event_type or "", pk, run_number) if is_one_task else None,
         child=None if child is None else Child(*child),
     )
 

@@ -85,7 +85,7 @@ def test_an_instance_with_a_pause_request_cannot_be_taken_over(world: World) -> 
     ref = world.create()
     world.claim(ref)
     world.pause(ref)
-    world.advance(31)  # its runner died before it could obey
+    world.advance(31)  # its worker died before it paused the instance
     assert world.try_claim(ref) is None
 
 
@@ -267,7 +267,7 @@ def test_a_wait_that_is_over_already_leaves_the_instance_due(world: World) -> No
 def test_an_event_sent_before_the_suspension_leaves_the_instance_due(world: World) -> None:
     ref = world.create()
     claim = world.claim(ref)
-    assert world.send(ref, "approval") is False  # nobody waits yet
+    assert world.send(ref, "approval") is False  # the instance does not wait yet
     assert world.wait(claim, event="approval") is ReleaseOutcome.DUE
     assert world.try_claim(ref) is not None
 

@@ -64,7 +64,7 @@ def _read_by_mariadb(connection: sa.Connection, ask: Callable[[], Any]) -> int:
 
 
 def test_overdue_runs_count_with_a_new_an_old_or_no_dispatch_message(world: World) -> None:
-    """A hint that was sent again moves the next look far ahead; the instance is due all the same."""
+    """A dispatch message that is sent again moves the next check far ahead. The instance is still due."""
     sent, again, unsent, claimed = (world.create(name) for name in ("o-1", "o-2", "o-3", "o-4"))
     world.create("o-5", run_at=world.now + timedelta(seconds=30))
     began = world.now

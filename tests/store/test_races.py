@@ -179,7 +179,7 @@ def _terminate(tx: Tx, ref: RunRef) -> None:
 
 
 @pytest.mark.parametrize("end", [_restart, _terminate], ids=["restart", "terminate"])
-@pytest.mark.parametrize("form", ["plain", "in order", "settle"])
+@pytest.mark.parametrize("form", ["plain", "in order", "end"])
 def test_a_step_commit_after_the_end_writes_nothing(world: World, end: Any, form: str) -> None:
     ref = world.create()
     claim = world.claim(ref)
@@ -188,7 +188,7 @@ def test_a_step_commit_after_the_end_writes_nothing(world: World, end: Any, form
         runner = {
             "plain": lambda: world.start_blocked(world.commit, claim, step()),
             "in order": lambda: world.start_blocked(world.write, claim, step()),
-            "settle": lambda: world.start_blocked(world.end_run, claim, RunOutcome(Status.COMPLETE, output="1")),
+            "end": lambda: world.start_blocked(world.end_run, claim, RunOutcome(Status.COMPLETE, output="1")),
         }[form]()
     with pytest.raises(Superseded):
         runner.result()

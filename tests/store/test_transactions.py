@@ -63,7 +63,7 @@ def test_a_serialization_failure_is_repeated(world: World) -> None:
 def test_a_transaction_whose_lock_wait_timed_out_is_repeated(world: World) -> None:
     ref = world.create()
     tries: list[int] = []
-    min_age = {"postgresql": "SET LOCAL lock_timeout = 10", "mariadb": "SET innodb_lock_wait_timeout = 0"}
+    no_waiting = {"postgresql": "SET LOCAL lock_timeout = 10", "mariadb": "SET innodb_lock_wait_timeout = 0"}
 
     with world.store.engine.connect() as connection:
         transaction = connection.begin()
@@ -73,11 +73,11 @@ def test_a_transaction_whose_lock_wait_timed_out_is_repeated(world: World) -> No
             tries.append(1)
             if len(tries) == 3:
                 transaction.rollback()
-            tx.conn.exec_driver_sql(min_age[world.store.database.name])
+            tx.conn.exec_driver_sql(no_waiting[world.store.database.name])
             try:
                 return instances.lock(tx, ref.workflow, ref.instance_id).instance_id
             finally:
-                tx.conn.detach()  # its patience is spoilt
+                tx.conn.detach()  # its lock timeout is changed
 
         assert world.store.transact(work) == "o-1"
     assert len(tries) == 3
@@ -244,9 +244,9 @@ def test_a_violated_constraint_of_the_store_raises_superseded(world: World) -> N
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("prepared", [True, False], ids=["of our own", "behind a pooler"])
+@pytest.mark.parametrize("prepared", [True, False], ids=["own connection", "behind a pooler"])
 def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: bool) -> None:
-    """Behind a pooler without a setting of the session: what it hands to others is as it was."""
+    """Behind a pooler no setting of the session changes, because its connections serve other clients too."""
 
     def lock_timeout(tx: Tx) -> str:
         return str(tx.conn.exec_driver_sql("SHOW lock_timeout").scalar_one())

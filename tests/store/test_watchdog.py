@@ -167,7 +167,7 @@ def test_operations_without_timeouts_are_never_cut(detoured: Store, proxy: Fault
     proxy.set(Mode.STALL)
     threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
     with limit_database_time(0.1):
-        pass  # an answer that was wanted before is nobody's business
+        pass  # the limit of an earlier request, which has ended
     ids.append(detoured.transact(lambda tx: session_id(tx.conn), timeouts=None))
     proxy.set(Mode.STALL)
     threading.Timer(1.0, proxy.set, [Mode.PASS]).start()
