@@ -20,17 +20,17 @@ MUTANTS = (
         "a gather runs finished siblings again",
         (
             "runner.replay:ReplayContext._advance",
-            "if execution.finished_row is not None:",
-            "if execution.finished_row is not None and may_suspend:",
+            "[execution for execution in executions if execution.finished_row is None]",
+            "list(executions)",
         ),
         ("replay_state:ReplayState.decide_do", "row.is_finished", "row.is_finished and is_only_open"),
     ),
     mutant(
         "a race leaves its losers open",
         (
-            "runner.execution_context:ExecutionContext.build_race_writes",
-            "return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) "
-            "for branch in losers)]",
+            "runner.execution_context:ExecutionContext.build_race_end",
+            "return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, "
+            "commit_id=commit_id) for branch in losers)]",
             "return [race_write]",
         ),
     ),
@@ -43,28 +43,31 @@ MUTANTS = (
     # --- linear workflows -----------------------------------------------------------------------
     mutant(
         "an expired lease costs a linear step no attempt",
-        ("runner.linear_pass:LinearPass._recover_step", '"attempts": row.attempts + 1', '"attempts": row.attempts'),
+        (
+            "runner.linear_rows:build_retry_write",
+            '"attempts": row.attempts + 1',
+            '"attempts": row.attempts + (ran_for is not None)',
+        ),
     ),
     mutant(
         "an event that came before a linear step waits is consumed for nothing",
         (
-            _LINEAR_WAIT,
-            "return [replace(self._build_ready_write(row, event.seq), commit_id=waiting_write.commit_id)]",
-            "return [waiting_write]",
+            "runner.linear_step:LinearStep._wait",
+            "return Decision([linear_rows.build_event_write(row, commit_id, event.seq)])",
+            "pass",
         ),
     ),
     mutant(
         "all linear steps are made ready at once",
         (
-            "runner.linear_pass:LinearPass._complete_step",
-            "[done, self._build_write(next_row, StepStatus.READY, retry_in=_AT_ONCE)]",
-            "[done, *(self._build_write(each, StepStatus.READY, retry_in=_AT_ONCE) "
-            "for each in self._rows[row.seq + 1 :])]",
+            "runner.linear_step:LinearStep._complete",
+            "[done, linear_rows.build_ready_write(next_row, commit_id)]",
+            "[done, *(linear_rows.build_ready_write(each, commit_id) for each in self._pass.rows.rows[row.seq + 1 :])]",
         ),
     ),
     mutant(
         "a linear step that waits again keeps its last event",
-        (_LINEAR_WAIT, "event_seq=None,", ""),
+        ("runner.linear_rows:build_wait_write", '"event_seq": None, ', ""),
         caught_by="tests/engine/test_linear.py::"
         "test_a_step_that_waits_again_in_vain_is_called_without_its_last_event[sqlite]",
     ),
@@ -76,15 +79,15 @@ MUTANTS = (
         "a linear step gets its event, which is not marked as consumed",
         (
             "runner.linear_pass:LinearPass._check_wait",
-            "run_events.consume(tx, self._lease.claim, guard_result, event, key=row.step_key)",
+            "run_events.consume(tx, self.claim, guard_result, event, key=row.step_key)",
             "pass",
         ),
     ),
     mutant(
         "a linear retry does not wait",
         (
-            "runner.linear_pass:LinearPass.run",
-            "row.next_retry_at is not None and row.next_retry_at > self._now",
+            "runner.linear_pass:LinearPass.execute",
+            "row.next_retry_at is not None and row.next_retry_at > self.rows.now",
             "False",
         ),
         ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
@@ -92,7 +95,7 @@ MUTANTS = (
     mutant(
         "a linear step has one attempt more than it may",
         (
-            "runner.linear_pass:LinearPass._is_last_attempt",
+            "runner.linear_rows:is_last_attempt",
             "row.attempts + 1 >= row.max_attempts",
             "row.attempts >= row.max_attempts",
         ),
@@ -123,8 +126,8 @@ MUTANTS = (
         "the message of a task is not committed with its step",
         (
             "runner.remote_steps:RemoteSteps._send_task",
-            "step_commit.messages = [message]",
-            "self._context.env.send_messages([message])",
+            "return Decision([write], [message])",
+            "self._context.env.send_messages([message])\n        return Decision([write])",
         ),
     ),
     mutant(
@@ -158,12 +161,12 @@ MUTANTS = (
     ),
     mutant(
         "a worker begins a body though it knows that its lease is lost",
-        ("runner.lease:Lease.ensure_held", "if self.is_lost:", "if False:"),
         (
-            "runner.lease:Lease.ensure_held",
-            "if not self.is_valid:",
-            "if self._runtime.monotonic() >= self._valid_until:",
+            "runner.attempts:Attempts.run",
+            "if not self._lease.is_valid:",
+            "if not self._lease.is_valid and not self._lease.is_lost:",
         ),
+        ("runner.lease:Lease.ensure_held", "if self.is_lost:", "if False:"),
         caught_by=_LEASES + "test_a_worker_that_knows_its_lease_is_lost_begins_no_body[sqlite]",
     ),
     mutant(
