@@ -130,13 +130,18 @@ class LinearPass:
         try:
             self._attempts.run([LinearStep(self, row)])
         except PassInterrupted as stopped:
-            release_for_shutdown(self.claim.ref, functools.partial(self._release_before_stopping, row))
+            self._release_before_stopping(row)
             raise stopped.error from None
+        except BaseException as error:
+            if self.env.stops_process(error):  # in a commit, for example in a write of user code
+                self._release_before_stopping(row)
+            raise
 
     def _release_before_stopping(self, row: StepRow) -> None:
         """Make the step READY again and release the run. It counts neither as an attempt nor as a crash."""
         write = linear_rows.build_ready_write(row, self._new_token())
-        self.commit(release([], commit_id=write.commit_id, writes=[write]))
+        last_commit = release([], commit_id=write.commit_id, writes=[write])
+        release_for_shutdown(self.claim.ref, functools.partial(self.commit, last_commit))
 
     def _check_wait(self, row: StepRow) -> None:
         """Check a waiting step under the lock.
