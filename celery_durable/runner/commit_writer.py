@@ -24,6 +24,7 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     StepType,
+    StepWrite,
     parse_topic_event_type,
 )
 from celery_durable.runner import step_effects
@@ -48,7 +49,6 @@ from celery_durable.store import (
 )
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import StepWrite
 
 
 class CommitWriter:

@@ -14,7 +14,7 @@ from typing import Any
 from celery_durable import values
 from celery_durable.ancestry import AncestorRun
 from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend
-from celery_durable.model import LogLevel, LogLine, OpenWait, StepRow, StepStatus, StepType
+from celery_durable.model import LogLevel, LogLine, OpenWait, StepRow, StepStatus, StepType, StepWrite
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.published_values import encode_published_value
@@ -23,7 +23,6 @@ from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Comm
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import PassInterrupted, Race, RaceWon, StepExecution
 from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, TaskCall, WaitCall
-from celery_durable.store.step_rows import StepWrite
 
 STEP_TYPES: dict[type[StepCall], StepType] = {
     BodyCall: StepType.DO,

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_durable.definitions import LinearDefinition
 from celery_durable.errors import Interruption, WorkerCrashLoop
-from celery_durable.model import LogLine, OpenWait, Release, RunOutcome, Status, StepRow, StepStatus
+from celery_durable.model import LogLine, OpenWait, Release, RunOutcome, Status, StepRow, StepStatus, StepWrite
 from celery_durable.runner import linear_rows
 from celery_durable.runner.attempts import Attempts
 from celery_durable.runner.environment import ClaimedRun, Environment
@@ -27,7 +27,6 @@ from celery_durable.runner.step_execution import PassInterrupted
 from celery_durable.store import run_events
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import StepWrite
 
 logger = logging.getLogger("celery_durable.runner")
 

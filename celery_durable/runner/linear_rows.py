@@ -11,9 +11,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import values
-from celery_durable.model import LEASE_EXPIRED, RunOutcome, Status, StepRow, StepStatus
+from celery_durable.model import LEASE_EXPIRED, RunOutcome, Status, StepRow, StepStatus, StepWrite
 from celery_durable.runner.step_commit import StepCommit
-from celery_durable.store.step_rows import StepWrite
 
 _AT_ONCE = timedelta(0)
 """As ``retry_in`` of a READY row: the row may run from the time of the commit on, for the first time or again."""

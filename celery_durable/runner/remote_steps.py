@@ -14,6 +14,7 @@ from celery_durable.model import (
     OpenWait,
     StepRow,
     StepStatus,
+    StepWrite,
     TaskSendingStep,
     child_event_type,
     derive_id,
@@ -33,7 +34,6 @@ from celery_durable.store import items
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
 from celery_durable.store.run_events import StoredEvent
-from celery_durable.store.step_rows import StepWrite
 from celery_durable.values import AnswerError, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(limit=0)

@@ -22,12 +22,12 @@ from celery_durable.model import (
     RunRef,
     Status,
     StepRow,
+    StepWrite,
 )
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.step import NewEmission, NewEvent, NewInstance
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import StepWrite
 
 
 class BodyRerunRequired(Exception):

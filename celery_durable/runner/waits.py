@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from celery_durable import values
-from celery_durable.model import OpenWait, Release, StepRow, StepStatus, topic_event_type
+from celery_durable.model import OpenWait, Release, StepRow, StepStatus, StepWrite, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_commit import Decision, StepCommit, suspend_until_rows
@@ -19,7 +19,6 @@ from celery_durable.store import items, outbox, run_events
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
 from celery_durable.store.run_events import StoredEvent
-from celery_durable.store.step_rows import StepWrite
 from celery_durable.values import Codec, ValidationFailed
 
 _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)

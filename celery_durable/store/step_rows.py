@@ -28,21 +28,6 @@ from celery_durable.store.engine import Store, Tx, param, statement
 from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
 from celery_durable.store.step_format import STEPS
 
-__all__ = [
-    "RunState",
-    "StepWrite",
-    "WrittenStep",
-    "find_commit",
-    "guard_and_write_step",
-    "insert_values",
-    "load",
-    "to_written_row",
-    "update_values",
-    "write_step",
-]
-
-to_written_row = STEPS.to_written_row
-
 # --- load ---------------------------------------------------------------------------------------
 
 
@@ -204,7 +189,7 @@ def guard_and_write_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timed
         raise Superseded(str(error.orig)) from error
     if found is None:
         raise Superseded(str(claim.ref))
-    return WrittenStep(to_written_row(write, found[1:]), found.pause_requested)
+    return WrittenStep(STEPS.to_written_row(write, found[1:]), found.pause_requested)
 
 
 @statement
@@ -238,7 +223,7 @@ def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite
         tx.run(_insert, **parameters)
     elif tx.run(_update, **parameters, replaces=write.replaces).rowcount == 0:
         raise Superseded(str(claim.ref))
-    return to_written_row(write, STEPS.compute_times(parameters, now, is_new=write.is_new))
+    return STEPS.to_written_row(write, STEPS.compute_times(parameters, now, is_new=write.is_new))
 
 
 @statement
