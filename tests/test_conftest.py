@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.machinery import SourceFileLoader
 
-import celery_durable.cli.commands.checks
+import celery_durable.doctor
 
 
 def test_pytest_does_not_rewrite_modules_of_celery_durable() -> None:
-    assert type(celery_durable.cli.commands.checks.__loader__) is SourceFileLoader
+    assert type(celery_durable.doctor.__loader__) is SourceFileLoader

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from celery_durable import doctor as checks
 from celery_durable.cli.backends.stored import attached_durable
 from celery_durable.cli.command import Output, command, json_option, output_option
-from celery_durable.cli.commands import checks
 from celery_durable.cli.errors import REFUSED, app_name
 from celery_durable.cli.inputs import Context
 from celery_durable.cli.output.console import Styled

@@ -1,4 +1,7 @@
-"""The checks of `doctor`. Each check yields findings; it does not raise for the problems that it looks for."""
+"""The checks of an installation: settings, servers and processes.
+
+Each check yields findings. It does not raise for the problems that it looks for.
+"""
 
 from __future__ import annotations
 
