@@ -59,7 +59,7 @@ class AttemptFailure:
 
 
 class AttemptFailed(Exception):
-    """What a body returned makes its attempt fail."""
+    """The attempt has failed: by what its body raised, or by what it returned."""
 
     def __init__(self, failure: AttemptFailure) -> None:
         self.failure = failure
@@ -124,11 +124,18 @@ class Attempts:
                 for step in steps:
                     notify.send_attempt_started(self._lease.claim, step.name, step.number, type_=step.type)
             self._env.runtime.checkpoint("before-body")
-            if len(steps) == 1 and (steps[0].timeout is None or self._can_interrupt):
-                attempt = steps[0].build_attempt(self._session_lock)
-                self._finish(steps[0], attempt, attempt.run_timed(steps[0].timeout))
-            else:
-                self._run_concurrently(steps)
+            attempts: list[StepAttempt] = []
+            try:
+                for step in steps:
+                    attempts.append(step.build_attempt(self._session_lock))  # noqa: PERF401  # an error abandons these
+                if len(steps) == 1 and (steps[0].timeout is None or self._can_interrupt):
+                    self._finish(steps[0], attempts[0], attempts[0].run_timed(steps[0].timeout))
+                else:  # a body that cannot be interrupted on this thread gets one of its own, too
+                    self._run_concurrently(steps, attempts)
+            except BaseException:
+                for attempt in attempts:
+                    attempt.abandon()
+                raise
             if not self._lost:
                 return
             steps = [step for step, _, _ in self._lost]
@@ -139,9 +146,7 @@ class Attempts:
     def _ensure_held(self) -> None:
         self._lease.ensure_held(self._env.store)
 
-    def _run_concurrently(self, steps: Sequence[AttemptedStep]) -> None:
-        """Run each body on a thread of its own. A body that cannot be interrupted runs there, too."""
-        attempts = [step.build_attempt(self._session_lock) for step in steps]
+    def _run_concurrently(self, steps: Sequence[AttemptedStep], attempts: Sequence[StepAttempt]) -> None:
         bodies = [
             ConcurrentBody(
                 attempt.run,
@@ -150,14 +155,9 @@ class Attempts:
             )
             for step, attempt in zip(steps, attempts, strict=True)
         ]
-        try:
-            self._env.runtime.run_concurrently(bodies)
-            if self._session_lock is not None:
-                self._session_lock.run_deferred()
-        except BaseException:
-            for attempt in attempts:
-                attempt.abandon()
-            raise
+        self._env.runtime.run_concurrently(bodies)
+        if self._session_lock is not None:
+            self._session_lock.run_deferred()
 
     def _finish_in_turn(self, step: AttemptedStep, attempt: StepAttempt, outcome: AttemptOutcome | None) -> None:
         if self._session_lock is None:
@@ -191,17 +191,10 @@ class Attempts:
             text = f"The transaction of step {step.name!r} was lost: {exc}"
             self._pass.logs.append(build_log_line(self._env, attempt, LogLevel.WARNING, text))
             self._lost.append((step, attempt, str(exc)))
-        except BaseException:
-            attempt.abandon()
-            raise
 
     def _fail(self, step: AttemptedStep, attempt: StepAttempt, failure: AttemptFailure) -> None:
-        try:
-            attempt.close_session()
-            step.fail(attempt, failure)
-        except BaseException:
-            attempt.abandon()
-            raise
+        attempt.close_session()
+        step.fail(attempt, failure)
 
     def _raise_failure(self, step: AttemptedStep, attempt: StepAttempt, error: BaseException) -> NoReturn:
         if not attempt.has_session:

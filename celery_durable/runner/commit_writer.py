@@ -1,7 +1,6 @@
 """Writes one commit of a run in a transaction: the writes of user code, the guard, the rows, the effects, the ending.
 
-The order is the lock order of `docs/design.md`. The transaction may be repeated, so nothing here changes the state of
-the pass.
+The order is the lock order of `docs/design.md`. The transaction may be repeated.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from celery_durable.store.engine import Tx
 
 
 class CommitWriter:
-    """Writes the commits of one run. ``remaining_logs`` and ``is_start_recorded`` are as of the last commit."""
+    """Writes the commits of one run. ``remaining_logs``: how many log lines the run may still store."""
 
     def __init__(self, env: Environment, run: ClaimedRun, published: PublishedValues) -> None:
         settings, claim = env.settings, run.lease.claim
@@ -63,9 +62,21 @@ class CommitWriter:
         self._grace = timedelta(seconds=settings.grace_seconds)
         """How long a sweep leaves a message to this process, which publishes it after the commit."""
         self.remaining_logs = settings.max_logs - run.state.log_count
-        self.is_start_recorded = run.state.is_start_recorded
+        self._is_start_recorded = run.state.is_start_recorded
 
-    def write(self, tx: Tx, step_commit: StepCommit, session: Session | None = None) -> Committed:
+    def build_last_messages(self, step_commit: StepCommit) -> list[OutboxMessage]:
+        """Build the completion messages of a commit that ends the run, before its transaction locks anything."""
+        if not isinstance(step_commit.ending, RunOutcome):
+            return []
+        return self._completion_messages.build(step_commit.ending)
+
+    def write(
+        self,
+        tx: Tx,
+        step_commit: StepCommit,
+        last_messages: Sequence[OutboxMessage],
+        session: Session | None = None,
+    ) -> Committed:
         """Write everything: the rows of user code first, then the instances' rows, locked by ascending id.
 
         With the guard first, this would deadlock with a web transaction that updates an application row and then sends
@@ -93,9 +104,8 @@ class CommitWriter:
             due_runs += [DueRun(self._claim.ref, self._claim.queue)] if released is ReleaseOutcome.DUE else []
         elif ending is not None:
             run_outcome = ending
-            last_messages, parents = self._end_run(tx, ending)
+            due_runs += self._end_run(tx, ending, last_messages)
             messages += last_messages
-            due_runs += parents
         return Committed(
             rows,
             guard_result.pause_requested,
@@ -115,15 +125,14 @@ class CommitWriter:
         written = step_rows.guard_and_write_step(tx, self._claim, write, lease=self._lease.length)
         return Committed([written.row], written.pause_requested, writes=[write])
 
-    def write_bare_outcome(self, tx: Tx, run_outcome: RunOutcome) -> Committed:
-        """End the run with nothing else to write: the statement that ends it checks the claim by itself."""
-        answers.lock_parent(tx, self._claim.parent)
-        messages, due_runs = self._end_run(tx, run_outcome)
-        return Committed(run_outcome=run_outcome, messages=messages, due_runs=due_runs)
+    def write_bare_outcome(self, tx: Tx, run_outcome: RunOutcome, last_messages: Sequence[OutboxMessage]) -> Committed:
+        """End the run with nothing else to write: the statement that ends it checks the claim by itself.
 
-    def is_single_statement(self, run_outcome: RunOutcome) -> bool:
-        """Whether `write_bare_outcome` runs a single statement, on a database that can combine writes."""
-        return self._claim.parent is None and not self._completion_messages.build(run_outcome)
+        It is a single statement on a database that can combine writes, if there is no parent and no message.
+        """
+        answers.lock_parent(tx, self._claim.parent)
+        due_runs = self._end_run(tx, run_outcome, last_messages)
+        return Committed(run_outcome=run_outcome, messages=last_messages, due_runs=due_runs)
 
     # --- locks ----------------------------------------------------------------------------------
 
@@ -196,7 +205,7 @@ class CommitWriter:
     # --- the ending -----------------------------------------------------------------------------
 
     def _release(self, tx: Tx, guard_result: GuardResult, ending: Release) -> tuple[ReleaseOutcome, datetime | None]:
-        if not self.is_start_recorded:
+        if not self._is_start_recorded:
             releases.mark_started(tx, self._claim)
         if not ending.waits:
             return releases.release(tx, self._claim, guard_result, grace=self._grace), None
@@ -204,20 +213,22 @@ class CommitWriter:
         until = min(wait.due_at for wait in ending.waits)
         return releases.suspend(tx, self._claim, guard_result, waits, grace=self._grace), until
 
-    def _end_run(self, tx: Tx, run_outcome: RunOutcome) -> tuple[list[OutboxMessage], list[DueRun]]:
-        """End the run, send its completion messages, and answer the parent's step. The caller has locked the parent."""
+    def _end_run(self, tx: Tx, run_outcome: RunOutcome, last_messages: Sequence[OutboxMessage]) -> list[DueRun]:
+        """End the run, store its completion messages, and answer the parent's step. Returns the runs that became due.
+
+        The caller has locked the parent.
+        """
         claim = self._claim
         if run_outcome.status is Status.TERMINATED:
             row = instances.lock(tx, claim.ref.workflow, claim.ref.instance_id)
             lifecycle.terminate(tx, row, reason=run_outcome.reason)
         else:
             releases.end_run(tx, claim, run_outcome)
-        messages = self._completion_messages.build(run_outcome)
-        self._insert_messages(tx, messages, step_key=None)
+        self._insert_messages(tx, last_messages, step_key=None)
         if claim.parent is None:
-            return messages, []
+            return []
         payload, event_id = build_child_answer(claim.ref, run_outcome), self._env.runtime.new_id()
-        return messages, answers.answer_parent(tx, claim.parent, payload=payload, event_id=event_id, grace=self._grace)
+        return answers.answer_parent(tx, claim.parent, payload=payload, event_id=event_id, grace=self._grace)
 
 
 def _lock_instances(tx: Tx, targets: Sequence[tuple[int, str, str]]) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from celery_durable import notify
 from celery_durable.errors import Superseded
-from celery_durable.model import ReleaseOutcome, RunOutcome
+from celery_durable.model import Release, ReleaseOutcome, RunOutcome
 from celery_durable.runner.commit_writer import CommitWriter
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.published_values import PublishedValues
@@ -34,8 +34,6 @@ class DatabaseCommitter:
         self._lease, self._claim = run.lease, run.lease.claim
         self._published = PublishedValues(env, run.lease)
         self._writer = CommitWriter(env, run, self._published)
-        self._transact = functools.partial(env.store.transact, timeouts=PASS)
-        self._run_statement = functools.partial(env.store.run_statement, timeouts=PASS)
 
     def publish(self, key: str, text: str) -> None:
         self._published.publish(key, text)
@@ -49,7 +47,7 @@ class DatabaseCommitter:
             lease.enter_user_code(step_commit)
         run, work = self._choose_way(step_commit, session)
         try:
-            committed = run(work, find_committed=functools.partial(self._find_committed, step_commit=step_commit))
+            committed = run(work)
         except (Superseded, Exception) as error:  # noqa: BLE001  # `_recover` raises it
             committed = self._recover(error, step_commit, session)
         finally:
@@ -61,13 +59,9 @@ class DatabaseCommitter:
         if session is not None and attempt is not None:
             attempt.close_session()
         self._writer.remaining_logs -= len(step_commit.logs)
-        if committed.released is not None:
-            self._writer.is_start_recorded = True
-        self._announce(committed)
         return committed
 
-    def _announce(self, committed: Committed) -> None:
-        """Send the signals of a commit. Then wake other runs, so that their signals are sent later."""
+    def announce(self, committed: Committed) -> None:
         if not committed.is_certain:  # a sweep finds the messages to send and the runs to wake
             return
         notify.send_steps_recorded(self._claim, committed.writes)
@@ -79,7 +73,7 @@ class DatabaseCommitter:
             notify.send_run_ended(self._claim, run_outcome, lambda: self._lease.now - self._run_created_at)
         elif committed.released is not None:
             notify.send_workflow_suspended(self._claim, committed.released, committed.until)
-        if committed.due_runs:
+        if committed.due_runs:  # after the signals, so that those of the woken runs are sent later
             self._env.publish_runs(list(committed.due_runs))
         if committed.messages:
             self._env.send_messages(list(committed.messages))
@@ -90,36 +84,43 @@ class DatabaseCommitter:
         self, step_commit: StepCommit, session: Session | None
     ) -> tuple[Callable[..., Committed], Callable[[Tx], Committed]]:
         """Return how to run the transaction of a commit, and what to do in it."""
-        writer = self._writer
+        writer, store = self._writer, self._store
+        last_messages = () if step_commit.ending is None else writer.build_last_messages(step_commit)
         if session is not None:
-            run = functools.partial(self._store.transact_session, session)
-            return run, functools.partial(writer.write, step_commit=step_commit, session=session)
+            write = functools.partial(
+                writer.write, step_commit=step_commit, last_messages=last_messages, session=session
+            )
+            return functools.partial(store.transact_session, session), write
+        find_committed = functools.partial(self._find_committed, step_commit=step_commit)
         if not self._published.pending:
+            run_statement = functools.partial(store.run_statement, find_committed=find_committed, timeouts=PASS)
             if step_commit.is_single_row:
-                return self._run_statement, functools.partial(writer.write_single_row, write=step_commit.writes[0])
+                return run_statement, functools.partial(writer.write_single_row, write=step_commit.writes[0])
             if (run_outcome := step_commit.bare_outcome) is not None:
-                is_single_statement = writer.is_single_statement(run_outcome)
-                run = self._run_statement if is_single_statement else self._transact
-                return run, functools.partial(writer.write_bare_outcome, run_outcome=run_outcome)
-        run = functools.partial(self._store.transact, timeouts=None) if step_commit.user_writes else self._transact
-        return run, functools.partial(writer.write, step_commit=step_commit)
+                end = functools.partial(writer.write_bare_outcome, run_outcome=run_outcome, last_messages=last_messages)
+                if not last_messages and self._claim.parent is None:
+                    return run_statement, end
+                return functools.partial(store.transact, find_committed=find_committed, timeouts=PASS), end
+        timeouts = None if step_commit.user_writes else PASS
+        run = functools.partial(store.transact, find_committed=find_committed, timeouts=timeouts)
+        return run, functools.partial(writer.write, step_commit=step_commit, last_messages=last_messages)
 
     def _recover(self, error: BaseException, step_commit: StepCommit, session: Session | None) -> Committed:
-        """Return what a commit has done although it failed with ``error``; raise the error, or what it means."""
-        store = self._store
-        if isinstance(error, Superseded) and session is None and step_commit.is_single_row:
-            # This pass may have superseded itself: the first try timed out, but the database applied it before the
-            # second one.
-            found = store.transact(functools.partial(self._find_committed, step_commit=step_commit))
+        """Return what a commit has done although it failed with ``error``. Otherwise raise the error that it means."""
+        store, find_committed = self._store, functools.partial(self._find_committed, step_commit=step_commit)
+        is_in_doubt = session is not None and store.is_commit_in_doubt(error)
+        # A single row may have superseded this pass itself: the first try timed out, but the database applied it before
+        # the second one.
+        if is_in_doubt or (isinstance(error, Superseded) and session is None and step_commit.is_single_row):
+            found = store.transact(find_committed)
             if found is not None:
                 return found
         if isinstance(error, (Superseded, StepEffectFailed)):
             raise error
-        is_in_doubt = store.is_commit_in_doubt(error)
-        if not is_in_doubt and (session is not None or step_commit.user_writes) and store.is_rejection(error):
-            raise StepEffectFailed(error) from error  # a deferred constraint, or an error that the body ignored
-        if session is not None and (is_in_doubt or store.is_transient(error)):
+        if is_in_doubt or (session is not None and store.is_transient(error)):
             raise BodyRerunRequired(str(error)) from error
+        if (session is not None or step_commit.user_writes) and store.is_rejection(error):
+            raise StepEffectFailed(error) from error  # a deferred constraint, or an error that the body ignored
         raise error
 
     # --- commits in doubt -----------------------------------------------------------------------
@@ -131,8 +132,12 @@ class DatabaseCommitter:
         """
         is_held = claims.is_held(tx, self._claim)
         rows = step_rows.find_commit(tx, self._claim, commit_id=step_commit.commit_id) if step_commit.commit_id else ()
-        has_left = step_commit.ending is not None and not is_held
-        run_outcome = step_commit.ending if isinstance(step_commit.ending, RunOutcome) else None
+        if not is_held:
+            self._lease.is_lost = True
+        ending = step_commit.ending
+        has_left = ending is not None and not is_held
+        run_outcome = ending if isinstance(ending, RunOutcome) else None
+        is_due = isinstance(ending, Release) and not ending.waits  # or paused: that was decided under the lock
         if rows or (has_left and not step_commit.commit_id):
             # Without rows, another worker may have taken over instead. In both cases this pass is over.
             return Committed(
@@ -140,7 +145,7 @@ class DatabaseCommitter:
                 released=ReleaseOutcome.WAITING if has_left and run_outcome is None else None,
                 run_outcome=run_outcome,
                 writes=step_commit.writes,
-                is_certain=bool(rows),
+                is_certain=bool(rows) and not is_due,
             )
         if not is_held:
             raise Superseded(str(self._claim.ref))

@@ -180,7 +180,8 @@ class ExecutionContext:
         Raises RaceWon if the step won a race, and StepEffectFailed and BodyRerunRequired: user code caused them, or the
         body runs again. Every other failure interrupts the pass: an outage must not look like a failed step.
         """
-        if self.logs:
+        logs_before = len(self.logs)
+        if logs_before:
             step_commit.logs = [*self.logs, *step_commit.logs]
         try:
             committed = self.committer.commit(step_commit, attempt)
@@ -188,7 +189,7 @@ class ExecutionContext:
             raise
         except (Interruption, Exception) as exc:  # noqa: BLE001  # an outage must not look like a failed step
             raise self.interrupt_by(exc)  # noqa: B904  # it has its cause
-        self.logs.clear()
+        del self.logs[:logs_before]  # writes of user code may have added more
         self._commits += 1
         for row in committed.rows:
             self.replay_state.record(row)
@@ -197,18 +198,19 @@ class ExecutionContext:
         self._pause_requested = self._pause_requested or committed.pause_requested
         if execution is not None:
             self._apply_to(execution)
+        self.committer.announce(committed)
+        if self.race is not None and execution is not None and execution.finished_row is not None:
+            raise RaceWon
 
     def _apply_to(self, execution: StepExecution) -> None:
-        """Set the row or the wait of a step after its commit; raises RaceWon if the step won a race."""
+        """Set the row or the wait of a step after its commit."""
         row = self.replay_state.rows.get(execution.key)
         if row is None:
             return
         if row.is_finished:
             execution.finished_row = row
-            if self.race is not None:
-                raise RaceWon
         else:
-            execution.wait = OpenWait.of(row) or execution.wait
+            execution.wait = OpenWait.of(row)
 
     def suspend_with(self, step_commit: StepCommit) -> None:
         """Run ``step_commit``, which releases the instance, after `Suspend` has left the workflow function.
@@ -222,7 +224,10 @@ class ExecutionContext:
     def commit_last(self, step_commit: StepCommit) -> Committed:
         """Run the commit that ends the pass, with the remaining log lines."""
         step_commit.logs = [*step_commit.logs, *self.logs]
-        return self.committer.commit(step_commit)
+        committed = self.committer.commit(step_commit)
+        self.logs.clear()
+        self.committer.announce(committed)
+        return committed
 
     def build_uncounting_writes(self) -> list[StepWrite]:
         """Build the rows that take back the attempts that were counted before their bodies started.

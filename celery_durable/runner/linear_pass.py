@@ -6,9 +6,9 @@ step follows.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -64,7 +64,21 @@ class LinearPass:
         return linear_rows.build_failure(row, self._new_token(), (type(error).__name__, str(error)))
 
     def execute(self) -> StepCommit | None:
-        """Run steps; returns the commit that ends the pass, None if the commit of a step has ended it."""
+        """Run steps; returns the commit that ends the pass, None if the commit of a step has ended it.
+
+        Raises Superseded, the error that broke the pass, and the exception that stops the process.
+        """
+        try:
+            return self._run_steps()
+        except PassInterrupted as stopped:
+            release_for_shutdown(self.claim.ref, self._release_before_stopping)
+            raise stopped.error from None
+        except BaseException as error:
+            if self.env.stops_process(error):
+                release_for_shutdown(self.claim.ref, self._release_before_stopping)
+            raise
+
+    def _run_steps(self) -> StepCommit | None:
         while self._summary is None:
             row = self.rows.current
             if row is None:
@@ -85,12 +99,10 @@ class LinearPass:
 
     def conclude(self, last_commit: StepCommit | None) -> str:
         """Run the commit that ends the pass; returns a sentence for the log."""
-        summary = self._summary
         if last_commit is not None:
-            committed = self.commit(last_commit)
-            summary = summary or committed.summary
-        assert summary is not None
-        return summary
+            self.commit(last_commit)
+        assert self._summary is not None
+        return self._summary
 
     def _complete_run(self) -> StepCommit:
         """Complete the run, because all its steps are done.
@@ -126,21 +138,16 @@ class LinearPass:
         self._attempt(row)
 
     def _attempt(self, row: StepRow) -> None:
-        try:
-            self._attempts.run([LinearStep(self, row)])
-        except PassInterrupted as stopped:
-            self._release_before_stopping(row)
-            raise stopped.error from None
-        except BaseException as error:
-            if self.env.stops_process(error):  # in a commit, for example in a write of user code
-                self._release_before_stopping(row)
-            raise
+        self._attempts.run([LinearStep(self, row)])
 
-    def _release_before_stopping(self, row: StepRow) -> None:
-        """Make the step READY again and release the run. It counts neither as an attempt nor as a crash."""
-        write = linear_rows.build_ready_write(row, self._new_token())
-        last_commit = release([], commit_id=write.commit_id, writes=[write])
-        release_for_shutdown(self.claim.ref, functools.partial(self.commit, last_commit))
+    def _release_before_stopping(self) -> None:
+        """Release the run. A step that was RUNNING is READY again: it counts neither as an attempt nor as a crash."""
+        row, commit_id = self.rows.current, self._new_token()
+        writes = []
+        if row is not None and row.status is StepStatus.RUNNING:
+            writes = [linear_rows.build_ready_write(row, commit_id)]
+        committed = self._commit(release([], commit_id=commit_id if writes else "", writes=writes))
+        self.committer.announce(replace(committed, writes=()))  # it is no retry
 
     def _check_wait(self, row: StepRow) -> None:
         """Check a waiting step under the lock.
@@ -171,13 +178,19 @@ class LinearPass:
     # --- commits --------------------------------------------------------------------------------
 
     def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
-        """Run a commit, and apply it to the rows."""
+        """Run a commit, apply it to the rows, and announce it."""
+        committed = self._commit(step_commit, attempt)
+        self.committer.announce(committed)
+        return committed
+
+    def _commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
+        logs_before = len(self.logs)
         step_commit.logs = [*self.logs, *step_commit.logs]
         committed = self.committer.commit(step_commit, attempt)
-        self.logs.clear()
+        del self.logs[:logs_before]
         self._commits += attempt is not None
         self._pause_requested = self._pause_requested or committed.pause_requested
-        self.rows.apply(committed.rows, committed.writes)
+        self.rows.apply(committed.rows)
         if committed.released is not None or committed.run_outcome is not None:
             self._summary = self._summary or committed.summary
         return committed
@@ -187,7 +200,7 @@ class LinearPass:
         return operation()
 
     def interrupt(self, reason: Interruption) -> Interruption:
-        """End the pass (`AttemptingPass`)."""
+        """Return the interruption to raise (`AttemptingPass`)."""
         return reason
 
     def _new_token(self) -> str:

@@ -34,14 +34,14 @@ class LinearRows:
         """The step after this one; None if it is the last."""
         return next((each for each in self.rows if each.seq == row.seq + 1), None)
 
-    def apply(self, rows: Sequence[StepRow], writes: Sequence[StepWrite]) -> None:
-        """Replace the rows that a commit has recorded."""
+    def apply(self, rows: Sequence[StepRow]) -> None:
+        """Replace the rows that a commit has recorded, after which the pass continues."""
         by_key = {row.step_key: row for row in rows}
         self.rows = [by_key.get(row.step_key, row) for row in self.rows]
-        for write, row in zip(writes, rows, strict=False):
-            # `next_retry_at` is when a READY row may run, also for the first time. Without a delay, it is the time of
-            # this commit.
-            if row.status is StepStatus.READY and not write.retry_in and row.next_retry_at is not None:
+        for row in rows:
+            # `next_retry_at` is when a READY row may run, also for the first time. It has no delay, which would end the
+            # pass, so it is the time of this commit.
+            if row.status is StepStatus.READY and row.next_retry_at is not None:
                 self.now = max(self.now, row.next_retry_at)
 
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, assert_never
+from typing import Any, NoReturn, assert_never
 
 from celery_durable import values
 from celery_durable.definitions import WorkflowDefinition, describe_step
@@ -130,11 +130,7 @@ class ReplayContext:
                 self._context.race = None
         row = self._context.replay_state.rows.get(entry.key)
         if row is None:
-            # A branch has finished, but the race's own row is not in memory: the commit of both was in doubt, and only
-            # the branch's row was read back. The next pass reads the race's row.
-            is_over = any(self._context.find_finished_row(branch) for branch in branches)
-            self._suspend([] if is_over else branches)
-            raise AssertionError("unreachable")
+            self._suspend(branches)
         key = Codec().decode(row.result or "null")
         if key not in by_key:
             raise DefinitionInvalid(
@@ -177,7 +173,7 @@ class ReplayContext:
         if self._submitted:
             raise BranchNeverGathered([branch.name for branch in self._submitted.values()])
 
-    def _suspend(self, executions: list[StepExecution]) -> None:
+    def _suspend(self, executions: list[StepExecution]) -> NoReturn:
         """Keep what the open steps wait for, and interrupt the pass with Suspend."""
         self.waits = [
             execution.wait for execution in executions if execution.finished_row is None and execution.wait is not None

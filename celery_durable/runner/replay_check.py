@@ -66,6 +66,9 @@ class DryRunCommitter:
             self.run_outcome = step_commit.ending
         return Committed(run_outcome=self.run_outcome)
 
+    def announce(self, committed: Committed) -> None:
+        """Do nothing: nothing was committed."""
+
     def publish(self, key: str, text: str) -> None:
         """Do nothing: the caller has checked the value."""
 

@@ -73,7 +73,7 @@ class StepAttempt:
         self._env, self._lease, self._session_lock = env, lease, session_lock
         self._monotonic = env.runtime.monotonic
         self._lock = threading.Lock()
-        self._is_over = self._is_abandoned = False
+        self._is_over = self._is_abandoned = self._is_session_closed = False
         self._started_at: float | None = None
 
     def run(self) -> AttemptOutcome:
@@ -157,7 +157,8 @@ class StepAttempt:
     def close_session(self) -> None:
         """Close the session, which rolls back what is not committed. Does nothing without one."""
         session = self.buffer.session
-        if session is not None:
+        if session is not None and not self._is_session_closed:
+            self._is_session_closed = True
             self._env.store.sessions.close(session)
             restore_transaction_control(session)  # a shared factory may return the same session to the application
             if self._session_lock is not None:
@@ -181,7 +182,6 @@ class StepAttempt:
 
         The body may end at the same time. The lock makes sure that the later of the two closes the session.
         """
-        self._lease.exit_user_code(self)  # the pass continues without the body, so it can count as stalled again
         with self._lock:
             self._is_abandoned = True
             if not self.duration and self._started_at is not None:
@@ -190,6 +190,9 @@ class StepAttempt:
                 self.close_session()
             else:
                 self._abandon_session()
+        # After the flag, which the body's thread reads when it has entered user code. The pass continues without the
+        # body, so it can count as stalled again.
+        self._lease.exit_user_code(self)
 
 
 def _call_nothing() -> None:

@@ -44,7 +44,7 @@ class Decision:
 
 @dataclass(slots=True, eq=False)
 class StepCommit:
-    """The content of one commit. All its rows have the same ``commit_id``, which is empty if it writes none.
+    """The content of one commit. All its rows have the same ``commit_id``, which is empty if it cannot write any.
 
     ``decide``: called after the guard has locked the instance; returns what to write in addition.
 
@@ -64,7 +64,7 @@ class StepCommit:
     messages: Sequence[OutboxMessage] = ()
     labels: Mapping[str, str | None] = field(default_factory=dict)
     decide: Callable[[Tx, GuardResult], Decision] | None = None
-    ending: Ending | Callable[[Sequence[StepRow]], Ending | None] | None = None
+    ending: Ending | Callable[[Sequence[StepRow]], Release | None] | None = None
     shows_progress: bool | None = None
 
     @property
@@ -113,7 +113,7 @@ def build_attempt_commit(writes: Sequence[StepWrite], attempt: StepAttempt, **op
     return StepCommit(
         writes[0].commit_id if writes else "",
         writes,
-        attempt.logs,
+        list(attempt.logs),  # a thread of the body may outlive it
         buffer.user_writes,
         buffer.instances,
         buffer.events,
@@ -132,7 +132,8 @@ class Committed:
     ``run_outcome``: how the commit ended the run. ``writes``, ``created`` and ``received``: the rows, instances and
     events for which `notify` sends signals.
 
-    ``is_certain``: False if the commit was in doubt and the claim is gone now: another worker may have taken over.
+    ``is_certain``: False if the commit was in doubt, the claim is gone, and no row shows that it happened: another
+    worker may have taken over.
     """
 
     rows: Sequence[StepRow] = ()
@@ -164,12 +165,16 @@ class Committer(Protocol):
     """Commits the steps and the end of one run, under one claim."""
 
     def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
-        """Run one commit, then send its signals, and publish its due runs and messages.
+        """Run one commit.
 
         If the body of ``attempt`` has opened a session, its transaction becomes this commit.
 
         Raises Superseded, StepEffectFailed and, with a session, BodyRerunRequired.
         """
+        ...
+
+    def announce(self, committed: Committed) -> None:
+        """Send the signals of a commit, and publish its due runs and messages. The pass has recorded the commit."""
         ...
 
     def publish(self, key: str, text: str) -> None:

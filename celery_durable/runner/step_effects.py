@@ -108,7 +108,10 @@ class StepEffects:
                 )
             except DurableError as exc:
                 raise StepEffectFailed(exc) from exc
-            row = instances.lock(tx, event.workflow, event.instance_id)
+            try:
+                row = instances.lock(tx, event.workflow, event.instance_id)
+            except InstanceNotFound as exc:  # deleted after it was found
+                raise StepEffectFailed(exc) from exc
             if row.status.is_terminal:
                 raise StepEffectFailed(
                     InstanceTerminal(event.workflow, event.instance_id, row.status, "send an event to")

@@ -115,8 +115,6 @@ class WaitSteps:
             if wait.has_same_type and wake_at is not None:
                 execution.wait = OpenWait(wake_at, wait.event_type)
                 return
-        if wake_at is not None:  # unless the commit records something else
-            execution.wait = OpenWait(wake_at, wait.event_type)
         self._context.commit(step_commit, execution)
 
     def _decide_wait(

@@ -257,7 +257,7 @@ class Store:
         budget: TimeBudget,
         tries_left: int,
     ) -> T | None:
-        """Return None before another try, or what a commit in doubt has committed. Raise what is no reason to retry."""
+        """Return None before another try, or what a commit in doubt has done. Raise the error if a retry is useless."""
         is_last = tries_left == 0 or budget.is_spent
         if isinstance(error, CommitInDoubt):
             faults.log_commit_in_doubt(error.cause)
@@ -340,23 +340,14 @@ class Store:
         self.sessions.check_same_database(session)
         return Tx(session.connection(), self)
 
-    def transact_session(
-        self, session: Session, work: Callable[[Tx], T], *, find_committed: Callable[[Tx], T | None] | None = None
-    ) -> T:
+    def transact_session(self, session: Session, work: Callable[[Tx], T]) -> T:
         """Run ``work`` in a step's own transaction and commit it, without retries.
 
-        ``find_committed``: as in `transact`. If a commit in doubt was rolled back, this raises an error for which
-        `is_commit_in_doubt` returns True.
+        If the commit is in doubt, it raises an error for which `is_commit_in_doubt` returns True.
         """
         result = work(Tx(session.connection(), self))
         self.runtime.checkpoint("before-commit")
-        try:
-            self.sessions.commit(session)
-        except CommitInDoubt:
-            found = None if find_committed is None else self.transact(find_committed)
-            if found is None:
-                raise
-            return found
+        self.sessions.commit(session)
         self.runtime.checkpoint("after-commit")
         return result
 

@@ -51,12 +51,12 @@ MUTANTS = (
             "        )",
         ),
         (
-            "runner.committer:DatabaseCommitter.commit",
-            "self._announce(committed)",
+            "runner.committer:DatabaseCommitter.announce",
+            "if not committed.is_certain:",
             'late = vars(self).pop("late", None)\n'
             "    if late is not None:\n"
             "        self._store.transact(late)\n"
-            "    self._announce(committed)",
+            "    if not committed.is_certain:",
         ),
     ),
     mutant(
@@ -71,9 +71,9 @@ MUTANTS = (
     mutant(
         "who is to hear of an end is not written down",
         (
-            "runner.commit_writer:CommitWriter._end_run",
-            "messages = self._completion_messages.build(run_outcome)",
-            "messages: list[OutboxMessage] = []",
+            "runner.commit_writer:CommitWriter.build_last_messages",
+            "return self._completion_messages.build(step_commit.ending)",
+            "return []",
         ),
     ),
     mutant(
@@ -83,13 +83,17 @@ MUTANTS = (
             "run, work = self._choose_way(step_commit, session)",
             "run, work = self._choose_way(step_commit, session)\n"
             "    if isinstance(step_commit.ending, RunOutcome):\n"
-            "        self._announce(Committed(run_outcome=step_commit.ending))",
+            "        self.announce(Committed(run_outcome=step_commit.ending))",
         ),
     ),
     # --- ends and branches ----------------------------------------------------------------------
     mutant(
         "who is told of an end is not in its transaction",
-        ("runner.commit_writer:CommitWriter._end_run", "self._insert_messages(tx, messages, step_key=None)", "pass"),
+        (
+            "runner.commit_writer:CommitWriter._end_run",
+            "self._insert_messages(tx, last_messages, step_key=None)",
+            "pass",
+        ),
         caught_by="tests/engine/test_endings.py::"
         "test_what_the_broker_did_not_take_at_the_end_is_sent_by_a_sweep[sqlite]",
     ),
@@ -141,26 +145,29 @@ MUTANTS = (
         "the end of a child is told after its commit",
         (
             "runner.commit_writer:CommitWriter._end_run",
-            "return messages, answers.answer_parent(tx, claim.parent, payload=payload, "
-            "event_id=event_id, grace=self._grace)",
+            "return answers.answer_parent(tx, claim.parent, payload=payload, event_id=event_id, grace=self._grace)",
             'vars(self)["late"] = lambda tx: answers.answer_parent(\n'
             "        tx, claim.parent, payload=payload, event_id=event_id, grace=self._grace\n"
             "    )\n"
-            "    return messages, []",
+            "    return []",
         ),
         (
-            "runner.committer:DatabaseCommitter.commit",
-            "self._announce(committed)",
+            "runner.committer:DatabaseCommitter.announce",
+            "if not committed.is_certain:",
             'late = vars(self._writer).pop("late", None)\n'
             "    if late is not None:\n"
             "        self._store.transact(late)\n"
-            "    self._announce(committed)",
+            "    if not committed.is_certain:",
         ),
         caught_by="tests/engine/test_children.py::test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies",
     ),
     mutant(
         "the end of a child and its answer are two commits",
-        ("runner.commit_writer:CommitWriter.is_single_statement", "self._claim.parent is None and ", ""),
+        (
+            "runner.committer:DatabaseCommitter._choose_way",
+            "if not last_messages and self._claim.parent is None:",
+            "if not last_messages:",
+        ),
         caught_by="tests/engine/test_children.py::test_an_end_whose_commit_is_in_doubt_answers_once[before-postgresql]",
     ),
     mutant(

@@ -86,7 +86,7 @@ MUTANTS = (
     mutant(
         "a linear retry does not wait",
         (
-            "runner.linear_pass:LinearPass.execute",
+            "runner.linear_pass:LinearPass._run_steps",
             "row.next_retry_at is not None and row.next_retry_at > self.rows.now",
             "False",
         ),
