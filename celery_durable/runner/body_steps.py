@@ -21,7 +21,7 @@ from celery_durable.runner.attempts import (
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
-from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, suspend_until_rows
+from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.step import BodyCall, StepTx
 from celery_durable.values import ValidationFailed
@@ -170,7 +170,7 @@ class FunctionStep:
             commit = functools.partial(context.commit, execution=execution)
             commit_terminal_failure(context.env, self.name, attempt, step_commit, commit)
         elif self._other_steps is OtherSteps.NONE:
-            step_commit.ending = suspend_until_rows
+            step_commit.ending = build_suspension
             context.suspend_with(step_commit)
         else:
             context.commit(step_commit, execution)

@@ -26,7 +26,7 @@ from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.replay import ReplayContext
 from celery_durable.runner.shutdown import release_for_shutdown
-from celery_durable.runner.step_commit import Committer, StepCommit, release
+from celery_durable.runner.step_commit import Committer, StepCommit, build_release_commit
 from celery_durable.runner.step_execution import PassInterrupted
 from celery_durable.step import Step
 
@@ -127,7 +127,7 @@ class FunctionPass:
         context = self._context
         match reason:
             case Suspend():
-                return context.pending_suspension or release(self._replay.waits)
+                return context.pending_suspension or build_release_commit(self._replay.waits)
             case PassInterrupted(error=error):
                 release_for_shutdown(context.claim.ref, self._release)
                 raise error
@@ -154,7 +154,7 @@ class FunctionPass:
             return
         writes = context.build_uncounting_writes()
         commit_id = writes[0].commit_id if writes else ""
-        context.commit_last(release([], commit_id=commit_id, writes=writes))
+        context.commit_last(build_release_commit([], commit_id=commit_id, writes=writes))
 
 
 def build_error_outcome(error: BaseException) -> RunOutcome:

@@ -22,7 +22,7 @@ from celery_durable.runner.linear_rows import LinearRows
 from celery_durable.runner.linear_step import LinearStep
 from celery_durable.runner.shutdown import release_for_shutdown
 from celery_durable.runner.step_attempt import StepAttempt
-from celery_durable.runner.step_commit import Committed, Committer, Decision, StepCommit, release
+from celery_durable.runner.step_commit import Committed, Committer, Decision, StepCommit, build_release_commit
 from celery_durable.runner.step_execution import PassInterrupted
 from celery_durable.store import run_events
 from celery_durable.store.claims import GuardResult
@@ -61,7 +61,7 @@ class LinearPass:
         if crashes < self.env.settings.max_crashes or row is None:
             return None
         error = WorkerCrashLoop(crashes)
-        return linear_rows.build_failure(row, self._new_token(), (type(error).__name__, str(error)))
+        return linear_rows.build_failure_commit(row, self._new_token(), (type(error).__name__, str(error)))
 
     def execute(self) -> StepCommit | None:
         """Run steps; returns the commit that ends the pass, None if the commit of a step has ended it.
@@ -86,13 +86,13 @@ class LinearPass:
             if row.status is StepStatus.RUNNING:
                 self.commit(linear_rows.build_lost_worker_commit(row, self._new_token()))
             elif self._should_stop():
-                return release([])
+                return build_release_commit([])
             elif row.name not in self.definition.handlers:
                 return self._release_without_handler(row)
             elif row.status is StepStatus.LINEAR_WAITING:
                 self._check_wait(row)
             elif row.next_retry_at is not None and row.next_retry_at > self.rows.now:
-                return release([OpenWait(row.next_retry_at)])
+                return build_release_commit([OpenWait(row.next_retry_at)])
             else:
                 self._run_step(linear_rows.build_running_write(row, self._new_token()))
         return None
@@ -128,7 +128,7 @@ class LinearPass:
             row.name, self.definition.name, self.claim.ref,
         )  # fmt: skip
         self._summary = f"noop: step {row.name!r} has no handler in this worker"
-        return release([OpenWait(self.rows.now + delay)], shows_progress=False)
+        return build_release_commit([OpenWait(self.rows.now + delay)], shows_progress=False)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class LinearPass:
         writes = []
         if row is not None and row.status is StepStatus.RUNNING:
             writes = [linear_rows.build_ready_write(row, commit_id)]
-        committed = self._commit(release([], commit_id=commit_id if writes else "", writes=writes))
+        committed = self._commit(build_release_commit([], commit_id=commit_id if writes else "", writes=writes))
         self.committer.announce(replace(committed, writes=()))  # it is no retry
 
     def _check_wait(self, row: StepRow) -> None:

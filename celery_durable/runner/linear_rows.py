@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_durable import values
 from celery_durable.model import LEASE_EXPIRED, RunOutcome, Status, StepRow, StepStatus, StepWrite
 from celery_durable.runner.step_commit import StepCommit
 
@@ -118,11 +117,11 @@ def build_retry_write(
     return build_write(row, StepStatus.READY, commit_id, retry_in=retry_in, ran_for=ran_for, **failed)
 
 
-def build_failure(
+def build_failure_commit(
     row: StepRow, commit_id: str, error: tuple[str, str], *, ran_for: timedelta | None = None
 ) -> StepCommit:
-    """Build the commit that fails the step and ends the run; ``error``: name and message."""
-    name, message = values.sanitize_error(*error)
+    """Build the commit that fails the step and ends the run; ``error``: name and message, as they are stored."""
+    name, message = error
     failed = {"attempts": row.attempts + 1, "error_name": name, "error_message": message}
     write = build_write(row, StepStatus.DEAD, commit_id, ran_for=ran_for, **failed)
     return StepCommit(commit_id, [write], ending=RunOutcome(Status.ERRORED, error_name=name, error_message=message))
@@ -131,6 +130,6 @@ def build_failure(
 def build_lost_worker_commit(row: StepRow, commit_id: str) -> StepCommit:
     """Build the commit that records that the worker of the step's attempt died: retry the step, or fail the run."""
     if is_last_attempt(row):
-        return build_failure(row, commit_id, (LEASE_EXPIRED, "the worker of the last attempt died"))
+        return build_failure_commit(row, commit_id, (LEASE_EXPIRED, "the worker of the last attempt died"))
     write = build_retry_write(row, commit_id, (LEASE_EXPIRED, "the worker of the attempt died"))
     return StepCommit(commit_id, [write])

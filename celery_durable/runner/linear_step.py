@@ -26,7 +26,7 @@ from celery_durable.runner.step_commit import (
     Decision,
     StepCommit,
     build_attempt_commit,
-    suspend_until_rows,
+    build_suspension,
 )
 from celery_durable.step import StepLog, StepTx
 from celery_durable.store import run_events
@@ -194,7 +194,7 @@ class LinearStep:
             )
 
         def find_ending(rows: Sequence[StepRow]) -> Release | None:
-            return suspend_until_rows(rows) if any(row.wake_at is not None for row in rows) else None
+            return build_suspension(rows) if any(row.wake_at is not None for row in rows) else None
 
         step_commit = build_attempt_commit([], attempt, decide=decide, ending=find_ending)
         step_commit.commit_id = commit_id
@@ -204,14 +204,14 @@ class LinearStep:
         row, commit_id = self._row, self._env.runtime.new_token()
         error = values.sanitize_error(failure.name, failure.message)
         if failure.is_final or linear_rows.is_last_attempt(row):
-            step_commit = linear_rows.build_failure(row, commit_id, error, ran_for=attempt.duration)
+            step_commit = linear_rows.build_failure_commit(row, commit_id, error, ran_for=attempt.duration)
             step_commit.logs = list(attempt.logs)
             commit_terminal_failure(self._env, self.name, attempt, step_commit, self._pass.commit)
             return
         write = linear_rows.build_retry_write(
             row, commit_id, error, retry_in=self._get_retry_delay(failure), ran_for=attempt.duration
         )
-        self._pass.commit(StepCommit(commit_id, [write], list(attempt.logs), ending=suspend_until_rows))
+        self._pass.commit(StepCommit(commit_id, [write], list(attempt.logs), ending=build_suspension))
 
     def _get_retry_delay(self, failure: AttemptFailure) -> timedelta:
         """How long to wait after this failed attempt."""

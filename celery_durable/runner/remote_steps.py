@@ -25,7 +25,7 @@ from celery_durable.model import (
 )
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.step_commit import Decision, StepCommit, suspend_until_rows
+from celery_durable.runner.step_commit import Decision, StepCommit, build_suspension
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.runner.waits import BuildWrite, WaitSpec, WaitSteps
@@ -84,7 +84,7 @@ class RemoteSteps:
 
         step_commit = StepCommit(write.commit_id, decide=send)
         if other_steps is OtherSteps.NONE:
-            step_commit.ending = suspend_until_rows
+            step_commit.ending = build_suspension
             self._context.suspend_with(step_commit)
         else:
             self._context.commit(step_commit, execution)

@@ -97,12 +97,12 @@ class StepCommit:
         return None if self.writes or self.decide or self.logs else self.ending
 
 
-def suspend_until_rows(rows: Sequence[StepRow]) -> Release:
+def build_suspension(rows: Sequence[StepRow]) -> Release:
     """Suspend the run for the waits of the rows that a commit has recorded. It is due at once if they have none."""
     return Release([wait for row in rows if not row.is_finished and (wait := OpenWait.of(row)) is not None])
 
 
-def release(waits: Sequence[OpenWait], **options: Any) -> StepCommit:
+def build_release_commit(waits: Sequence[OpenWait], **options: Any) -> StepCommit:
     """Build the commit that releases the run and writes no step. It shows progress if the run waits for something."""
     return StepCommit(ending=Release(waits), **({"shows_progress": bool(waits)} | options))
 

@@ -11,7 +11,7 @@ from celery_durable import values
 from celery_durable.model import OpenWait, Release, StepRow, StepStatus, StepWrite, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.step_commit import Decision, StepCommit, suspend_until_rows
+from celery_durable.runner.step_commit import Decision, StepCommit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.runtime import Purpose
 from celery_durable.step import SleepCall, WaitCall
@@ -76,7 +76,7 @@ class WaitSteps:
         status = StepStatus.WAITING if left else StepStatus.COMPLETED
         write = self._context.build_write(execution, status, wake_at=wake_at, wake_in=wake_in)
         if left and other_steps is OtherSteps.NONE:
-            self._context.suspend_with(StepCommit(write.commit_id, [write], ending=suspend_until_rows))
+            self._context.suspend_with(StepCommit(write.commit_id, [write], ending=build_suspension))
         else:
             self._context.commit_step(execution, write)
 
@@ -181,5 +181,5 @@ def _build_event_write(
 def _find_ending(rows: Sequence[StepRow], *, wake_at: datetime | None, event_type: str) -> Release:
     """Suspend the run until the wait ends. If it has ended after the unlocked check, the run is due now."""
     if rows or wake_at is None:
-        return suspend_until_rows(rows)
+        return build_suspension(rows)
     return Release([OpenWait(wake_at, event_type)])

@@ -142,7 +142,7 @@ def test_a_failed_attempt_leaves_nothing_and_is_retried(make_bench: Any, kind: s
     assert instance.output == "booked at 2"
 
 
-@on(sqlite=["nothing", "mutate", "session"], postgresql=["session"])
+@on(sqlite=["mutate"], postgresql=["session"])
 @either_kind(RETRIABLE)
 def test_the_failure_of_the_last_attempt_fails_the_step(make_bench: Any, kind: str, failure: Failure, use: str) -> None:
     is_timed_by_clock = failure.timeout == 5
