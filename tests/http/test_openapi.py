@@ -72,9 +72,15 @@ def described() -> Any:
 
 
 def make_possible(case: Any) -> None:
-    """What no schema can say: a cursor is one that a list gave, params are the workflow's, a start is within a year."""
+    """What no schema can say: a cursor is one that a list gave, params are the workflow's, a start is within a year.
+
+    Of several labels with one name, the first is kept.
+    """
     for name in [name for name in case.query if name.lower().endswith("cursor")]:
         del case.query[name]
+    if isinstance(labels := case.query.get("label"), list) and all(isinstance(each, str) for each in labels):
+        by_name = {each.partition("=")[0]: each for each in reversed(labels)}
+        case.query["label"] = list(reversed(by_name.values()))
     case.headers.pop("Last-Event-ID", None)
     if not isinstance(case.body, dict):
         return

@@ -100,6 +100,8 @@ def test_the_server_learns_of_a_fail_over_and_the_client_does_not() -> None:
         proxy = FaultProxy(("127.0.0.1", listener.getsockname()[1]))
         with connect(proxy) as old, listener.accept()[0] as server:
             server.settimeout(10)
+            old.sendall(b"ping")
+            assert server.recv(4) == b"ping"  # only then does the proxy know the connection
             proxy.set(Mode.STALL_OLD)
             proxy.end_old()
             assert server.recv(4) == b""
