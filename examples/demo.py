@@ -163,8 +163,9 @@ def run(story: Story, here: World) -> None:
         return here.count("payments", "SELECT count(*) FROM payment_request") >= times
 
     here.await_("the payment starts", lambda: has_started(1))
+    here.await_("the bank takes the money", lambda: here.count("payments", "SELECT count(*) FROM payment") == 1)
     story.tell("  charge card", "the bank has taken the money, but its response is on the way ...", YELLOW)
-    time.sleep(1)
+    time.sleep(1)  # for the reader
     first.kill()
     first.wait()
     story.tell(f"$ kill -9 {first.pid}", "during the step: paid, but not recorded", RED)
@@ -182,7 +183,7 @@ def run(story: Story, here: World) -> None:
 
     here.await_("the order waits for approval", is_waiting)
     story.tell("  wait for approval", "waits without a process; it could wait for weeks ...", YELLOW)
-    time.sleep(1.5)
+    time.sleep(1.5)  # for the reader
     handle.send_event("approval", {"approved": True, "by": "eve"})
     story.tell('$ handle.send_event("approval")', "eve approves", CYAN)
 
