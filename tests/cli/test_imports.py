@@ -58,7 +58,7 @@ def call(folder: Path, module: str, *words: str) -> tuple[str, set[str]]:
 def test_a_call_over_http_imports_neither_app_nor_database_nor_terminal(tmp_path: Path, words: tuple[str, ...]) -> None:
     words = ("-b", "http://127.0.0.1:9", "--retries", "0", *words)
     status, modules = call(tmp_path, "celery_durable.cli.remote", *words)
-    assert status == "EXIT 4"  # nobody listens
+    assert status == "EXIT 4"  # no server listens there
     assert "httpx" in modules
     assert modules & (APP | TERMINAL | SERVER | TESTING | {"pygments"}) == set()
 

@@ -298,7 +298,7 @@ def dies_at(checkpoint: str, then: Act = works) -> Act:
 
 
 def is_taken_over(then: Act) -> Act:
-    """The worker stands still; another one takes the run over and ends it. Then the first goes on."""
+    """The worker pauses until its lease has expired and another one has ended the run. Then it continues."""
 
     def act(call: Call) -> Any:
         world = call.bench.world

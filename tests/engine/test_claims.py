@@ -217,8 +217,8 @@ def test_a_renewal_that_was_skipped_does_not_make_a_worker_believe_in_its_lease(
     def order(event: WorkflowEvent, step: Step):
         if not fast.runtime.passed:
             i = world.store.tables.instance
-            with world.store.engine.begin() as somebody:
-                somebody.execute(sa.select(i.c.id).with_for_update())
+            with world.store.engine.begin() as other_connection:
+                other_connection.execute(sa.select(i.c.id).with_for_update())
                 world.advance(20)
                 slow.runner._renewer._renew(dict(slow.runner._renewer._leases))  # a heartbeat that finds the row locked
             world.advance(11)

@@ -13,7 +13,7 @@ LEASE = timedelta(seconds=31)
 
 
 def let_workers_die(world: World, instance, limit: int = 12) -> list[float]:
-    """Go on until it has ended; answers with the pauses that it was given after each death, in seconds."""
+    """Run until the instance has ended; returns the pause after each crash, in seconds."""
     pauses = []
     for _ in range(limit):
         world.run_until_idle()
@@ -29,7 +29,7 @@ def let_workers_die(world: World, instance, limit: int = 12) -> list[float]:
             row = instance.row
             pauses.append((row.run_at - world.now_us) / 1_000_000)
             world.advance(timedelta(microseconds=max(0, row.run_at - world.now_us)))
-    raise AssertionError("it goes on and on")
+    raise AssertionError(f"the instance did not end within {limit} crashes")
 
 
 def test_an_instance_that_kills_every_worker_is_given_up_with_growing_pauses(world: World) -> None:

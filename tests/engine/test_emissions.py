@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import EventTimeout, Retries, Step, StepConfig, StepTx, WorkflowEvent
+from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
+from tests.engine.topics import define_watch, left
 from tests.engine.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -13,27 +14,7 @@ everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "maria
 
 @pytest.fixture
 def watch(world: World):
-    """A workflow that waits for one price, for a minute."""
-
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step):
-        try:
-            told = step.wait_for_topic("next price", "prices/eur.usd", timeout=60)
-        except EventTimeout as exc:
-            return str(exc)
-        return [told.type, told.payload, told.timestamp.isoformat()]
-
-    return watch
-
-
-def waiting(world: World, topic: str = "prices/eur.usd") -> list[str]:
-    return [waiter.instance_id for waiter in world.operations.topics.waiters(topic).items]
-
-
-def left(world: World) -> int:
-    """How many emissions and waiters the tables hold."""
-    t = world.store.tables
-    return sum(len(world.rows(sa.select(table))) for table in (t.emission, t.topic_wait))
+    return define_watch(world)
 
 
 # --- from a step ------------------------------------------------------------------------------

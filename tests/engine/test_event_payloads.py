@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import pydantic
 import pytest
 
-from celery_durable import EventPayloadInvalid, EventTimeout, Step, WorkflowEvent
+from celery_durable import EventPayloadInvalid, Step, WorkflowEvent
 from celery_durable.errors import InvalidEventType, NameInvalid, NotSerializable, PayloadTooLarge
+from tests.engine.approvals import Approval, define_order
 from tests.engine.world import World, on_one_database
-
-
-class Approval(pydantic.BaseModel):
-    approved: bool
-    by: str
 
 
 @pytest.fixture
 def order(world: World):
-    """A workflow that waits for one approval, for a minute."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            answer = step.wait_for_event("approval", "approval", timeout=60)
-        except EventTimeout as exc:
-            return f"{exc}"
-        return [answer.type, answer.payload, answer.timestamp.isoformat()]
-
-    return order
+    return define_order(world)
 
 
 def test_a_payload_that_breaks_the_schema_is_consumed_and_fails_the_wait(world: World) -> None:

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pydantic
 import pytest
 
 from celery_durable import EventTimeout, Step, StepFailed, WorkflowEvent
 from celery_durable.errors import DurationInvalid, InstanceNotFound, InstanceTerminal
+from tests.engine.approvals import Approval, define_order
 from tests.engine.world import World, on_one_database
-
-
-class Approval(pydantic.BaseModel):
-    approved: bool
-    by: str
 
 
 @pytest.fixture
 def order(world: World):
-    """A workflow that waits for one approval, for a minute."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            answer = step.wait_for_event("approval", "approval", timeout=60)
-        except EventTimeout as exc:
-            return f"{exc}"
-        return [answer.type, answer.payload, answer.timestamp.isoformat()]
-
-    return order
+    return define_order(world)
 
 
 def test_an_event_ends_the_wait_and_is_returned(world: World, order) -> None:

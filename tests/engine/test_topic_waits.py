@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pydantic
 import pytest
-import sqlalchemy as sa
 
 from celery_durable import EventPayloadInvalid, EventTimeout, Step, WorkflowEvent
 from celery_durable.errors import InvalidTopic, NameInvalid, NotSerializable, PayloadTooLarge
+from tests.engine.topics import define_watch, left, waiting
 from tests.engine.world import World, on_one_database
 
 
@@ -19,27 +19,7 @@ class Price(pydantic.BaseModel):
 
 @pytest.fixture
 def watch(world: World):
-    """A workflow that waits for one price, for a minute."""
-
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step):
-        try:
-            told = step.wait_for_topic("next price", "prices/eur.usd", timeout=60)
-        except EventTimeout as exc:
-            return str(exc)
-        return [told.type, told.payload, told.timestamp.isoformat()]
-
-    return watch
-
-
-def waiting(world: World, topic: str = "prices/eur.usd") -> list[str]:
-    return [waiter.instance_id for waiter in world.operations.topics.waiters(topic).items]
-
-
-def left(world: World) -> int:
-    """How many emissions and waiters the tables hold."""
-    t = world.store.tables
-    return sum(len(world.rows(sa.select(table))) for table in (t.emission, t.topic_wait))
+    return define_watch(world)
 
 
 def test_a_wait_times_out_the_same_on_both_passes(world: World) -> None:

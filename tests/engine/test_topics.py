@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import pydantic
 import pytest
-import sqlalchemy as sa
 
-from celery_durable import EventTimeout, Step, WorkflowEvent
+from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import EmissionMismatch
 from celery_durable.operations import topic_delivery
 from celery_durable.store import emissions
 from celery_durable.testing.cooperative import Crash
+from tests.engine.topics import define_watch, left, waiting
 from tests.engine.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -24,27 +24,7 @@ class Price(pydantic.BaseModel):
 
 @pytest.fixture
 def watch(world: World):
-    """A workflow that waits for one price, for a minute."""
-
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step):
-        try:
-            told = step.wait_for_topic("next price", "prices/eur.usd", timeout=60)
-        except EventTimeout as exc:
-            return str(exc)
-        return [told.type, told.payload, told.timestamp.isoformat()]
-
-    return watch
-
-
-def waiting(world: World, topic: str = "prices/eur.usd") -> list[str]:
-    return [waiter.instance_id for waiter in world.operations.topics.waiters(topic).items]
-
-
-def left(world: World) -> int:
-    """How many emissions and waiters the tables hold."""
-    t = world.store.tables
-    return sum(len(world.rows(sa.select(table))) for table in (t.emission, t.topic_wait))
+    return define_watch(world)
 
 
 @everywhere
