@@ -149,7 +149,7 @@ class FunctionStep:
             execution, StepStatus.COMPLETED, result=result, attempts=self.number, ran_for=attempt.duration
         )
         writes = [write, *context.build_race_writes(execution, write)]
-        context.commit(build_attempt_commit(writes, attempt), execution, attempt)
+        context.commit(build_attempt_commit(write.commit_id, writes, attempt), execution, attempt)
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
         context, execution = self._context, self.execution

@@ -108,12 +108,12 @@ class CommitWriter:
             messages += last_messages
         return Committed(
             rows,
-            guard_result.pause_requested,
-            released,
-            until,
-            run_outcome,
-            due_runs,
-            messages,
+            pause_requested=guard_result.pause_requested,
+            released=released,
+            until=until,
+            run_outcome=run_outcome,
+            due_runs=due_runs,
+            messages=messages,
             writes=decision.writes,
             created=[due.ref for due in created],
             received=received,

@@ -169,8 +169,8 @@ class LinearStep:
         done = linear_rows.build_done_write(row, commit_id, result=text, ran_for=attempt.duration)
         next_row = self._pass.rows.find_next(row)
         if next_row is None:
-            return build_attempt_commit([done], attempt, ending=RunOutcome(Status.COMPLETE, output=text))
-        return build_attempt_commit([done, linear_rows.build_ready_write(next_row, commit_id)], attempt)
+            return build_attempt_commit(commit_id, [done], attempt, ending=RunOutcome(Status.COMPLETE, output=text))
+        return build_attempt_commit(commit_id, [done, linear_rows.build_ready_write(next_row, commit_id)], attempt)
 
     def _wait(self, attempt: StepAttempt, outcome: Waiting) -> StepCommit:
         """Build the commit that records the step as WAITING, or as READY if its event has already arrived."""
@@ -196,9 +196,7 @@ class LinearStep:
         def find_ending(rows: Sequence[StepRow]) -> Release | None:
             return build_suspension(rows) if any(row.wake_at is not None for row in rows) else None
 
-        step_commit = build_attempt_commit([], attempt, decide=decide, ending=find_ending)
-        step_commit.commit_id = commit_id
-        return step_commit
+        return build_attempt_commit(commit_id, [], attempt, decide=decide, ending=find_ending)
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
         row, commit_id = self._row, self._env.runtime.new_token()

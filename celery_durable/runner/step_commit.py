@@ -103,23 +103,25 @@ def build_suspension(rows: Sequence[StepRow]) -> Release:
 
 
 def build_release_commit(waits: Sequence[OpenWait], **options: Any) -> StepCommit:
-    """Build the commit that releases the run and writes no step. It shows progress if the run waits for something."""
+    """Build the commit that releases the run at the end of a pass. It shows progress if the run waits for something."""
     return StepCommit(ending=Release(waits), **({"shows_progress": bool(waits)} | options))
 
 
-def build_attempt_commit(writes: Sequence[StepWrite], attempt: StepAttempt, **options: Any) -> StepCommit:
+def build_attempt_commit(
+    commit_id: str, writes: Sequence[StepWrite], attempt: StepAttempt, **options: Any
+) -> StepCommit:
     """Build the commit of a successful attempt: its rows, its log lines, and the effects that its body requested."""
     buffer = attempt.buffer
     return StepCommit(
-        writes[0].commit_id if writes else "",
+        commit_id,
         writes,
-        list(attempt.logs),  # a thread of the body may outlive it
-        buffer.user_writes,
-        buffer.instances,
-        buffer.events,
-        buffer.emissions,
-        buffer.messages,
-        buffer.labels,
+        logs=list(attempt.logs),  # a thread of the body may outlive it
+        user_writes=buffer.user_writes,
+        instances=buffer.instances,
+        events=buffer.events,
+        emissions=buffer.emissions,
+        messages=buffer.messages,
+        labels=buffer.labels,
         **options,
     )
 
