@@ -6,6 +6,7 @@ dropped at the end. A server that does not answer skips its tests; with DURABLE_
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
@@ -27,6 +29,7 @@ from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
+from celery_durable.store.schema import Tables
 from tests.services import DATABASES, missing
 
 # How long an example takes says something of the machine, not of the code.
@@ -106,15 +109,15 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgresql_database() -> Iterator[Store]:
-    with _own_database("postgresql") as caretaker:
-        yield caretaker
+def postgresql_database() -> Iterator[OwnDatabase]:
+    with _own_database("postgresql") as own:
+        yield own
 
 
 @pytest.fixture(scope="session")
-def mariadb_database() -> Iterator[Store]:
-    with _own_database("mariadb") as caretaker:
-        yield caretaker
+def mariadb_database() -> Iterator[OwnDatabase]:
+    with _own_database("mariadb") as own:
+        yield own
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
@@ -130,12 +133,9 @@ def store_url(database: str, request: pytest.FixtureRequest, tmp_path) -> str:
         copy = tmp_path / "durable.sqlite3"
         shutil.copy(request.getfixturevalue("sqlite_template"), copy)
         return f"sqlite:///{copy}"
-    caretaker: Store = request.getfixturevalue(f"{database}_database")
-    with caretaker.engine.begin() as connection:
-        for table in caretaker.tables.metadata.sorted_tables:
-            if table is not caretaker.tables.database:
-                connection.execute(sa.delete(table))
-    return caretaker.engine.url.render_as_string(hide_password=False)
+    own: OwnDatabase = request.getfixturevalue(f"{database}_database")
+    own.empty()
+    return own.url
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @functools.cache
 def _unreachable(name: str) -> str | None:
-    admin = _admin(name)
+    admin = sa.create_engine(DATABASES[name], connect_args={"connect_timeout": 3})
     try:
         admin.connect().close()
     except sa.exc.OperationalError as error:
@@ -187,26 +187,42 @@ def _unreachable(name: str) -> str | None:
     return None
 
 
-def _admin(name: str) -> sa.Engine:
-    return sa.create_engine(DATABASES[name], isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3})
+@dataclass(frozen=True)
+class OwnDatabase:
+    """A process's database on one server. Its engine waits for the server, where a store's gives up after 3 seconds."""
+
+    engine: sa.Engine
+    tables: Tables
+
+    @property
+    def url(self) -> str:
+        return self.engine.url.render_as_string(hide_password=False)
+
+    def empty(self) -> None:
+        with self.engine.begin() as connection:
+            for table in self.tables.metadata.sorted_tables:
+                if table is not self.tables.database:
+                    connection.execute(sa.delete(table))
 
 
 @contextmanager
-def _own_database(name: str) -> Iterator[Store]:
+def _own_database(name: str) -> Iterator[OwnDatabase]:
     server = sa.make_url(DATABASES[name])
-    admin = _admin(name)
+    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     force = " WITH (FORCE)" if name == "postgresql" else ""
-    caretaker = Store(server.set(database=_NAME))
     with admin.connect() as connection:
         connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {_NAME}{force}")
         connection.exec_driver_sql(f"CREATE DATABASE {_NAME}")
         if name == "postgresql":  # nobody crashes this server: what outlives a crash is for tests/smoke and tests/chaos
             connection.exec_driver_sql(f"ALTER DATABASE {_NAME} SET synchronous_commit = off")
+    engine = sa.create_engine(server.set(database=_NAME), isolation_level="READ COMMITTED")
     try:
-        migrate.upgrade(caretaker)
-        yield caretaker
+        with contextlib.closing(Store(engine=engine)) as store:
+            migrate.upgrade(store)
+            tables = store.tables
+        yield OwnDatabase(engine, tables)
     finally:
-        caretaker.close()
+        engine.dispose()
         with admin.connect() as connection:
             connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {_NAME}{force}")
         admin.dispose()

@@ -25,6 +25,5 @@ def database(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def environment(database: str, environments: dict[str, Environment], request: pytest.FixtureRequest) -> Environment:
     if database not in environments:
-        caretaker = request.getfixturevalue(f"{database}_database")
-        environments[database] = Environment(caretaker.engine.url.render_as_string(hide_password=False))
+        environments[database] = Environment(request.getfixturevalue(f"{database}_database").url)
     return environments[database]
