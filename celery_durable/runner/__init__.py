@@ -13,6 +13,7 @@ from celery_durable.config import Settings
 from celery_durable.definitions import Definition, LinearDefinition, Registry, WorkflowDefinition
 from celery_durable.errors import Superseded, ValueRefused
 from celery_durable.model import DueRun, OutboxMessage, RunRef
+from celery_durable.runner.body_timer import body_timer
 from celery_durable.runner.committer import DatabaseCommitter
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.function_pass import FunctionPass, open_context
@@ -128,6 +129,7 @@ class Runner:
                 self._watermark.record_claim(lease.claim)
                 yield
         finally:
+            body_timer.release()
             current_attempt.reset(outer_attempt)
 
     def _load(self, definition: Definition, lease: Lease) -> ClaimedRun:

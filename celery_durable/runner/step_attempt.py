@@ -7,7 +7,6 @@ writes of that body are not committed.
 from __future__ import annotations
 
 import contextvars
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from celery_durable.errors import StepInterrupted, Superseded
 from celery_durable.model import LogLine
+from celery_durable.runner.body_timer import body_timer
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.session_lock import SessionLock
@@ -106,32 +106,23 @@ class StepAttempt:
         """Like `run`, on the main thread, with an alarm signal that interrupts Python code and system calls."""
         if timeout is None:
             return self.run()
-        has_timed_out, is_armed = False, True
-
-        def on_alarm(*_: object) -> None:
-            nonlocal has_timed_out
-            if is_armed:
-                has_timed_out = True
-                raise StepInterrupted
-
-        before = signal.signal(signal.SIGALRM, on_alarm)
+        limit = body_timer.start(timeout.total_seconds())
         try:
-            # The alarm repeats every second, so that a body that catches the first one cannot run forever.
-            signal.setitimer(signal.ITIMER_REAL, timeout.total_seconds(), 1.0)
             try:
+                limit.is_armed = True
                 outcome = self.run()
             finally:
-                is_armed = False  # the alarm must not raise while it is being removed
+                limit.is_armed = False  # the alarm must not raise while the attempt is being ended
         except StepInterrupted:  # the alarm went off after the body had ended, before it was disarmed
             outcome = TimedOut()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-            # The alarm may have interrupted `run` in its `finally` block, so these lines repeat the end of `run`.
-            self._is_over = True
-            self._lease.exit_user_code(self)
-            current_attempt.set(None)
-        return TimedOut() if has_timed_out and not isinstance(outcome, PassOver) else outcome
+            body_timer.stop(limit)
+            if limit.has_expired:
+                # The alarm may have interrupted `run` in its `finally` block, so these lines repeat the end of `run`.
+                self._is_over = True
+                self._lease.exit_user_code(self)
+                current_attempt.set(None)
+        return TimedOut() if limit.has_expired and not isinstance(outcome, PassOver) else outcome
 
     # --- its session ----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 
 import pytest
 import sqlalchemy as sa
@@ -302,12 +303,55 @@ def test_the_timer_leaves_nothing_behind(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-        within = step.do("work", StepConfig(timeout=600), lambda: signal.getitimer(signal.ITIMER_REAL)[0])
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-        return within
+        return step.do("work", StepConfig(timeout=600), lambda: signal.getitimer(signal.ITIMER_REAL)[0])
 
     assert 500 < order.run().output <= 600
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is handler
+
+
+def test_each_body_has_its_own_time_although_the_alarm_of_the_first_stays_armed(world: World) -> None:
+    def left() -> float:
+        return signal.getitimer(signal.ITIMER_REAL)[0]
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        lefts = [
+            step.do(name, StepConfig(timeout=timeout), left) for name, timeout in (("a", 600), ("b", 30), ("c", 60))
+        ]
+        with pytest.raises(StepTimeout):
+            step.do("slow", ONCE, lambda: time.sleep(LONG))
+        return [*lefts, step.do("after", StepConfig(timeout=600), left)]
+
+    first, shorter, kept, after = order.run().output
+    assert 500 < first <= 600
+    assert 20 < shorter <= 30
+    assert 20 < kept <= shorter  # rings early for this body, and is then set again
+    assert 500 < after <= 600
+
+
+def test_an_alarm_that_rings_for_an_earlier_body_does_not_end_a_later_one(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("short", ONCE, lambda: None)
+        return step.do(
+            "long", StepConfig(timeout=60), lambda: time.sleep(4 * SHORT) or signal.getitimer(signal.ITIMER_REAL)[0]
+        )
+
+    assert 50 < order.run().output <= 60
+
+
+def test_a_body_that_takes_the_alarm_for_itself_leaves_the_next_one_its_time_limit(world: World) -> None:
+    def take_alarm() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("rude", StepConfig(timeout=600), take_alarm)
+        step.do("slow", ONCE, lambda: time.sleep(LONG))
+
+    assert order.run().error.startswith("StepTimeout")
 
 
 def test_without_a_timeout_there_is_no_timer(world: World) -> None:
