@@ -71,7 +71,7 @@ class BodySteps:
 
         With several open steps, a crash cannot be attributed to one of them.
         """
-        commit_id = self._context.env.runtime.new_token()
+        commit_id = next(self._context.lease.commit_ids)
         writes = [
             self._context.build_write(step.execution, StepStatus.PENDING, attempts=step.number, commit_id=commit_id)
             for step in steps
@@ -139,7 +139,7 @@ class FunctionStep:
         codec = execution.fn.result
         try:
             result = codec.encode(value, what=f"Result of step {self.name!r}", limits=context.limits)
-            codec.decode(result)
+            decoded = codec.decode(result)
         except ValueRefused as exc:
             raise AttemptFailed(AttemptFailure.of(exc, is_final=True)) from exc
         except ValidationFailed as exc:
@@ -149,6 +149,7 @@ class FunctionStep:
             execution, StepStatus.COMPLETED, result=result, attempts=self.number, ran_for=attempt.duration
         )
         writes = [write, *context.build_race_writes(execution, write)]
+        execution.decoded = (decoded,)
         context.commit(build_attempt_commit(write.commit_id, writes, attempt), execution, attempt)
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:

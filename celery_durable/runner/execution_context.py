@@ -154,7 +154,7 @@ class ExecutionContext:
             type=STEP_TYPES[type(execution.call)],
             status=status,
             replaces=None if row is None else row.commit_id,
-            commit_id=commit_id or self.env.runtime.new_token(),
+            commit_id=commit_id or next(self.lease.commit_ids),
             max_attempts=execution.policy.max_attempts if has_attempts else None,
             timeout=execution.policy.timeout if has_attempts else None,
             error_name=None if error is None else error[0],
@@ -234,7 +234,7 @@ class ExecutionContext:
 
         The pass writes them when it ends without a crash, so these attempts do not count.
         """
-        rows, commit_id = self.replay_state.rows, self.env.runtime.new_token()
+        rows, commit_id = self.replay_state.rows, next(self.lease.commit_ids)
         counted = [(execution, rows.get(execution.key)) for execution in self.counted_in_advance]
         return [
             self.build_write(execution, StepStatus.PENDING, attempts=row.attempts - 1, commit_id=commit_id)

@@ -8,6 +8,7 @@ although other workers could take the run. The renewer revokes the claim of such
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -44,6 +45,9 @@ class Lease:
         # One key for each piece of user code that runs now. Bodies run concurrently on threads of their own, and the
         # pass removes the key of an abandoned body without waiting for it. Each operation is atomic: there is no lock.
         self._user_code_owners: dict[object, tuple[str, int, float] | None] = {}
+        # Derived from the random token: a random id for each commit would take 3 us.
+        self.commit_ids: Iterator[str] = map(f"{claim.token[:24]}{{:x}}".format, itertools.count(1))
+        """New ids for the commits of this claim."""
         self.recorded_step: RunningStep | None = None
         """The running step that the instance's row names."""
 

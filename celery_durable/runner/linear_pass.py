@@ -61,7 +61,7 @@ class LinearPass:
         if crashes < self.env.settings.max_crashes or row is None:
             return None
         error = WorkerCrashLoop(crashes)
-        return linear_rows.build_failure_commit(row, self._new_token(), (type(error).__name__, str(error)))
+        return linear_rows.build_failure_commit(row, self._new_commit_id(), (type(error).__name__, str(error)))
 
     def execute(self) -> StepCommit | None:
         """Run steps; returns the commit that ends the pass, None if the commit of a step has ended it.
@@ -84,7 +84,7 @@ class LinearPass:
             if row is None:
                 return self._complete_run()
             if row.status is StepStatus.RUNNING:
-                self.commit(linear_rows.build_lost_worker_commit(row, self._new_token()))
+                self.commit(linear_rows.build_lost_worker_commit(row, self._new_commit_id()))
             elif self._should_stop():
                 return build_release_commit([])
             elif row.name not in self.definition.handlers:
@@ -94,7 +94,7 @@ class LinearPass:
             elif row.next_retry_at is not None and row.next_retry_at > self.rows.now:
                 return build_release_commit([OpenWait(row.next_retry_at)])
             else:
-                self._run_step(linear_rows.build_running_write(row, self._new_token()))
+                self._run_step(linear_rows.build_running_write(row, self._new_commit_id()))
         return None
 
     def conclude(self, last_commit: StepCommit | None) -> str:
@@ -142,7 +142,7 @@ class LinearPass:
 
     def _release_before_stopping(self) -> None:
         """Release the run. A step that was RUNNING is READY again: it counts neither as an attempt nor as a crash."""
-        row, commit_id = self.rows.current, self._new_token()
+        row, commit_id = self.rows.current, self._new_commit_id()
         writes = []
         if row is not None and row.status is StepStatus.RUNNING:
             writes = [linear_rows.build_ready_write(row, commit_id)]
@@ -155,7 +155,7 @@ class LinearPass:
         If its event has arrived, the step becomes READY with that event. If its deadline has passed, it becomes RUNNING
         without an event. Otherwise it keeps waiting, and the same commit suspends the instance.
         """
-        commit_id, due_at, event_type = self._new_token(), row.wake_at, row.wait_event_type
+        commit_id, due_at, event_type = self._new_commit_id(), row.wake_at, row.wait_event_type
         assert due_at is not None
         assert event_type is not None
 
@@ -203,5 +203,5 @@ class LinearPass:
         """Return the interruption to raise (`AttemptingPass`)."""
         return reason
 
-    def _new_token(self) -> str:
-        return self.env.runtime.new_token()
+    def _new_commit_id(self) -> str:
+        return next(self.lease.commit_ids)

@@ -164,7 +164,7 @@ class LinearStep:
 
     def _complete(self, attempt: StepAttempt, result: Any) -> StepCommit:
         """Build the commit that records the step as DONE and the next one as READY, or ends the run."""
-        row, commit_id = self._row, self._env.runtime.new_token()
+        row, commit_id = self._row, next(self._pass.lease.commit_ids)
         text = values.encode(result, what=f"Result of step {row.name!r}", limits=self._env.settings.limits)
         done = linear_rows.build_done_write(row, commit_id, result=text, ran_for=attempt.duration)
         next_row = self._pass.rows.find_next(row)
@@ -181,7 +181,7 @@ class LinearStep:
         tx = self._build_tx(attempt)
         for name, payload in outcome.outbound_events:
             tx.send_outbound(name, payload)
-        commit_id = self._env.runtime.new_token()
+        commit_id = next(self._pass.lease.commit_ids)
 
         def decide(tx: Tx, guard_result: GuardResult) -> Decision:
             event = run_events.find_oldest_event(tx, claim, event_type, deadline=guard_result.now + timeout)
@@ -199,7 +199,7 @@ class LinearStep:
         return build_attempt_commit(commit_id, [], attempt, decide=decide, ending=find_ending)
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
-        row, commit_id = self._row, self._env.runtime.new_token()
+        row, commit_id = self._row, next(self._pass.lease.commit_ids)
         error = values.sanitize_error(failure.name, failure.message)
         if failure.is_final or linear_rows.is_last_attempt(row):
             step_commit = linear_rows.build_failure_commit(row, commit_id, error, ran_for=attempt.duration)

@@ -113,7 +113,7 @@ class MapSteps:
         ).needs_pass(map_step.max_concurrency):
             execution.wait = _wait_for_items(map_step, row.wake_at)
             return
-        commit_id = self._context.env.runtime.new_token()
+        commit_id = next(self._context.lease.commit_ids)
         build_write = functools.partial(
             self._context.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
         )

@@ -292,6 +292,9 @@ class ReplayContext:
             case ChildCall(definition=definition):
                 return decode_result(execution.name, definition.output, row.result or "null")
             case BodyCall():
+                if execution.decoded:
+                    (result,), execution.decoded = execution.decoded, ()
+                    return result
                 assert execution.fn is not None
                 return decode_result(execution.name, execution.fn.result, row.result or "null")
 
@@ -350,7 +353,7 @@ class ReplayContext:
             if branch.finished_row is not None and branch.finished_row.status is not StepStatus.CANCELLED
         ]
         if candidates or len(finished) == len(race.branches):  # the winner finished before the race started
-            winner, commit_id = (candidates or finished)[0], self._context.env.runtime.new_token()
+            winner, commit_id = (candidates or finished)[0], next(self._context.lease.commit_ids)
             self._context.commit(StepCommit(commit_id, self._context.build_race_end(race, winner, commit_id)))
             return
         with suppress(RaceWon):

@@ -22,9 +22,10 @@ class StepExecution:
 
     ``finished_row``: the step's row, once the step has finished. ``wait``: what the step waits for, unless the pass
     has set `ExecutionContext.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
+    ``decoded``: a tuple of the result, decoded from its JSON, until the workflow function receives it; often empty.
     """
 
-    __slots__ = ("call", "cause", "entry", "finished_row", "fn", "key", "name", "policy", "wait")
+    __slots__ = ("call", "cause", "decoded", "entry", "finished_row", "fn", "key", "name", "policy", "wait")
 
     def __init__(self, call: StepCall, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:
         self.call, self.entry, self.policy, self.fn = call, entry, policy, fn
@@ -32,6 +33,7 @@ class StepExecution:
         row = entry.row
         self.finished_row: StepRow | None = row if row is not None and row.is_finished else None
         self.cause: BaseException | None = None
+        self.decoded: tuple[Any, ...] = ()
         self.wait: OpenWait | None = None
 
 

@@ -102,7 +102,7 @@ class WaitSteps:
 
     def check_wait(self, execution: StepExecution, wait: WaitSpec, other_steps: OtherSteps) -> None:
         """Record the event if it has arrived, or the timeout if it has passed; otherwise keep waiting."""
-        row, commit_id = execution.entry.row, self._context.env.runtime.new_token()
+        row, commit_id = execution.entry.row, next(self._context.lease.commit_ids)
         wake_at = None if row is None else row.wake_at
         decide = functools.partial(self._decide_wait, execution=execution, wait=wait, commit_id=commit_id)
         step_commit = StepCommit(commit_id, decide=decide)
