@@ -1,8 +1,14 @@
-"""A statement as compiled for one driver: SQL text, and how the driver takes its parameters."""
+"""A statement as compiled for one driver, and its rows.
+
+It runs on the driver's own cursor. Measured on PostgreSQL: SQLAlchemy's `exec_driver_sql` takes 35 to 50 us more per
+statement, for a result object that an internal statement does not need.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +20,32 @@ PARAM_PREFIX = "p_"
 """The prefix of parameters. It keeps them apart from the names that SQLAlchemy gives to values."""
 
 
+class Rows(list[Any]):
+    """The rows that a statement returned, as named tuples.
+
+    ``rowcount`` is the number of rows that it returned, changed or matched, as the driver counts them.
+    """
+
+    rowcount: int
+
+    def first(self) -> Any:
+        """Return the first row, or None."""
+        return self[0] if self else None
+
+    def one(self) -> Any:
+        """Return the only row; raises ValueError if there are none or several."""
+        (row,) = self
+        return row
+
+    def scalar(self) -> Any:
+        """Return the first column of the first row, or None."""
+        return self[0][0] if self else None
+
+    def scalar_one(self) -> Any:
+        """Return the first column of the only row; raises ValueError if there are none or several."""
+        return self.one()[0]
+
+
 class CompiledStatement:
     """A statement for one driver: its text, and the values of the parameters that a caller does not pass.
 
@@ -21,26 +53,73 @@ class CompiledStatement:
     """
 
     def __init__(self, expression: Any, dialect: sa.Dialect, clock: Callable[[], int] | None) -> None:
-        compiled = expression.compile(dialect=dialect)
+        compiled = expression.compile(dialect=_make_positional(dialect))
         self.sql: str = compiled.string
-        # Required parameters are left out. If a caller forgets one, the driver raises instead of writing NULL.
+        self._order = tuple(name.removeprefix(PARAM_PREFIX) for name in compiled.positiontup or ())
+        # Required parameters are left out. If a caller forgets one, `bind` raises instead of writing NULL.
         self._defaults: dict[str, Any] = {
-            name: bound.effective_value for bound, name in compiled.bind_names.items() if not bound.required
+            name.removeprefix(PARAM_PREFIX): bound.effective_value
+            for bound, name in compiled.bind_names.items()
+            if not bound.required
         }
-        self._order: Sequence[str] | None = compiled.positiontup if compiled.positional else None
         self.clock = clock if CLOCK_PARAM in self._defaults else None
+        self._make_row: Callable[[Sequence[Any]], Any] | None = None
 
-    def bind(self, params: dict[str, Any]) -> Any:
-        """Return the values for the driver: those of a caller's parameters, and the others."""
-        values = self._defaults.copy()
-        for name, value in params.items():
-            values[PARAM_PREFIX + name] = value
-        if self.clock is not None:
-            values[CLOCK_PARAM] = self.clock()
-        return values if self._order is None else tuple([values[name] for name in self._order])
+    def bind(self, params: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the values for the driver: those of a caller's parameters, and the others. Raises KeyError."""
+        if self._defaults:
+            params = self._defaults | params
+            if self.clock is not None:
+                params[CLOCK_PARAM] = self.clock()
+        return tuple(map(params.__getitem__, self._order))
+
+    def run(self, conn: sa.Connection, values: tuple[Any, ...]) -> Rows:
+        """Run the statement on a connection that is in a transaction or in autocommit; raises what SQLAlchemy raises.
+
+        If somebody listens to the statements of the connection, as tracing libraries do, SQLAlchemy runs it.
+        """
+        dispatch: Any = conn.dispatch
+        if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
+            result = conn.exec_driver_sql(self.sql, values)
+            found = Rows(result.all() if result.returns_rows else ())
+            found.rowcount = result.rowcount
+            return found
+        connection: Any = conn.connection
+        cursor = None
+        try:
+            cursor = connection.cursor()
+            cursor.execute(self.sql, values)
+            if cursor.description is None:
+                found = Rows()
+            else:
+                found = Rows(map(self._make_row or self._define_row(cursor.description), cursor.fetchall()))
+            found.rowcount = cursor.rowcount
+            cursor.close()
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, conn.dialect.loaded_dbapi.Error):
+                raise
+            # SQLAlchemy wraps the error, and replaces the connection, and those of its pool, if the server is gone.
+            conn._handle_dbapi_exception(error, self.sql, values, cursor, None)  # noqa: SLF001  # nothing public does
+        return found
+
+    def _define_row(self, description: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+        names = [column[0] for column in description]
+        row: Any = namedtuple("row", names, rename=True)  # type: ignore[misc]  # noqa: PYI024
+        self._make_row = functools.partial(tuple.__new__, row)  # its own _make is written in Python
+        return self._make_row
 
     def with_clock(self, clock: Callable[[], int] | None) -> CompiledStatement:
         """Return the same statement for a store with another clock."""
         other = copy.copy(self)
         other.clock = clock if CLOCK_PARAM in self._defaults else None
         return other
+
+
+def _make_positional(dialect: sa.Dialect) -> sa.Dialect:
+    """Return the dialect with positional parameters: drivers spend time on looking for names."""
+    if dialect.paramstyle not in ("pyformat", "named"):
+        return dialect
+    positional = copy.copy(dialect)
+    positional.paramstyle = "format" if dialect.paramstyle == "pyformat" else "qmark"
+    positional.positional = True
+    return positional

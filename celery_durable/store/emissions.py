@@ -161,7 +161,7 @@ def read_next_waiters(tx: Tx, emission: Emission, *, limit: int) -> list[int]:
         found = tx.run(
             _select_next_waiters, topic=emission.topic, after=emission.cursor_pk, last=emission.end_pk, limit=limit
         )
-        return [int(pk) for pk in found.scalars()]
+        return [int(row.instance_pk) for row in found]
     w, i = tx.t.topic_wait.c, tx.t.instance.c
     query = (
         sa.select(w.instance_pk)

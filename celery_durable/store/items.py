@@ -146,7 +146,7 @@ _MAX_INTEGER = 2**31 - 1
 def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> list[OutboxMessage]:
     """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
     limit = _MAX_INTEGER if limit is None else limit
-    found = tx.run(_select_ready, **key_parameters(step), limit=limit).all() if limit else []
+    found = tx.run(_select_ready, **key_parameters(step), limit=limit) if limit else []
     messages, marks = [], []
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)

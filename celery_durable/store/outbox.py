@@ -82,7 +82,7 @@ def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessag
     Each row is postponed before its message is sent, by the time that it has waited so far. A sweep that dies in
     between has only delayed it.
     """
-    rows = tx.run(_select_due, limit=limit).all()
+    rows = tx.run(_select_due, limit=limit)
     moves = []
     for row in rows:
         pause = redispatch.outbox_pause(timedelta(microseconds=row.now_us - row.created_at))

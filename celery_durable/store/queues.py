@@ -70,7 +70,7 @@ def _read(s: Store) -> Any:
 def read_claimed(tx: Tx) -> Mapping[str, datetime]:
     """Return by queue the newest time of sending among messages that were claimed at least `SLACK` ago."""
     found = {}
-    for row in tx.run(_read).all():
+    for row in tx.run(_read):
         if row.recorded_at > row.now_us:  # the clock was set back
             continue
         newest = (

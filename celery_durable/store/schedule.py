@@ -51,7 +51,7 @@ class Agenda:
 
 def read(tx: Tx) -> Agenda:
     """Read the agenda, by a few index searches per queue, however many rows wait."""
-    rows = tx.run(_agenda).all()
+    rows = tx.run(_agenda)
     due: dict[str, dict[int, datetime]] = {}
     sent: dict[str, datetime] = {}
     times: dict[int, datetime] = {}

@@ -74,7 +74,7 @@ def load(tx: Tx, claim: Claim) -> RunState:
 
     Raises Superseded if the instance was ended and deleted after the claim.
     """
-    rows = tx.run(_select_run_and_steps, pk=claim.pk, run=claim.ref.run_number).all()
+    rows = tx.run(_select_run_and_steps, pk=claim.pk, run=claim.ref.run_number)
     if not rows:
         raise Superseded(str(claim.ref))
     first = rows[0]
@@ -241,5 +241,5 @@ def find_commit(tx: Tx, claim: Claim, *, commit_id: str) -> list[StepRow]:
 
     Call `claims.is_held` first: it waits until the database has decided the commit.
     """
-    rows = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, commit_id=commit_id).all()
+    rows = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, commit_id=commit_id)
     return [STEPS.read(row) for row in rows]

@@ -169,7 +169,7 @@ def sweep(
 
     Returns the runs to publish, and the number of rows read.
     """
-    rows = tx.run(_select_due, queue=queue, priority=priority, limit=limit).all()
+    rows = tx.run(_select_due, queue=queue, priority=priority, limit=limit)
     return _process_rows(tx, rows, redispatch, may_expire=may_expire, lease=lease, progress=progress), len(rows)
 
 
@@ -298,7 +298,7 @@ def take_lost_runs(
         empty_us=0 if progress.empty is None else to_us(progress.empty),
         longest_us=duration_us(redispatch.longest),
         limit=limit,
-    ).all()
+    )
     tx.run_many(_reschedule, [_resend_params(row, redispatch) for row in rows])
     return [_due_run(row) for row in rows]
 

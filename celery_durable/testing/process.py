@@ -14,7 +14,8 @@ from celery_durable.definitions import Registry
 from celery_durable.model import DueRun, OutboxMessage, RunRef
 from celery_durable.runner import Runner
 from celery_durable.runtime import is_ctrl_c
-from celery_durable.store.engine import CompiledStatements, Store
+from celery_durable.store.compiled import Rows
+from celery_durable.store.engine import CompiledStatements, Statement, Store, Tx
 from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.tasks.publishing import PublishReport
 from celery_durable.testing.cooperative import Crash
@@ -28,6 +29,26 @@ def ends_the_process(error: BaseException) -> bool:
     """Return False for failures of the code under test, True for a crash, `pytest.fail` in a mock, and Ctrl-C."""
     is_pytests = any(kind.__module__ == "_pytest.outcomes" for kind in type(error).__mro__)
     return is_pytests or isinstance(error, (Crash, HeldOutside)) or is_ctrl_c(error)
+
+
+class ProcessTx(Tx):
+    """The internal statements of a process. When it is dead, none reaches the database."""
+
+    __slots__ = ()
+
+    def run(self, statement: Statement, /, **params: Any) -> Rows:
+        """Run a statement; raises Crash if the process is dead."""
+        self._refuse_if_dead()
+        return super().run(statement, **params)
+
+    def run_many(self, statement: Statement, rows: Sequence[dict[str, Any]], /) -> None:
+        """Run a statement for each row of parameters; raises Crash if the process is dead."""
+        self._refuse_if_dead()
+        super().run_many(statement, rows)
+
+    def _refuse_if_dead(self) -> None:
+        if getattr(self.store.runtime, "is_dead", False):
+            raise Crash("died")
 
 
 class Process:
@@ -52,7 +73,9 @@ class Process:
         )
         self.store.import_statements(compiled_statements or {})
         self.connections: list[Any] = []
-        for what in ("before_cursor_execute", "commit"):
+        self.store.tx_type = ProcessTx
+        # For the statements of sessions, and all commits.
+        for what in ("before_execute", "commit"):
             event.listen(self.store.engine, what, self._refuse_if_dead)
         event.listen(self.store.engine, "connect", lambda connection, _: self.connections.append(connection))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from typing import Any
@@ -97,9 +98,9 @@ def plan(tx: Tx, what: Statement, params: dict[str, Any], *, mode: str) -> str:
     """PostgreSQL's plan, for these parameters ("custom") or for any ("generic": what kept connections end up with)."""
     compiled = tx.store.compiled(what, psycopg.dialect())  # which names the types; psycopg2 writes values in
     bound = compiled.bind(params)
-    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", compiled.sql)))
-    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", compiled.sql).replace("%%", "%")
-    given = ", ".join(f"'{bound[name]}'" if isinstance(bound[name], str) else str(bound[name]) for name in names)
+    numbers = itertools.count(1)
+    numbered = re.sub("%s", lambda _: f"${next(numbers)}", compiled.sql).replace("%%", "%")
+    given = ", ".join(f"'{value}'" if isinstance(value, str) else str(value) for value in bound)
     tx.conn.exec_driver_sql(f"SET LOCAL plan_cache_mode = force_{mode}_plan")
     tx.conn.exec_driver_sql("PREPARE hot AS " + numbered)
     lines = tx.conn.exec_driver_sql(f"EXPLAIN EXECUTE hot{f'({given})' if given else ''}").scalars().all()
