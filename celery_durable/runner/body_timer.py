@@ -42,11 +42,11 @@ class BodyTimer:
         The caller arms the limit where it can handle the interruption, and calls `stop` in any case.
         """
         limit = self._limit = BodyLimit(real_monotonic() + seconds, self._limit)
-        # The body before may have used the alarm itself, so what is armed is asked for: two calls of 0.3 us.
-        if signal.getsignal(signal.SIGALRM) != self._on_alarm:
-            self._handler_before = signal.signal(signal.SIGALRM, self._on_alarm)
-            self._is_installed = True
-        if not 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
+        # The body before may have used the alarm for itself, so the system is asked whether one is armed.
+        if not (self._is_installed and 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds):
+            before = signal.signal(signal.SIGALRM, self._on_alarm)
+            if not self._is_installed:
+                self._handler_before, self._is_installed = before, True
             signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
         return limit
 

@@ -63,7 +63,9 @@ class CompiledStatement:
             if not bound.required
         }
         self.clock = clock if CLOCK_PARAM in self._defaults else None
-        self._make_row: Callable[[Sequence[Any]], Any] | None = None
+        self._make_row: Callable[[Sequence[Any]], Any] = tuple
+        self._returns_rows: bool | None = None
+        """Whether it returns rows; None until it has run."""
 
     def bind(self, params: dict[str, Any]) -> tuple[Any, ...]:
         """Return the values for the driver: those of a caller's parameters, and the others. Raises KeyError."""
@@ -89,10 +91,9 @@ class CompiledStatement:
         try:
             cursor = connection.cursor()
             cursor.execute(self.sql, values)
-            if cursor.description is None:
-                found = Rows()
-            else:
-                found = Rows(map(self._make_row or self._define_row(cursor.description), cursor.fetchall()))
+            if self._returns_rows is None:  # psycopg builds the description anew each time
+                self._describe(cursor.description)
+            found = Rows(map(self._make_row, cursor.fetchall())) if self._returns_rows else Rows()
             found.rowcount = cursor.rowcount
             cursor.close()
         except BaseException as error:
@@ -102,11 +103,12 @@ class CompiledStatement:
             conn._handle_dbapi_exception(error, self.sql, values, cursor, None)  # noqa: SLF001  # nothing public does
         return found
 
-    def _define_row(self, description: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-        names = [column[0] for column in description]
-        row: Any = namedtuple("row", names, rename=True)  # type: ignore[misc]  # noqa: PYI024
-        self._make_row = functools.partial(tuple.__new__, row)  # its own _make is written in Python
-        return self._make_row
+    def _describe(self, description: Sequence[Any] | None) -> None:
+        if description is not None:
+            names = [column[0] for column in description]
+            row: Any = namedtuple("row", names, rename=True)  # type: ignore[misc]  # noqa: PYI024
+            self._make_row = functools.partial(tuple.__new__, row)  # its own _make is written in Python
+        self._returns_rows = description is not None
 
     def with_clock(self, clock: Callable[[], int] | None) -> CompiledStatement:
         """Return the same statement for a store with another clock."""
