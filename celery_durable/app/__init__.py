@@ -6,11 +6,10 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import sqlalchemy as sa
 from celery import Celery, current_app
-from sqlalchemy.orm import Session
 
 from celery_durable import tasks
 from celery_durable.app.internals import Internals
@@ -30,6 +29,9 @@ from celery_durable.tasks.outbox import Handler
 from celery_durable.tasks.queues import install_queue
 from celery_durable.tasks.worker import DurableStep
 from celery_durable.values import Retries, check_text_name
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 P = TypeVar("P")
 R = TypeVar("R")

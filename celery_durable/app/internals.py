@@ -7,13 +7,13 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from billiard.exceptions import WorkerLostError
 from celery import Celery, signals
 from celery.utils.text import str_to_list
-from sqlalchemy.orm import Session
 
 from celery_durable import tasks
 from celery_durable.config import Settings, read_settings
@@ -22,8 +22,6 @@ from celery_durable.errors import DurableError, NotConfigured
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
-from celery_durable.runner import Runner
-from celery_durable.runner.ticks import Ticker
 from celery_durable.runtime import Runtime, real_monotonic
 from celery_durable.signals import listen
 from celery_durable.store.engine import Store
@@ -41,6 +39,12 @@ from celery_durable.tasks.process_stops import make_process_stop_check
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.task_ends import TaskEndHandler
 from celery_durable.tasks.worker import StopFlag
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
+
+    from celery_durable.runner import Runner
+    from celery_durable.runner.ticks import Ticker
 
 logger = logging.getLogger("celery_durable")
 
@@ -126,6 +130,8 @@ class Internals:
     @functools.cached_property
     def runner(self) -> Runner:
         """Advances runs in this process."""
+        from celery_durable.runner import Runner  # noqa: PLC0415  # see `import_for_passes`
+
         return Runner(
             self.store,
             self.settings,
@@ -141,6 +147,8 @@ class Internals:
     @functools.cached_property
     def ticker(self) -> Ticker:
         """Advances due runs in this process without Celery, for `Durable.tick`."""
+        from celery_durable.runner.ticks import Ticker  # noqa: PLC0415
+
         return Ticker(self.store, self.settings, self.runtime, self.runner.advance)
 
     def redaction(self, workflow: str, instance_id: str) -> Redaction:
@@ -260,6 +268,12 @@ class Internals:
             self.store.close()
 
 
+def import_for_passes() -> None:
+    """Import what only passes need. A worker does it before its pool forks; clients and commands never pay for it."""
+    for module in ("celery_durable.runner", "sqlalchemy.orm"):
+        import_module(module)
+
+
 class CeleryProcesses:
     """Starts and stops the internal threads when Celery's beat and workers start and stop.
 
@@ -278,7 +292,7 @@ class CeleryProcesses:
             self._configure()
         listen(signals.beat_init, self._start_beat)
         listen(signals.celeryd_init, self._read_worker_options)
-        listen(signals.worker_init, self._clear_stop_flag)
+        listen(signals.worker_init, self._prepare_worker)
         listen(signals.worker_shutting_down, self._set_stop_flag)
         listen(signals.task_failure, self._release_dead_claim)
         listen(signals.worker_shutdown, self._end_worker)
@@ -313,9 +327,10 @@ class CeleryProcesses:
         if self._is_own(instance.app):
             self.named_queues = frozenset(str_to_list(options.get("queues")) or ())
 
-    def _clear_stop_flag(self, sender: Any, **_: Any) -> None:
+    def _prepare_worker(self, sender: Any, **_: Any) -> None:
         if self._is_own(sender.app):
             self._internals.stop_flag.clear()
+            import_for_passes()
 
     def _set_stop_flag(self, **_: Any) -> None:
         self._internals.stop_flag.set()

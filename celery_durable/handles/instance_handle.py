@@ -5,13 +5,14 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Sequence
-from typing import Any
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING, Any
 
 from celery_durable.explain import Diagnosis
 from celery_durable.model import History, LogLevel, LogRecord, Published
 from celery_durable.operations import Operations
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 
 class InstanceHandle(abc.ABC):

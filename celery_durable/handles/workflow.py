@@ -7,9 +7,7 @@ import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Protocol, Self, TypeVar
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from celery_durable import values
 from celery_durable.definitions import Definition, WorkflowDefinition
@@ -29,6 +27,9 @@ from celery_durable.model import (
 )
 from celery_durable.operations import Operations
 from celery_durable.step import Step
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING, Any, Literal
 
 from celery_durable import notify, values
 from celery_durable.definitions import Definition
@@ -33,6 +31,9 @@ from celery_durable.model import (
 from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.store import instances, lifecycle, runs, scopes, sessions
 from celery_durable.store.engine import Tx
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 
 class CreateOperations:

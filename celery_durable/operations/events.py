@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING, Any
 
 from celery_durable import notify, values
 from celery_durable.errors import InstanceTerminal
@@ -13,6 +11,9 @@ from celery_durable.model import DueRun, RunRef, WakeReason
 from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.store import lifecycle, run_events, sessions
 from celery_durable.store.engine import Tx
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 
 class EventOperations:

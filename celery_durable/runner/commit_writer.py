@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING
 
 from celery_durable import notify
 from celery_durable.errors import InstanceNotFound, Superseded, TooManyLabels
@@ -48,6 +47,9 @@ from celery_durable.store import (
 )
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 
 class CommitWriter:

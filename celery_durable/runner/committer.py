@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING
 
 from celery_durable import notify
 from celery_durable.errors import Superseded
@@ -24,6 +23,9 @@ from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Tx
 from celery_durable.store.watchdog import PASS
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 
 class DatabaseCommitter:

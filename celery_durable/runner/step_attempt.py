@@ -11,9 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING, Any
 
 from celery_durable.errors import StepInterrupted, Superseded
 from celery_durable.model import LogLine
@@ -22,6 +20,9 @@ from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.step import TxBuffer, restore_transaction_control
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 
 @dataclass(frozen=True, slots=True)

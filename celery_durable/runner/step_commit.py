@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_durable import notify
 from celery_durable.model import (
@@ -28,6 +26,9 @@ from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.step import NewEmission, NewEvent, NewInstance
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 
 class BodyRerunRequired(Exception):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING, Any
 
 from celery_durable import values
 from celery_durable.definitions import Definition
@@ -15,6 +13,9 @@ from celery_durable.errors import StepTxMisuse
 from celery_durable.model import OutboxMessage
 from celery_durable.step.calls import HasDefinition
 from celery_durable.values import PayloadLimits, build_event_message, build_task_message
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -120,11 +120,14 @@ def check_server(connection: sa.Connection) -> None:
 
 def insert_or_nothing(database: Database, table: sa.Table, values: dict[str, Any], key: tuple[str, ...]) -> Any:
     """Build an INSERT that does nothing if ``key`` is taken. It does not abort the transaction."""
-    if database is POSTGRESQL:
-        return postgresql.insert(table).values(values).on_conflict_do_nothing(index_elements=key)
-    if database is SQLITE:
-        return sqlite.insert(table).values(values).on_conflict_do_nothing(index_elements=key)
-    return mysql.insert(table).values(values).prefix_with("IGNORE")
+    insert = _insert(database, table).values(values)
+    return insert.prefix_with("IGNORE") if database is MARIADB else insert.on_conflict_do_nothing(index_elements=key)
+
+
+def _insert(database: Database, table: sa.Table) -> Any:
+    """Build the dialect's own INSERT. Only the dialect in use is imported: each takes 20 ms."""
+    name = "mysql" if database is MARIADB else database.name
+    return import_module(f"sqlalchemy.dialects.{name}").insert(table)
 
 
 def select_smallest_per_group(
@@ -187,9 +190,9 @@ def insert_or_update(
     """Build an INSERT that updates the row if ``key`` is taken, except for the columns ``keep``."""
     changed = [name for name in values if name not in (*key, *keep)]
     if database is MARIADB:
-        insert = mysql.insert(table).values(values)
+        insert = _insert(database, table).values(values)
         return insert.on_duplicate_key_update({name: insert.inserted[name] for name in changed})
-    upsert = (postgresql.insert if database is POSTGRESQL else sqlite.insert)(table).values(values)
+    upsert = _insert(database, table).values(values)
     return upsert.on_conflict_do_update(index_elements=key, set_={name: upsert.excluded[name] for name in changed})
 
 

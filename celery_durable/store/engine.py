@@ -7,11 +7,10 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.orm import Session
 
 from celery_durable.errors import (
     ConfigInvalid,
@@ -28,6 +27,9 @@ from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault
 from celery_durable.store.schema import REVISION, Tables, build_tables
 from celery_durable.store.sessions import StepSessions
 from celery_durable.store.watchdog import LOOP, ORDINARY, TimeBudget, Timeouts
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 T = TypeVar("T")
 logger = logging.getLogger("celery_durable.store")

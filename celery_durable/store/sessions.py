@@ -6,11 +6,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.orm import Session, SessionTransaction
 
 from celery_durable.errors import StoreMismatch
 from celery_durable.store import drivers
@@ -19,6 +18,9 @@ from celery_durable.store.dialects import Database
 from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault, log_commit_in_doubt
 
 logger = logging.getLogger("celery_durable.store")
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session, SessionTransaction
 
 _THREAD = "celery_durable.thread"
 _DRIVER = "celery_durable.driver_connection"
@@ -44,7 +46,7 @@ class StepSessions:
         # Keeps the process at two connections: the one of this session, and the one that renews leases.
         self._connections.release_kept()
         if self.factory is None:
-            session = Session(self._engine, expire_on_commit=False)
+            session = make_session(self._engine)
         else:
             session = self.factory()
             self.check_same_database(session)
@@ -106,12 +108,19 @@ def run_user_writes(
     connection: sa.Connection, writes: Sequence[Callable[[Session], object]], session: Session | None
 ) -> None:
     """Run the writes of a step's body in the body's session, or without one on the connection of the step's commit."""
-    own = session or Session(connection, join_transaction_mode="rollback_only", expire_on_commit=False)
+    own = session or make_session(connection, join_transaction_mode="rollback_only")
     for write in writes:
         write(own)
     own.flush()
     if session is None:
         own.close()  # does not end the transaction, which belongs to the step's commit
+
+
+def make_session(bind: sa.Engine | sa.Connection, **options: Any) -> Session:
+    """Make a plain session. The ORM is imported here: it takes a tenth of a second, and most processes need none."""
+    from sqlalchemy.orm import Session  # noqa: PLC0415
+
+    return Session(bind, expire_on_commit=False, **options)
 
 
 def after_commit(session: Session, callback: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from billiard.exceptions import WorkerLostError
 from celery import Celery, states
@@ -17,7 +17,6 @@ from celery.result import EagerResult
 from celery_durable import values
 from celery_durable.errors import ConfigInvalid, NameInvalid
 from celery_durable.model import RunRef
-from celery_durable.runner import Runner
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
 from celery_durable.store.watchdog import LOOP
@@ -28,6 +27,9 @@ from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.outbox import OutboundDeliverer
 from celery_durable.tasks.task_ends import TaskEndHandler
+
+if TYPE_CHECKING:
+    from celery_durable.runner import Runner
 
 logger = logging.getLogger("celery_durable.tasks")
 

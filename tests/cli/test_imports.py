@@ -36,6 +36,8 @@ MODELS = {"celery_durable.wire.requests", "celery_durable.wire.responses"}
 """For JSON and for changes only."""
 SERVER = {"fastapi", "starlette", "uvicorn", "celery_durable.http"}
 TESTING = {"pytest", "celery_durable.testing.harness", "celery_durable.testing.local_worker"}
+PASSES = {"celery_durable.runner", "sqlalchemy.orm"}
+"""What advances runs, in workers only."""
 APP = {
     "celery", "kombu", "sqlalchemy", "alembic", "psycopg", "pymysql", "celery_durable.app", "celery_durable.store",
     "celery_durable.operations", "celery_durable.runner", "celery_durable.tasks", "celery_durable.definitions",
@@ -72,4 +74,20 @@ def test_a_call_on_the_database_imports_no_http_and_no_terminal(
     status, modules = call(tmp_path, "celery.bin.celery", "-A", "shop", "durable", *words)
     assert status == ("EXIT 3" if "explain" in words else "EXIT 0")
     assert "celery_durable.store" in modules
-    assert modules & (HTTP_CLIENT | TERMINAL | SERVER | TESTING | MODELS | {"alembic"}) == set()
+    assert modules & (HTTP_CLIENT | TERMINAL | SERVER | TESTING | MODELS | PASSES | {"alembic"}) == set()
+
+
+def test_a_worker_has_imported_what_passes_need_before_its_pool_forks(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    program = """
+import sys
+from shop import app
+
+print(*sys.modules)
+app.Worker(pool="prefork", loglevel="ERROR", quiet=True)  # made, not started: the pool has not forked
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    before, after = (set(line.split()) for line in done.stdout.splitlines())
+    assert PASSES & before == set()
+    assert after >= PASSES
