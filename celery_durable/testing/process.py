@@ -74,9 +74,9 @@ class Process:
         self.store.import_statements(compiled_statements or {})
         self.connections: list[Any] = []
         self.store.tx_type = ProcessTx
-        # For the statements of sessions, and all commits.
-        for what in ("before_execute", "commit"):
-            event.listen(self.store.engine, what, self._refuse_if_dead)
+        # For the transactions and the statements of sessions. Before the store's own listener to "begin" locks SQLite.
+        for what in ("begin", "before_execute", "commit"):
+            event.listen(self.store.engine, what, self._refuse_if_dead, insert=True)
         event.listen(self.store.engine, "connect", lambda connection, _: self.connections.append(connection))
 
     def __repr__(self) -> str:
