@@ -35,8 +35,10 @@ from celery_durable.values.outbox_messages import (
     encode_step_task,
     read_task_route,
 )
+from celery_durable.values.parameters import Parameter
 from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, Codec, PayloadLimits, ValidationFailed, encode
-from celery_durable.values.retries import UNSET, Backoff, Retries, StepConfig, StepPolicy
+from celery_durable.values.retries import UNSET, Backoff, DelayFunction, Retries, StepConfig, StepPolicy
+from celery_durable.values.tracebacks import Tracebacks, shorten_middle, trace_error
 
 __all__ = [
     "ALREADY_CHECKED_LIMITS",
@@ -49,11 +51,14 @@ __all__ = [
     "CompletionHooks",
     "CursorPart",
     "Cursors",
+    "DelayFunction",
     "Duration",
+    "Parameter",
     "PayloadLimits",
     "Retries",
     "StepConfig",
     "StepPolicy",
+    "Tracebacks",
     "ValidationFailed",
     "build_completion_message",
     "build_event_message",
@@ -84,5 +89,7 @@ __all__ = [
     "read_task_route",
     "sanitize_error",
     "sanitize_text",
+    "shorten_middle",
     "to_utc",
+    "trace_error",
 ]

@@ -50,9 +50,11 @@ def _check_identifier(error: type[NameInvalid], what: str, value: object, limit:
     return value
 
 
-def check_text_name(what: str, value: object, limit: int) -> str:
-    """Return a name of any characters but control characters, such as a step name. Raises NameInvalid."""
-    return _check_text(NameInvalid, what, value, limit)
+def check_text_name(what: str, value: object, limit: int, error: type[NameInvalid] = NameInvalid) -> str:
+    """Return a name of any characters but control characters, such as a step name. Raises ``error``."""
+    if not isinstance(value, str) or not 0 < len(value) <= limit or _CONTROL_CHARACTERS.search(value):
+        raise error(what, value, f"use text of 1 to {limit} characters without control characters")
+    return value
 
 
 def check_label_name(value: object) -> str:
@@ -62,13 +64,7 @@ def check_label_name(value: object) -> str:
 
 def check_label_value(name: str, value: object) -> str:
     """Return the valid value of a label. Raises InvalidLabel."""
-    return _check_text(InvalidLabel, f"Label {name!r} with the value", value, MAX_ID_LENGTH)
-
-
-def _check_text(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= limit or _CONTROL_CHARACTERS.search(value):
-        raise error(what, value, f"use text of 1 to {limit} characters without control characters")
-    return value
+    return check_text_name(f"Label {name!r} with the value", value, MAX_ID_LENGTH, InvalidLabel)
 
 
 def sanitize_text(text: str, limit: int) -> str:

@@ -13,14 +13,8 @@ import json
 import logging
 import math
 import re
-import typing
 from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
     Callable,
-    Generator,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -31,11 +25,11 @@ from typing import Any
 
 import pydantic
 import pydantic_core
-from pydantic.errors import PydanticUserError
 
-from celery_durable.errors import DefinitionInvalid, NotSerializable, PayloadTooLarge
-from celery_durable.values.annotations import adapt_for_pydantic
+from celery_durable.errors import NotSerializable, PayloadTooLarge
 from celery_durable.values.names import UNSTORABLE_CHARACTERS
+from celery_durable.values.parameters import Parameter, read_parameters
+from celery_durable.values.type_schemas import TypeSchema, UndefinedName, build_type_schema
 
 logger = logging.getLogger("celery_durable")
 
@@ -88,13 +82,23 @@ class Codec:
         """Return whether a type is declared. Raises DefinitionInvalid for one that pydantic cannot read."""
         return self._schema is not None
 
+    @functools.cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The fields of the declared type, such as a model's; none for other types."""
+        if self._schema is None:
+            return ()
+        try:
+            return read_parameters(self._schema.adapter.json_schema())
+        except pydantic.errors.PydanticUserError:  # a type that JSON schema lacks
+            return ()
+
     def resolve_type(self, annotation: Any) -> None:
         """Read this type now, or at its first use if it names a class that is not defined yet.
 
         Raises DefinitionInvalid if pydantic cannot read it.
         """
-        with suppress(_UndefinedName):
-            vars(self)["_schema"] = _build_type_schema(annotation, self._what)
+        with suppress(UndefinedName):
+            vars(self)["_schema"] = build_type_schema(annotation, self._what)
 
     def encode(self, value: Any, *, what: str, limits: PayloadLimits) -> str:
         """Return the JSON text of a value. Raises NotSerializable, PayloadTooLarge, which show ``what``."""
@@ -126,10 +130,10 @@ class Codec:
         return value if self._schema is None else _validate(self._schema.adapter.validate_python, value)
 
     @functools.cached_property
-    def _schema(self) -> _TypeSchema | None:
+    def _schema(self) -> TypeSchema | None:
         try:
-            return _build_type_schema(self._get_annotation(), self._what)
-        except _UndefinedName as exc:
+            return build_type_schema(self._get_annotation(), self._what)
+        except UndefinedName as exc:
             _warn_once(self._what, str(exc))
             return None
 
@@ -168,78 +172,9 @@ def _pydantic_problems(exc: pydantic.ValidationError) -> list[tuple[str, str]]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _TypeSchema:
-    """The pydantic validator and serializer of a declared type."""
-
-    adapter: pydantic.TypeAdapter[Any]
-    serializer: pydantic_core.SchemaSerializer
-    by_alias: bool
-
-    def dump(self, value: Any, mode: str = "json") -> Any:
-        return self.serializer.to_python(value, mode=mode, by_alias=self.by_alias, round_trip=True, warnings=False)
-
-
-class _UndefinedName(Exception):
-    """An annotation names a class that is not defined, or not yet."""
-
-
 @functools.cache
 def _warn_once(what: str, why: str) -> None:
     logger.warning("%s names what is not defined, so its values stay plain JSON data: %s", what, why)
-
-
-_REMEDY = (
-    "Declare a pydantic model, a dataclass, a TypedDict or plain types; or leave the annotation out, and the values "
-    "are plain JSON data that nothing checks."
-)
-_UNTYPED_ANNOTATIONS: tuple[Any, ...] = (None, Any, object, typing.NoReturn, typing.Never)
-
-
-def _build_type_schema(annotation: Any, what: str) -> _TypeSchema | None:
-    """Return the schema of a declared type, or None if the values are plain JSON data.
-
-    Raises DefinitionInvalid if pydantic cannot read the type.
-    """
-    if any(annotation is each for each in _UNTYPED_ANNOTATIONS) or _is_iterator_type(annotation):
-        return None
-    try:
-        adapter = pydantic.TypeAdapter(adapt_for_pydantic(annotation))
-    except NameError as exc:
-        raise _UndefinedName(str(exc).partition("\n")[0]) from exc
-    except (PydanticUserError, pydantic_core.SchemaError, TypeError, RecursionError) as exc:
-        shown = annotation.__qualname__ if isinstance(annotation, type) else annotation
-        why = str(exc).partition("\n")[0].rstrip(".")
-        raise DefinitionInvalid(f"{what} is declared as {shown}, which cannot be read: {why}. {_REMEDY}") from exc
-    if not adapter.pydantic_complete:
-        raise _UndefinedName(str(annotation))
-    schema = adapter.core_schema
-    # By default pydantic writes a NaN in a field of type Any as null.
-    config: Any = {**schema.get("config", {}), "ser_json_inf_nan": "constants"}
-    return _TypeSchema(
-        adapter, pydantic_core.SchemaSerializer(schema, config), by_alias=not _has_different_aliases(schema)
-    )
-
-
-_ITERATOR_TYPES = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
-
-
-def _is_iterator_type(annotation: Any) -> bool:
-    """Return whether pydantic would return an iterator for this type, which can be read only once."""
-    origin = typing.get_origin(annotation) or annotation
-    return origin in _ITERATOR_TYPES or any(_is_iterator_type(part) for part in typing.get_args(annotation))
-
-
-def _has_different_aliases(schema: Any) -> bool:
-    """Return whether a field has different aliases for input and output.
-
-    Then only the name of the field itself can be both written and read.
-    """
-    if isinstance(schema, dict):
-        return schema.get("validation_alias") != schema.get("serialization_alias") or any(
-            _has_different_aliases(part) for key, part in schema.items() if key not in ("default", "metadata")
-        )
-    return isinstance(schema, (list, tuple)) and any(_has_different_aliases(part) for part in schema)
 
 
 def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:

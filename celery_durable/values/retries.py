@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -15,6 +15,8 @@ from celery_durable.errors import ConfigInvalid
 from celery_durable.values.durations import Duration, parse_duration
 
 Backoff = Literal["constant", "linear", "exponential"]
+DelayFunction = Callable[[int, BaseException], Duration]
+"""Returns the delay after a failed attempt, from its number and its error."""
 
 _MAX_DURATION = timedelta(days=365)
 
@@ -36,36 +38,51 @@ class Retries:
 
     Args:
         limit: The number of retries after the first attempt; None for no limit.
-        delay: The time between a failure and the first retry. A number means seconds.
-        backoff: How the delay d grows: "constant" d, d, d; "linear" d, 2d, 3d; "exponential" d, 2d, 4d.
+        delay: The time between a failure and the first retry. A number means seconds. Or a function of the number of
+            the failed attempt, from 1, and its exception, that returns the delay, for example from a Retry-After. A
+            timeout and a Celery task have a `StepFailed` with the name and the message of the error. The function must
+            return quickly. If it raises, or returns no valid duration, the step fails with RetryDelayInvalid.
+        backoff: How the delay d grows: "constant" d, d, d; "linear" d, 2d, 3d; "exponential" d, 2d, 4d. The delay that
+            a function returns does not grow.
         max_delay: The longest delay; None for 365 days.
+        jitter: The largest fraction, from 0 to 1, that is taken off each delay at random, so that steps that failed
+            together are not retried together. With 0.25, each delay has 75 % to 100 % of its length. 0 by default.
 
     Raises:
-        ConfigInvalid: ``limit`` or ``backoff`` cannot be used.
+        ConfigInvalid: ``limit``, ``backoff`` or ``jitter`` cannot be used.
         DurationInvalid: A duration cannot be read or is longer than 365 days.
     """
 
     limit: int | None = UNSET
-    delay: Duration = UNSET
+    delay: Duration | DelayFunction = UNSET
     backoff: Backoff = UNSET
     max_delay: Duration | None = UNSET
+    jitter: float = UNSET
 
     def __post_init__(self) -> None:
         if self.limit == math.inf:
             object.__setattr__(self, "limit", None)
         elif self.limit is not UNSET and self.limit is not None and not _is_count(self.limit):
             raise ConfigInvalid("Retries.limit", self.limit, "use a whole number from 0, or None for without end")
-        if self.delay is not UNSET:
+        if self.delay is not UNSET and not callable(self.delay):
             object.__setattr__(self, "delay", parse_duration(self.delay, maximum=_MAX_DURATION))
         if self.backoff is not UNSET and self.backoff not in typing.get_args(Backoff):
             raise ConfigInvalid("Retries.backoff", self.backoff, "use one of constant, linear, exponential")
+        if self.backoff is not UNSET and callable(self.delay):
+            raise ConfigInvalid("Retries.backoff", self.backoff, "leave it out, since delay= is a function")
         if self.max_delay is not UNSET and self.max_delay is not None:
             object.__setattr__(self, "max_delay", parse_duration(self.max_delay, maximum=_MAX_DURATION))
+        if self.jitter is not UNSET and not _is_fraction(self.jitter):
+            raise ConfigInvalid("Retries.jitter", self.jitter, "use a number from 0 to 1")
 
 
 def _is_count(value: object) -> bool:
     """Return whether it is a count that fits the column of attempts after one more is added."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 - 1
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +118,10 @@ class StepPolicy:
     """A `StepConfig` in which every value is set."""
 
     limit: int | None = 5
-    delay: timedelta = timedelta(seconds=10)
+    delay: timedelta | DelayFunction = timedelta(seconds=10)
     backoff: Backoff = "exponential"
     max_delay: timedelta | None = None
+    jitter: float = 0.0
     timeout: timedelta | None = timedelta(minutes=10)
     repeat: bool = False
 
@@ -118,21 +136,31 @@ class StepPolicy:
             return self
         given: dict[str, Any] = {}
         if config.retries is not UNSET:
-            given.update(
-                _select_given(typing.cast("Retries", config.retries), ("limit", "delay", "backoff", "max_delay"))
-            )
+            given.update(_select_given(config.retries, _RETRY_FIELDS))
         given.update(_select_given(config, ("timeout", "repeat")))
         return dataclasses.replace(self, **given) if given else self
 
-    def delay_after(self, failed_attempt: int) -> timedelta:
-        """Return the delay after the failed attempt with this number, from 1."""
+    def delay_after(self, failed_attempt: int, error: BaseException, *, draw: Callable[[], float]) -> timedelta:
+        """Return the delay after the failed attempt with this number, from 1; raises what the author's function raises.
+
+        ``draw``: returns a random number from 0 to 1. It is called only if the policy has a jitter.
+        """
+        delay = self._full_delay(failed_attempt, error)
+        return delay * (1 - self.jitter * draw()) if self.jitter else delay
+
+    def _full_delay(self, failed_attempt: int, error: BaseException) -> timedelta:
         longest = _MAX_DURATION if self.max_delay is None else self.max_delay
+        if callable(self.delay):
+            return min(parse_duration(self.delay(failed_attempt, error)), longest)
         factor = {"constant": 1, "linear": failed_attempt, "exponential": 1 << min(failed_attempt - 1, 62)}[
             self.backoff
         ]
         if self.delay and factor > longest / self.delay:  # compared before the multiplication, which may overflow
             return longest
         return min(self.delay * factor, longest)
+
+
+_RETRY_FIELDS = [field.name for field in dataclasses.fields(Retries)]
 
 
 def _select_given(config: object, names: Iterable[str]) -> dict[str, Any]:

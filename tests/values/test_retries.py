@@ -14,10 +14,15 @@ from celery_durable.values import UNSET, Retries, StepConfig, StepPolicy
 
 DEFAULTS = StepPolicy()
 YEAR = timedelta(days=365)
+ERROR = ValueError("no")
+
+
+def delay_after(policy: StepPolicy, attempt: int, *, drawn: float = 0.0) -> timedelta:
+    return policy.delay_after(attempt, ERROR, draw=lambda: drawn)
 
 
 def seconds(policy: StepPolicy, attempts: int) -> list[float]:
-    return [policy.delay_after(attempt).total_seconds() for attempt in range(1, attempts + 1)]
+    return [delay_after(policy, attempt).total_seconds() for attempt in range(1, attempts + 1)]
 
 
 def test_the_default_is_five_retries_from_ten_seconds_doubling_and_ten_minutes_per_attempt() -> None:
@@ -40,7 +45,7 @@ def test_no_delay_grows_beyond_its_cap() -> None:
 def test_a_partial_config_is_laid_over_what_lies_below() -> None:
     workflow = DEFAULTS.override_with(StepConfig(Retries(limit=2, delay="1 s"), timeout="1 min"))
     step = workflow.override_with(StepConfig(Retries(backoff="linear")))
-    assert step == StepPolicy(2, timedelta(seconds=1), "linear", None, timedelta(minutes=1), repeat=False)
+    assert step == StepPolicy(2, timedelta(seconds=1), "linear", None, 0.0, timedelta(minutes=1), repeat=False)
     assert workflow.override_with(None) is workflow
     assert workflow.override_with(StepConfig()) is workflow
     assert workflow.override_with(StepConfig(Retries())) == workflow
@@ -88,6 +93,53 @@ def test_an_unknown_backoff_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("jitter", [-0.1, 1.1, True, "0.5", float("nan")])
+def test_a_jitter_that_is_no_fraction_is_refused(jitter: Any) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        Retries(jitter=jitter)
+    assert str(refused.value) == f"Setting Retries.jitter={jitter!r} cannot be used: use a number from 0 to 1"
+
+
+def test_a_backoff_beside_a_function_is_refused() -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        Retries(delay=lambda attempt, error: attempt, backoff="linear")
+    assert str(refused.value) == (
+        "Setting Retries.backoff='linear' cannot be used: leave it out, since delay= is a function"
+    )
+
+
+def test_jitter_takes_up_to_its_fraction_off_each_delay_also_off_the_longest() -> None:
+    policy = DEFAULTS.override_with(StepConfig(Retries(max_delay="15 s", jitter=0.25)))
+    for drawn, expected in ((0.0, [10, 15]), (0.5, [8.75, 13.125]), (1.0, [7.5, 11.25])):
+        assert [delay_after(policy, n, drawn=drawn).total_seconds() for n in (1, 2)] == expected
+
+
+def test_without_jitter_no_random_number_is_drawn() -> None:
+    def draw() -> float:
+        raise AssertionError("drawn")
+
+    assert DEFAULTS.delay_after(2, ERROR, draw=draw) == timedelta(seconds=20)
+
+
+def test_a_function_gives_the_delay_which_does_not_grow_but_is_capped() -> None:
+    class RateLimited(Exception):
+        def __init__(self, retry_after: str) -> None:
+            self.retry_after = retry_after
+
+    policy = DEFAULTS.override_with(StepConfig(Retries(delay=lambda n, error: error.retry_after, max_delay="1 min")))  # type: ignore[attr-defined]
+    delays = [policy.delay_after(n, RateLimited(f"{n * 20} s"), draw=lambda: 0.5) for n in (1, 2, 3, 4)]
+    assert [each.total_seconds() for each in delays] == [20, 40, 60, 60]
+    halved = policy.override_with(StepConfig(Retries(jitter=1)))
+    assert halved.delay_after(1, RateLimited("20 s"), draw=lambda: 0.5).total_seconds() == 10
+
+
+@pytest.mark.parametrize("given", [-1, "soon", None, True])
+def test_a_function_that_returns_no_duration_raises(given: Any) -> None:
+    policy = DEFAULTS.override_with(StepConfig(Retries(delay=lambda attempt, error: given)))
+    with pytest.raises(DurationInvalid):
+        delay_after(policy, 1)
+
+
 def test_repeat_is_yes_or_no() -> None:
     with pytest.raises(ConfigInvalid) as refused:
         StepConfig(repeat=3)  # type: ignore[arg-type]
@@ -116,7 +168,7 @@ def test_a_copied_config_still_leaves_out_what_it_left_out() -> None:
         assert twin == config
         assert twin.timeout is UNSET
         assert DEFAULTS.override_with(twin) == DEFAULTS.override_with(config)
-    assert repr(Retries()) == "Retries(limit=UNSET, delay=UNSET, backoff=UNSET, max_delay=UNSET)"
+    assert repr(Retries()) == "Retries(limit=UNSET, delay=UNSET, backoff=UNSET, max_delay=UNSET, jitter=UNSET)"
 
 
 spans = st.timedeltas(min_value=timedelta(0), max_value=YEAR)
@@ -134,7 +186,7 @@ def test_a_delay_never_overflows_shrinks_or_exceeds_its_cap(
 ) -> None:
     policy = DEFAULTS.override_with(StepConfig(Retries(delay=delay, backoff=backoff, max_delay=max_delay)))
     longest = YEAR if max_delay is None else max_delay
-    now, later = policy.delay_after(attempt), policy.delay_after(attempt + 1)
+    now, later = delay_after(policy, attempt), delay_after(policy, attempt + 1)
     assert min(delay, longest) <= now <= later <= longest
 
 
@@ -144,7 +196,7 @@ def test_a_delay_is_exact_as_long_as_it_is_not_capped(delay: timedelta, attempt:
     factors = {"constant": 1, "linear": attempt, "exponential": 2 ** (attempt - 1)}
     for backoff, factor in factors.items():
         policy = DEFAULTS.override_with(StepConfig(Retries(delay=delay, backoff=backoff)))  # type: ignore[arg-type]
-        assert policy.delay_after(attempt) == min(delay * factor, YEAR)
+        assert delay_after(policy, attempt) == min(delay * factor, YEAR)
 
 
 configs = st.builds(
@@ -156,6 +208,7 @@ configs = st.builds(
         delay=st.just(UNSET) | spans,
         backoff=st.just(UNSET) | st.sampled_from(["constant", "linear", "exponential"]),
         max_delay=st.just(UNSET) | st.none() | spans,
+        jitter=st.just(UNSET) | st.floats(0, 1),
     ),
     timeout=st.just(UNSET) | st.none() | st.timedeltas(timedelta(seconds=1), YEAR),
     repeat=st.just(UNSET) | st.booleans(),
@@ -168,7 +221,7 @@ def test_each_field_comes_from_the_topmost_config_that_gives_it(layers: list[Ste
     policy = DEFAULTS
     for config in layers:
         policy = policy.override_with(config)
-    for name in ("limit", "delay", "backoff", "max_delay", "timeout", "repeat"):
+    for name in ("limit", "delay", "backoff", "max_delay", "jitter", "timeout", "repeat"):
         said = [
             getattr(holder, name)
             for config in layers

@@ -31,9 +31,10 @@ def test_each_field_is_set_under_its_name() -> None:
             other = int(other) if field.type == "int" else other
         else:
             others = {
-                "bool": False,
+                "bool": not getattr(Settings(), field.name),
                 "Dispatcher": "both",
                 "OnLost": "fail",
+                "Tracebacks": "none",
                 "StepConfig | None": StepConfig(retries=1),
                 "float | None": 3.0,
             }
