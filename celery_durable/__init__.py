@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from celery_durable.handles import Workflow, WorkflowInstance
     from celery_durable.linear import Completed, Dead, LinearContext, Outcome, Retry, TaskType, Waiting
     from celery_durable.model import (
+        AttemptOutcome,
+        AttemptRecord,
         AuditRecord,
         Child,
         CreateOptions,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         InstanceStatus,
         InstanceSummary,
         ItemCounts,
+        ItemFailure,
         LogLevel,
         LogRecord,
         OnLost,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         Published,
         ReceivedEvent,
         RestartOrCreateResult,
+        RunningStep,
         Status,
         StepRecord,
         StepStatus,
@@ -65,6 +69,8 @@ if TYPE_CHECKING:
     from celery_durable.values import Duration, Retries, StepConfig
 
 __all__ = [
+    "AttemptOutcome",
+    "AttemptRecord",
     "AuditRecord",
     "Child",
     "Completed",
@@ -86,6 +92,7 @@ __all__ = [
     "InstanceSummary",
     "InstanceTerminal",
     "ItemCounts",
+    "ItemFailure",
     "LinearContext",
     "LinearStep",
     "LinearWorkflow",
@@ -107,6 +114,7 @@ __all__ = [
     "ResultTimeout",
     "Retries",
     "Retry",
+    "RunningStep",
     "Status",
     "Step",
     "StepConfig",

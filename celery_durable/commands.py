@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotFound
@@ -16,11 +17,12 @@ from celery_durable.wire.permissions import Permission
 from celery_durable.wire.requests import (
     CreateBatch,
     CreateInstance,
+    EmptyRequest,
     Fork,
-    NoBody,
     Reason,
     RequestModel,
     RestartOrCreate,
+    Retry,
     Rewind,
     SendEvent,
     SetResult,
@@ -151,7 +153,12 @@ def create(operations: Operations, target: Target, body: CreateInstance) -> Inst
     """
     try:
         made = operations.create.instance(
-            target.workflow, body.params, id=body.id, run_at=body.run_at, labels=body.labels
+            target.workflow,
+            body.params,
+            id=body.id,
+            run_at=body.run_at,
+            max_run=None if body.max_run_ms is None else timedelta(milliseconds=body.max_run_ms),
+            labels=body.labels,
         )
     except InstanceAlreadyExists as taken:
         if body.if_exists == "error" or body.id is None:
@@ -181,8 +188,8 @@ def _created(instance_id: str, status: Status = Status.ACTIVE) -> InstanceItem:
 # --- pause, resume, wake, end ---------------------------------------------------------------------
 
 
-@command(f"{INSTANCE}/pause", Permission.MANAGEMENT, NoBody, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
-def pause(operations: Operations, target: Target, _: NoBody) -> Done:
+@command(f"{INSTANCE}/pause", Permission.MANAGEMENT, EmptyRequest, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
+def pause(operations: Operations, target: Target, _: EmptyRequest) -> Done:
     """Pause an instance at its next step boundary.
 
     Timers and deadlines continue.
@@ -191,8 +198,8 @@ def pause(operations: Operations, target: Target, _: NoBody) -> Done:
     return Done(ok=True)
 
 
-@command(f"{INSTANCE}/resume", Permission.MANAGEMENT, NoBody, Done, _CHANGE)
-def resume(operations: Operations, target: Target, _: NoBody) -> Done:
+@command(f"{INSTANCE}/resume", Permission.MANAGEMENT, EmptyRequest, Done, _CHANGE)
+def resume(operations: Operations, target: Target, _: EmptyRequest) -> Done:
     """Resume a paused instance.
 
     An instance that is not paused stays unchanged, but a requested pause is cancelled.
@@ -201,8 +208,8 @@ def resume(operations: Operations, target: Target, _: NoBody) -> Done:
     return Done(ok=True)
 
 
-@command(f"{INSTANCE}/wake", Permission.MANAGEMENT, NoBody, Woken, (*_CHANGE, "INSTANCE_TERMINAL"))
-def wake(operations: Operations, target: Target, _: NoBody) -> Woken:
+@command(f"{INSTANCE}/wake", Permission.MANAGEMENT, EmptyRequest, Woken, (*_CHANGE, "INSTANCE_TERMINAL"))
+def wake(operations: Operations, target: Target, _: EmptyRequest) -> Woken:
     """Make a worker check an instance now.
 
     A scheduled start happens now. A sleep, a retry delay or a wait does not end early. `woken` is false if the
@@ -239,14 +246,18 @@ def restart(operations: Operations, target: Target, body: Reason) -> Restarted:
     return Restarted(ok=True, run_number=number)
 
 
-@command(f"{INSTANCE}/retry", Permission.MANAGEMENT, Reason, Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED"))
-def retry(operations: Operations, target: Target, body: Reason) -> Restarted:
+@command(
+    f"{INSTANCE}/retry", Permission.MANAGEMENT, Retry, Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED", "DURATION_INVALID")
+)
+def retry(operations: Operations, target: Target, body: Retry) -> Restarted:
     """Retry the step that failed an errored instance, in a new run.
 
-    The failed step gets fresh attempts. Steps that finished before the failure are kept.
+    The failed step gets fresh attempts. Steps that finished before the failure are kept. With `delayMs` the run starts
+    after that time.
     """
+    delay = None if body.delay_ms is None else timedelta(milliseconds=body.delay_ms)
     number = operations.rewind.retry(
-        target.workflow, target.instance_id, reason=body.reason, if_version=target.if_version
+        target.workflow, target.instance_id, delay=delay, reason=body.reason, if_version=target.if_version
     )
     return Restarted(ok=True, run_number=number)
 
@@ -342,7 +353,7 @@ def skip(operations: Operations, target: Target, body: Skip) -> StepCompleted:
     (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "PRECONDITION_FAILED"),
 )
 def restart_or_create(operations: Operations, target: Target, body: RestartOrCreate) -> RestartOrCreateResult:
-    """Restart an instance if it is in one of these statuses, or create it if there is none.
+    """Restart an instance if it is in one of the given statuses, or create it if there is none.
 
     It requires the permissions to create and to manage the instance. An instance in another status stays
     unchanged.

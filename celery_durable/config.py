@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from celery_durable.errors import ConfigInvalid, SettingUnknown
 from celery_durable.model import OnLost
-from celery_durable.values import UNSET, PayloadLimits, StepConfig, StepPolicy, check_text_name
+from celery_durable.values import UNSET, PayloadLimits, StepConfig, StepPolicy, Tracebacks, check_text_name
 
 Dispatcher = Literal["beat", "worker", "both", "none"]
 
@@ -23,6 +23,8 @@ class Settings:
 
     database_url: str | None = None
     """Where workflows live, as an SQLAlchemy URL. Needed unless Durable got ``engine=``."""
+    read_database_url: str | None = None
+    """A replica of that database, for lists and counts. None: they read from the database itself."""
     database_schema: str | None = None
     """The database schema of the package's tables. None: the connection's default."""
     table_prefix: str = ""
@@ -64,9 +66,16 @@ class Settings:
     retention_seconds: float | None = None
     """How long an instance is kept after its end. None: forever. A workflow can override it."""
 
+    tracebacks: Tracebacks = "full"
+    """What is stored of a failed attempt's traceback: ``full``, ``author`` (no frames of libraries) or ``none``."""
+
+    failed_runs_fail_tasks: bool = False
+    """Whether the Celery task of the pass in which a run fails is marked as failed, so that monitors show it red."""
+
     step_defaults: StepConfig | None = None
     max_steps: int = 1024
     max_payload_bytes: int = 1024 * 1024
+    max_map_result_bytes: int = 32 * 1024 * 1024
     max_payload_depth: int = 64
     max_sleep_seconds: float = 365 * 86400.0
     max_workflow_name: int = 64
@@ -76,7 +85,7 @@ class Settings:
     max_log_message: int = 2048
     max_log_category: int = 64
     max_logs: int = 10_000
-    max_batch: int = 100
+    max_batch: int = 1_000
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -136,6 +145,10 @@ _BOUNDS = {
 _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 
 
+_OF_INTEGRATIONS = frozenset({"app", "database"})
+"""Settings with the prefix that integrations of web frameworks read from the framework's own settings."""
+
+
 def read_settings(conf: Mapping[str, Any]) -> Settings:
     """Read the settings from a Celery configuration; raises SettingUnknown for an unknown ``durable_*`` key."""
     keys = list(conf)  # makes Celery load its configuration, after which it knows its prefix
@@ -146,6 +159,8 @@ def read_settings(conf: Mapping[str, Any]) -> Settings:
         if not name.startswith("durable_"):
             continue
         field = name.removeprefix("durable_")
+        if field in _OF_INTEGRATIONS:
+            continue
         if field not in _FIELDS:
             near = difflib.get_close_matches(field, _FIELDS, n=1)
             raise SettingUnknown(name, f"durable_{near[0]}" if near else None)
@@ -170,6 +185,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda value: isinstance(value, str), "use text"),
     "str | None": (lambda value: value is None or isinstance(value, str), "use text, or None"),
     "Dispatcher": (lambda value: value in get_args(Dispatcher), "use one of beat, worker, both, none"),
+    "Tracebacks": (lambda value: value in get_args(Tracebacks), "use one of full, author, none"),
     "OnLost": (lambda value: value in get_args(OnLost), "use one of resend, fail, wait"),
     "StepConfig | None": (lambda value: value is None or isinstance(value, StepConfig), "use a StepConfig, or None"),
 }

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, Unpack, overload
 
 from celery_durable.app import current_durable
 from celery_durable.definitions import SHARED, LinearDefinition, LinearStep, WorkflowOptions, define, define_linear
-from celery_durable.handles import Workflow, WorkflowDecorator
+from celery_durable.errors import AsyncNotSupported
+from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.linear import LinearContext, Outcome
 from celery_durable.model import WorkflowEvent
 from celery_durable.step import Step
@@ -94,6 +95,8 @@ class LinearWorkflow(Workflow[P, Any]):
         return register
 
 
+@overload
+def durable_workflow(fn: AsyncFunction[P], /) -> AsyncNotSupported: ...  # type: ignore[overload-overlap]  # refused
 @overload
 def durable_workflow(fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]: ...
 @overload

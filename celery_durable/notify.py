@@ -5,10 +5,11 @@ Each function first checks whether a receiver is connected. See `celery_durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from celery.utils.dispatch import Signal
@@ -39,9 +40,11 @@ _SIGNAL_BY_STATUS = {
 
 
 def _send(signal: Signal, ref: RunRef, **more: Any) -> None:
-    signal.send(
-        sender=ref.workflow, workflow=ref.workflow, instance_id=ref.instance_id, run_number=ref.run_number, **more
-    )
+    signal.send(sender=ref.workflow, **_run(ref), **more)
+
+
+def _run(ref: RunRef) -> dict[str, Any]:
+    return {"workflow": ref.workflow, "instance_id": ref.instance_id, "run_number": ref.run_number}
 
 
 # --- from clients, dispatchers and tasks --------------------------------------------------------
@@ -83,7 +86,12 @@ def send_workflow_paused(ref: RunRef) -> None:
 def send_step_intervened(ref: RunRef, step: StepRow, *, action: str, by: str, reason: str | None) -> None:
     """A step was completed or skipped by hand; ``step``: its row before that."""
     if signals.step_intervened.receivers:
-        about = {"step": step.name, "type": step.type.value, "attempt": max(1, step.attempts)}
+        about = {
+            "step": step.name,
+            "step_key": step.step_key,
+            "type": step.type.value,
+            "attempt": max(1, step.attempts),
+        }
         _send(signals.step_intervened, ref, **about, action=action, by=by, reason=reason)
 
 
@@ -97,6 +105,22 @@ def send_answer_refused(ref: RunRef) -> None:
     """An answer for this run was refused, because its token is not valid."""
     if signals.answer_refused.receivers:
         _send(signals.answer_refused, ref)
+
+
+def send_task_lost(ref: RunRef, *, outcome: str) -> None:
+    """A task of this run was lost, and was sent again or given up."""
+    if signals.task_lost.receivers:
+        _send(signals.task_lost, ref, outcome=outcome)
+
+
+def send_pass_stalled(ref: RunRef, stalled: timedelta) -> None:
+    """The claim of a pass was revoked because the pass made no progress."""
+    signals.send_from_monitor(signals.pass_stalled, sender=ref.workflow, **_run(ref), stalled=stalled)
+
+
+def send_consuming_resumed(acknowledgements: int) -> None:
+    """A worker that had stopped consuming from Redis consumes again."""
+    signals.send_from_monitor(signals.consuming_resumed, sender=None, acknowledgements=acknowledgements)
 
 
 def send_sweep_done(published: int, duration: timedelta) -> None:
@@ -117,14 +141,21 @@ def send_pass_started(claim: Claim, *, is_start_recorded: bool) -> None:
         _send(signals.workflow_resumed, claim.ref, latency=claim.latency, crash_count=claim.crash_count)
 
 
-def send_attempt_started(claim: Claim, step: str, attempt: int, *, type_: StepType = StepType.DO) -> None:
+def send_attempt_started(claim: Claim, *, step: str, step_key: str, attempt: int, type_: StepType) -> None:
     """A body is about to be called."""
     if signals.step_started.receivers:
-        _send(signals.step_started, claim.ref, step=step, type=type_.value, attempt=attempt)
+        _send(signals.step_started, claim.ref, step=step, step_key=step_key, type=type_.value, attempt=attempt)
 
 
-def send_steps_recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
-    """A commit recorded these rows. Attempts counted in advance and losers of races send no signal."""
+def send_steps_recorded(
+    claim: Claim,
+    writes: Iterable[StepWrite],
+    exceptions: Mapping[str | None, BaseException | None] = MappingProxyType({}),
+) -> None:
+    """A commit recorded these rows. Attempts counted in advance and losers of races send no signal.
+
+    ``exceptions``: those that failed their attempts, by step key.
+    """
     for write in writes:
         is_body = write.type in (StepType.DO, StepType.LINEAR)
         is_lost = write.status is StepStatus.CANCELLED
@@ -142,6 +173,7 @@ def send_steps_recorded(claim: Claim, writes: Iterable[StepWrite]) -> None:
             more |= {"delay": write.retry_in}
         if signal is not signals.step_completed:
             more |= {"error_name": write.error_name, "error_message": write.error_message}
+            more |= {"exception": exceptions.get(write.key)}
         _send(signal, claim.ref, **more)
 
 
@@ -158,7 +190,7 @@ def _is_retry(write: StepWrite) -> bool:
 def _step(write: StepWrite) -> dict[str, Any]:
     # The row of a linear step counts only its failed attempts, so a finished step had one more.
     attempt = write.attempts + 1 if write.status is StepStatus.DONE else max(1, write.attempts)
-    return {"step": write.name, "type": write.type.value, "attempt": attempt}
+    return {"step": write.name, "step_key": write.key, "type": write.type.value, "attempt": attempt}
 
 
 def send_workflow_suspended(claim: Claim, released: ReleaseOutcome, until: datetime | None) -> None:
@@ -176,7 +208,8 @@ def send_run_ended(claim: Claim, run_outcome: RunOutcome, duration: Callable[[],
     elif run_outcome.status is Status.TERMINATED:
         send_workflow_terminated(claim.ref, reason=run_outcome.reason)
     elif signals.workflow_failed.receivers:
-        error = {"error_name": run_outcome.error_name, "error_message": run_outcome.error_message}
+        error: dict[str, Any] = {"error_name": run_outcome.error_name, "error_message": run_outcome.error_message}
+        error["exception"] = run_outcome.exception
         _send(signals.workflow_failed, claim.ref, duration=duration(), **error)
 
 
@@ -193,13 +226,18 @@ def around_pass(claim: Claim) -> AbstractContextManager[None]:
     )
 
 
-def wrap_body(call: Callable[[], T], claim: Claim, *, step: str, attempt: int) -> Callable[[], T]:
+def wrap_body(call: Callable[[], T], claim: Claim, *, step: str, step_key: str, attempt: int) -> Callable[[], T]:
     """Wrap a body's call in the connected context managers; returns ``call`` itself if there are none."""
     if not signals.around_step.managers:
         return call
     ref = claim.ref
     around = signals.around_step.around(
-        workflow=ref.workflow, instance_id=ref.instance_id, run_number=ref.run_number, step=step, attempt=attempt
+        workflow=ref.workflow,
+        instance_id=ref.instance_id,
+        run_number=ref.run_number,
+        step=step,
+        step_key=step_key,
+        attempt=attempt,
     )
 
     def run() -> T:

@@ -1,26 +1,32 @@
 """Redaction: passes the user data in records through a hook of the application before they are shown.
 
 The application gives the hook to `Durable`. The HTTP API and the commands show redacted records. Stored data, and data
-that the application reads itself, are not redacted.
+that the application reads itself, are not redacted, except for the errors of attempts: they are redacted before they
+are stored.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from celery_durable import values
 from celery_durable.explain import Facts
 from celery_durable.model import (
+    AttemptRecord,
     AuditRecord,
     ErrorInfo,
+    ErrorTrace,
     EventRecord,
     History,
     HistoryPage,
     InstanceDetails,
     InstanceStatus,
     InstanceSummary,
+    ItemCounts,
     LogRecord,
     Page,
     Published,
@@ -32,9 +38,20 @@ logger = logging.getLogger("celery_durable")
 
 REDACTED = "[redacted]"
 RedactedKind = Literal[
-    "params", "output", "result", "payload", "data", "published", "error", "message", "reason", "label", "by"
+    "params",
+    "output",
+    "result",
+    "payload",
+    "data",
+    "published",
+    "error",
+    "traceback",
+    "message",
+    "reason",
+    "label",
+    "by",
 ]
-_TEXT_KINDS = ("error", "message", "reason", "label", "by")
+_TEXT_KINDS = ("error", "traceback", "message", "reason", "label", "by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +68,13 @@ class RedactionContext:
 
 
 Redact = Callable[[Any, RedactionContext], Any]
-"""Returns the value to show instead: JSON data; text for an error, message, reason, label or author (``by``).
+"""Returns the value to show instead: JSON data; text for error, traceback, message, reason, label and ``by``.
 If the hook raises, ``"[redacted]"`` is shown."""
+
+
+def make_no_redaction(workflow: str, instance_id: str) -> Redaction:
+    """Return a redaction that leaves everything as it is."""
+    return Redaction(None, workflow, instance_id)
 
 
 class Redaction:
@@ -72,6 +94,17 @@ class Redaction:
             return REDACTED
         return shown if kind not in _TEXT_KINDS or isinstance(shown, str) else REDACTED
 
+    def clean_error(self, name: str, message: str, step: str | None) -> tuple[str, str]:
+        """Return the name and the message of an attempt's error as they are stored: redacted and sanitized."""
+        return values.sanitize_error(name, self.redact_value(message, "error", step))
+
+    def clean_trace(self, error: BaseException, mode: values.Tracebacks, step: str | None) -> ErrorTrace:
+        """Return the traceback of an attempt's error as it is stored: redacted and shortened."""
+        redact = functools.partial(self.redact_value, kind="error", name=step)
+        trace = values.trace_error(error, mode, redact)
+        text = self.redact_value(trace.text, "traceback", step)
+        return ErrorTrace(None if text is None else values.shorten_middle(text), trace.file, trace.line)
+
     def redact_status(self, status: InstanceStatus) -> InstanceStatus:
         """Redact output and error of a status."""
         return replace(
@@ -80,7 +113,13 @@ class Redaction:
 
     def redact_summary(self, item: InstanceSummary) -> InstanceSummary:
         """Redact an instance in a list."""
-        return replace(item, error=self._redact_error(item.error), labels=self._redact_labels(item.labels))
+        step = item.current_step
+        return replace(
+            item,
+            error=self._redact_error(item.error),
+            labels=self._redact_labels(item.labels),
+            current_step=None if step is None else self.redact_step(step),
+        )
 
     def redact_details(self, details: InstanceDetails) -> InstanceDetails:
         """Redact an instance with its current run and step."""
@@ -101,17 +140,21 @@ class Redaction:
             **self._redact_run(found),
             steps=tuple(self.redact_step(step) for step in found.steps),
             events=tuple(self.redact_event(event) for event in found.events),
+            attempts=tuple(self.redact_attempt(attempt) for attempt in found.attempts),
         )
 
     def redact_page(self, page: HistoryPage) -> HistoryPage:
         """Redact a page of the history of a run."""
-        logs = page.logs
+        logs, attempts = page.logs, page.attempts
         return replace(
             page,
             **self._redact_run(page),
             steps=Page(tuple(self.redact_step(step) for step in page.steps.items), page.steps.cursor),
             events=Page(tuple(self.redact_event(event) for event in page.events.items), page.events.cursor),
             logs=None if logs is None else Page(tuple(self.redact_log(line) for line in logs.items), logs.cursor),
+            attempts=None
+            if attempts is None
+            else Page(tuple(self.redact_attempt(attempt) for attempt in attempts.items), attempts.cursor),
         )
 
     def _redact_run(self, run: History | HistoryPage) -> dict[str, Any]:
@@ -137,7 +180,12 @@ class Redaction:
             step,
             result=self.redact_value(step.result, "result", step.name),
             error=self._redact_error(step.error, step.name),
+            items=None if step.items is None else self._redact_items(step.items, step.name),
         )
+
+    def _redact_items(self, items: ItemCounts, step: str) -> ItemCounts:
+        failures = (replace(each, error=self._redact_error(each.error, step) or each.error) for each in items.failures)
+        return replace(items, failures=tuple(failures))
 
     def redact_event(self, event: EventRecord) -> EventRecord:
         """Redact the payload of an event.
@@ -154,6 +202,13 @@ class Redaction:
             else:
                 payload = {"output": self.redact_value(payload["output"], "result", step)}
         return replace(event, payload=self.redact_value(payload, "payload", event.type))
+
+    def redact_attempt(self, attempt: AttemptRecord) -> AttemptRecord:
+        """Redact error and traceback of an attempt, as they were redacted before they were stored."""
+        step = attempt.step
+        error = self._redact_error(attempt.error, step)
+        assert error is not None
+        return replace(attempt, error=error, traceback=self.redact_value(attempt.traceback, "traceback", step))
 
     def redact_log(self, line: LogRecord) -> LogRecord:
         """Redact message and data of a log line."""
@@ -178,6 +233,7 @@ class Redaction:
             ),
             open_steps=tuple(self.redact_step(step) for step in facts.open_steps),
             last_step=None if last is None else self.redact_step(last),
+            last_attempt=None if facts.last_attempt is None else self.redact_attempt(facts.last_attempt),
         )
 
     def _redact_labels(self, labels: Mapping[str, str]) -> dict[str, str]:

@@ -26,12 +26,19 @@ class QueueProgress:
 
     ``claimed``: the newest send time among the dispatch messages that were claimed at least `SLACK` ago. ``empty``: a
     time at least `SLACK` ago when the queue was empty; a process that sweeps only once also uses the present.
-    ``empty_lately``: a time when the queue was empty that is more recent than `SLACK`.
+    ``empty_lately``: a time when the queue was empty that is more recent than `SLACK`. ``gone_before``: no message that
+    was sent earlier can arrive, since the queue was in the memory of a process.
     """
 
     claimed: datetime | None = None
     empty: datetime | None = None
     empty_lately: datetime | None = None
+    gone_before: datetime | None = None
+
+    @property
+    def lost_before(self) -> datetime | None:
+        """Each unclaimed message that was sent before this time is lost; None if nothing is known."""
+        return max((at for at in (self.claimed, self.gone_before) if at is not None), default=None)
 
 
 NOTHING_KNOWN = QueueProgress()
@@ -62,14 +69,14 @@ class Redispatch:
     def is_lost(self, sent_at: datetime, dispatch_count: int, progress: QueueProgress, now: datetime) -> bool:
         """Whether an unclaimed message that was sent at ``sent_at`` is lost and must be sent again."""
         age = now - sent_at
-        if age >= self.longest or (progress.claimed is not None and sent_at < progress.claimed):
+        if age >= self.longest or (progress.lost_before is not None and sent_at < progress.lost_before):
             return True
         return progress.empty is not None and sent_at < progress.empty and age >= self.min_age(dispatch_count)
 
     def lost_before(self, progress: QueueProgress, now: datetime) -> datetime:
         """Only messages that were sent before this time can be lost."""
         too_old = now - self.longest + timedelta(microseconds=1)  # a message of exactly this age is lost
-        return max([too_old, *(at for at in (progress.claimed, progress.empty) if at is not None)])
+        return max([too_old, *(at for at in (progress.lost_before, progress.empty) if at is not None)])
 
     def next_check_at(self, sent_at: datetime, dispatch_count: int, progress: QueueProgress) -> datetime:
         """When to check a message again that is not lost now, if nothing more becomes known about its queue."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import queue
@@ -11,10 +12,11 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import uuid_utils
 
@@ -43,6 +45,13 @@ def is_ctrl_c(error: BaseException) -> bool:
     )
 
 
+class CallAsync(Protocol):
+    """Calls a function for async code. The function runs on a thread and does not block the event loop."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
+        """Return what awaits the function's result."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConcurrentBody:
     """One body to run. ``run`` never raises; ``on_done`` receives what it returned, or None after the timeout.
@@ -60,6 +69,9 @@ class Runtime:
 
     clock: Callable[[], int] | None = None
     """Microseconds since the epoch, used instead of the database's time. Only tests set it."""
+
+    pass_context: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Makes a context manager that the thread of each pass enters. Integrations of web frameworks set it."""
 
     def new_id(self) -> str:
         """A random id that sorts by creation time."""
@@ -88,9 +100,17 @@ class Runtime:
         """Return ``seconds`` changed by up to 20 % at random, so that processes with equal intervals do not collide."""
         return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # only spreads load
 
+    def random_fraction(self) -> float:
+        """A random number from 0 to 1."""
+        return random.random()  # noqa: S311  # only spreads load
+
     def sleep(self, seconds: float) -> None:
         """Pause the calling thread between two checks."""
         time.sleep(seconds)
+
+    async def sleep_async(self, seconds: float, call_async: CallAsync) -> None:  # noqa: ARG002  # for other runtimes
+        """Pause a coroutine between two checks. ``call_async`` calls what a runtime does meanwhile."""
+        await asyncio.sleep(seconds)
 
     def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         """Call ``work`` on a daemon thread after every pause of ``seconds``, until it returns False."""

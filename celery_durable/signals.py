@@ -9,6 +9,9 @@ receiver is connected, no signal data is built.
 from __future__ import annotations
 
 import logging
+import os
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -20,13 +23,17 @@ __all__ = [
     "answer_refused",
     "around_pass",
     "around_step",
+    "connections_cut",
+    "consuming_resumed",
     "event_received",
+    "pass_stalled",
     "step_completed",
     "step_failed",
     "step_intervened",
     "step_retrying",
     "step_started",
     "sweep_done",
+    "task_lost",
     "workflow_completed",
     "workflow_created",
     "workflow_failed",
@@ -40,8 +47,8 @@ __all__ = [
 logger = logging.getLogger("celery_durable.signals")
 
 _RUN = ("workflow", "instance_id", "run_number")
-_STEP = (*_RUN, "step", "type", "attempt")
-_ERROR = ("error_name", "error_message")
+_STEP = (*_RUN, "step", "step_key", "type", "attempt")
+_ERROR = ("error_name", "error_message", "exception")
 
 
 def listen(signal: Signal, receiver: Callable[..., object]) -> None:
@@ -77,30 +84,94 @@ workflow_resumed = _signal("workflow_resumed", *_RUN, "latency", "crash_count")
 workflow_completed = _signal("workflow_completed", *_RUN, "duration")
 """A run returned. ``duration``: since it was created."""
 workflow_failed = _signal("workflow_failed", *_RUN, "duration", *_ERROR)
-"""A run ended with an error. ``duration``: since it was created."""
+"""A run ended with an error. ``duration``: since it was created; ``exception``: None if it is not in this process."""
 workflow_terminated = _signal("workflow_terminated", *_RUN, "reason")
 """A run was terminated, by a client or because it exceeded a limit."""
 workflow_restarted = _signal("workflow_restarted", *_RUN, "reason")
 """An instance was restarted with a new run. ``run_number``: its number."""
 step_started = _signal("step_started", *_STEP)
-"""An attempt of a step's body starts, or a task, a child, a sleep or a wait was recorded.
+"""An attempt of a step's body starts, or a task, a map, a child, a sleep or a wait was recorded.
 
-``type``: "do", "sleep", "waitForEvent", "task", "child", "linear".
+It is sent again for each further attempt of a body or of a task, but not if a later pass replays the step. If a worker
+stops and interrupts a body, the body starts again with the same ``attempt``. ``type``: "do", "sleep", "waitForEvent",
+"task", "map", "child", "linear".
 """
 step_completed = _signal("step_completed", *_STEP, "duration")
 """A step has its result. ``duration``: how long the body ran, None if it has no body."""
 step_retrying = _signal("step_retrying", *_STEP, "duration", "delay", *_ERROR)
-"""An attempt failed. The next one is due after ``delay``."""
+"""An attempt failed. The next one is due after ``delay``. ``exception``: None if none was raised in this process."""
 step_failed = _signal("step_failed", *_STEP, "duration", *_ERROR)
-"""A step failed, and will not be retried."""
+"""A step failed, and will not be retried. ``exception``: None if none was raised in this process."""
 step_intervened = _signal("step_intervened", *_STEP, "action", "by", "reason")
 """A step was completed or skipped by hand. ``action``: "set_result" or "skip"; ``attempt``: its last attempt."""
 event_received = _signal("event_received", *_RUN, "event_type", "event_id")
 """An event was accepted for a run, which need not wait for it yet."""
 answer_refused = _signal("answer_refused", *_RUN)
 """The answer of a Celery task had a token that is not its attempt's. It was refused as forged, and changed nothing."""
+task_lost = _signal("task_lost", *_RUN, "outcome")
+"""A worker or a queue lost a Celery task of a step. ``outcome``: "resent", or "failed": the step gets `TaskLost`."""
 sweep_done = _signal("sweep_done", "published", "duration")
 """A dispatcher finished a sweep; ``sender`` is None. ``published``: how many messages it sent."""
+
+# These are sent with `send_from_monitor`.
+pass_stalled = _signal("pass_stalled", *_RUN, "stalled")
+"""A pass made no progress for ``stalled`` outside of the workflow's code, and its claim was revoked."""
+connections_cut = _signal("connections_cut", "count")
+"""The database did not answer in time, and its connections were cut; ``sender`` is None. ``count``: how many."""
+consuming_resumed = _signal("consuming_resumed", "acknowledgements")
+"""A worker had stopped consuming from Redis, and consumes again; ``sender`` is None. ``acknowledgements``: how many
+Redis had not taken."""
+
+
+# --- signals of monitoring threads --------------------------------------------------------------
+
+_MAX_WAITING_SIGNALS = 1000
+
+
+class _SignalThread:
+    """Sends signals one after another, in order, on a daemon thread that starts with the first of them."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start afresh, also in a forked child: it has no such thread, and its copy of the lock may be held."""
+        self._lock = threading.Lock()
+        self._waiting: queue.Queue[tuple[Signal, Any, dict[str, Any]]] = queue.Queue(_MAX_WAITING_SIGNALS)
+        self._thread: threading.Thread | None = None
+
+    def submit(self, signal: Signal, sender: Any, arguments: dict[str, Any]) -> None:
+        """Queue the signal and return at once. A signal that cannot be sent is logged."""
+        try:
+            with self._lock:
+                self._waiting.put_nowait((signal, sender, arguments))
+                if self._thread is None or not self._thread.is_alive():
+                    thread = threading.Thread(target=self._loop, name="durable-signals", daemon=True)
+                    thread.start()
+                    self._thread = thread
+        except queue.Full:
+            logger.warning("%r is not sent: a receiver hangs, and %d signals wait", signal, _MAX_WAITING_SIGNALS)
+        except RuntimeError as exc:  # the limit of threads is reached, or the interpreter ends
+            logger.warning("%r is not sent yet: %s", signal, exc)
+
+    def _loop(self) -> None:
+        while True:
+            signal, sender, arguments = self._waiting.get()
+            signal.send(sender=sender, **arguments)
+
+
+_signal_thread = _SignalThread()
+os.register_at_fork(after_in_child=_signal_thread.reset)
+
+
+def send_from_monitor(signal: Signal, *, sender: Any, **arguments: Any) -> None:
+    """Send a signal on a thread of its own, and return at once.
+
+    The watchdogs and the lease renewer send theirs so: a receiver that hangs must not keep them from cutting the next
+    connection or from renewing the other leases (LAW 7 of docs/design.md).
+    """
+    if signal.receivers:
+        _signal_thread.submit(signal, sender, arguments)
 
 
 # --- context managers ---------------------------------------------------------------------------
@@ -168,5 +239,5 @@ def _enter(manager: AbstractContextManager[Any]) -> bool:
 
 around_pass = Around("around_pass", *_RUN, "latency")
 """Around one pass: what a worker does for one run, from its claim to its release."""
-around_step = Around("around_step", *_RUN, "step", "attempt")
+around_step = Around("around_step", *_RUN, "step", "step_key", "attempt")
 """Around one call of a step's body, on the body's thread. Its manager is made on the thread of the pass."""

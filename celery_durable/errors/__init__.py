@@ -3,18 +3,18 @@
 ::
 
     DurableError
-      NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, SchemaOutdated, SchemaIncomplete,
-      UnsupportedDatabase, StoreUnavailable
+      NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, AliasMismatch, SchemaOutdated,
+      SchemaIncomplete, UnsupportedDatabase, StoreUnavailable
       DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
-                    EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, CursorInvalid, NotSerializable,
-                    PayloadTooLarge, BatchTooLarge, TaskRefused)
+                    EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, CursorInvalid, FilterTooBroad,
+                    NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid
       InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
       StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout, WorkflowFailed
       NonRetryableError                    raised by step functions; below it, what no retry can help
         StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
-        StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid
+        StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid, RetryDelayInvalid
       StepFailed                           raised in the workflow by a failed step
         StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
       SuspensionSwallowed, WorkerCrashLoop  fail an instance as a whole
@@ -30,6 +30,7 @@ from celery_durable.errors.configuration import (
     SettingUnknown,
 )
 from celery_durable.errors.database import (
+    AliasMismatch,
     SchemaIncomplete,
     SchemaOutdated,
     StoreMismatch,
@@ -74,6 +75,7 @@ from celery_durable.errors.steps import (
     EventTimeout,
     HandlerAnswerInvalid,
     NonRetryableError,
+    RetryDelayInvalid,
     StepCancelled,
     StepCommitConflict,
     StepFailed,
@@ -91,6 +93,7 @@ from celery_durable.errors.values import (
     CursorInvalid,
     DurationInvalid,
     EmissionMismatch,
+    FilterTooBroad,
     InstantInvalid,
     InvalidEventType,
     InvalidInstanceId,
@@ -108,6 +111,7 @@ from celery_durable.errors.values import (
 )
 
 __all__ = [
+    "AliasMismatch",
     "AsyncNotSupported",
     "BatchTooLarge",
     "BindingKeyTaken",
@@ -120,6 +124,7 @@ __all__ = [
     "EmissionMismatch",
     "EventPayloadInvalid",
     "EventTimeout",
+    "FilterTooBroad",
     "HandlerAnswerInvalid",
     "InstanceAlreadyExists",
     "InstanceNotErrored",
@@ -142,6 +147,7 @@ __all__ = [
     "PassStalled",
     "PayloadTooLarge",
     "ResultTimeout",
+    "RetryDelayInvalid",
     "RunNotFound",
     "SchemaIncomplete",
     "SchemaOutdated",

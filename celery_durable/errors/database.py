@@ -27,6 +27,30 @@ class StoreMismatch(DurableError):
         )
 
 
+class AliasMismatch(DurableError):
+    """``using=`` names another database of Django than the one with the workflows.
+
+    One transaction cannot span both. Put the call into ``transaction.atomic(using=...)`` of the workflows' database.
+
+    Attributes:
+        using: The alias that the call named.
+        alias: The alias of the workflows' database.
+    """
+
+    code = "ALIAS_MISMATCH"
+
+    def __init__(self, using: str, alias: str, *, is_known: bool) -> None:
+        self.using, self.alias = using, alias
+        remedy = f"put the call into transaction.atomic(using={alias!r}), and leave out using= or pass {alias!r}"
+        super().__init__(
+            f"using={using!r}, but workflows are in the database {alias!r} (CELERY_DURABLE_DATABASE). One transaction "
+            f"cannot span both: {remedy}. To start a workflow with rows in {using!r}, create it in "
+            f"transaction.on_commit(..., using={using!r})."
+            if is_known
+            else f"using={using!r} is not in DATABASES. Workflows are in {alias!r}: {remedy}."
+        )
+
+
 class StoreUnavailable(DurableError):
     """The database did not respond in time to a request of the HTTP API.
 

@@ -23,7 +23,7 @@ class InstanceNotFound(DurableError):
         self.workflow, self.instance_id = workflow, instance_id
         super().__init__(
             f"Workflow {workflow!r} has no instance {instance_id!r}. "
-            f"List its instances: celery -A <your app> durable ls --workflow {workflow}"
+            f"List its instances: durable.workflows[{workflow!r}].list()"
         )
 
 

@@ -126,6 +126,23 @@ class StepResultInvalid(NonRetryableError):
         )
 
 
+class RetryDelayInvalid(NonRetryableError):
+    """The function in ``Retries(delay=...)`` raised, or returned no valid duration. The step is not retried.
+
+    Correct the function. ``__cause__`` is what it raised.
+
+    Attributes:
+        step: The step's name.
+    """
+
+    def __init__(self, step: str, attempt: int, failure: str, reason: str) -> None:
+        self.step = step
+        super().__init__(
+            f"The function delay= of step {step!r} gave no delay after attempt {attempt}: {reason}. "
+            f"The attempt had failed: {failure}"
+        )
+
+
 class StepCancelled(NonRetryableError):
     """The result of a branch was requested that lost in ``first``, and so was cancelled.
 

@@ -168,6 +168,21 @@ class StartTooFar(ValueRefused):
         )
 
 
+class FilterTooBroad(ValueRefused):
+    """A list has examined as many rows as it may, and could not fill its page.
+
+    Narrow the filter.
+    """
+
+    code = "FILTER_TOO_BROAD"
+
+    def __init__(self, found: str, examined: int, remedy: str) -> None:
+        super().__init__(
+            f"Only {found} were found among the {examined:,} entries that one list may examine. "
+            f"Narrow the filter: {remedy}."
+        )
+
+
 class CursorInvalid(ValueRefused):
     """A page cursor does not come from this list, with this filter and this caller.
 
@@ -209,21 +224,25 @@ class NotSerializable(ValueRefused):
 class PayloadTooLarge(ValueRefused):
     """The JSON form of a value is larger than ``durable_max_payload_bytes``.
 
-    Store large data elsewhere and pass a reference, or raise the setting.
+    For all results of a map together, the setting is ``durable_max_map_result_bytes``. Store large data elsewhere and
+    pass a reference, or raise the setting.
 
     Attributes:
         what: What the value is.
         size_bytes: Its size as JSON, in bytes.
         limit_bytes: The largest size allowed, in bytes.
+        setting: The name of the setting that sets the limit.
     """
 
     code, http_status = "PAYLOAD_TOO_LARGE", 413
 
-    def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
-        self.what, self.size_bytes, self.limit_bytes = what, size_bytes, limit_bytes
+    def __init__(
+        self, what: str, size_bytes: int, limit_bytes: int, setting: str = "durable_max_payload_bytes"
+    ) -> None:
+        self.what, self.size_bytes, self.limit_bytes, self.setting = what, size_bytes, limit_bytes, setting
         super().__init__(
             f"{what} has {size_bytes} bytes as JSON; at most {limit_bytes} are allowed. "
-            "Keep large data elsewhere and store a reference, or raise durable_max_payload_bytes."
+            f"Keep large data elsewhere and store a reference, or raise {setting}."
         )
 
 

@@ -3,6 +3,14 @@
 A point in time is an aware UTC datetime. A duration is a timedelta.
 """
 
+from celery_durable.model.attempts import (
+    NO_TRACE,
+    AttemptOutcome,
+    AttemptRecord,
+    AttemptWrite,
+    ErrorTrace,
+    WorkerProcess,
+)
 from celery_durable.model.details import (
     EXPORT_VERSION,
     History,
@@ -28,12 +36,14 @@ from celery_durable.model.emissions import (
 from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of, decide_answered
 from celery_durable.model.outcomes import (
     Ending,
+    PassResult,
     Release,
     ReleaseOutcome,
     RunOutcome,
     crash_delay,
     decide_release,
 )
+from celery_durable.model.overview import Count, EventWait, Overdue, Stats
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
     AuditRecord,
@@ -41,13 +51,16 @@ from celery_durable.model.records import (
     ErrorInfo,
     EventRecord,
     ItemCounts,
+    ItemFailure,
     LogRecord,
     StepRecord,
 )
 from celery_durable.model.references import REFERENCE_HEADER, TaskReference
 from celery_durable.model.rows import (
     HEARTBEAT_INTERVAL,
+    LOG_FIELDS,
     MAX_SWEEP_AGE,
+    REPEAT_SEPARATOR,
     SUPPORTED_POOLS,
     SWEEP_TASK,
     Claim,
@@ -55,6 +68,7 @@ from celery_durable.model.rows import (
     Heartbeat,
     InstanceRow,
     LogLine,
+    NewRun,
     Origin,
     Outage,
     OutboxKind,
@@ -67,6 +81,7 @@ from celery_durable.model.rows import (
     RunRow,
     StepRow,
     VersionedInstance,
+    build_log_fields,
 )
 from celery_durable.model.scopes import Scope
 from celery_durable.model.states import (
@@ -109,20 +124,27 @@ __all__ = [
     "FINISHED_STEPS",
     "HEARTBEAT_INTERVAL",
     "LEASE_EXPIRED",
+    "LOG_FIELDS",
     "MAX_SWEEP_AGE",
+    "NO_TRACE",
     "OPEN_ITEMS",
     "OPEN_STEPS",
     "PRIVATE_TYPE_PATTERN",
     "REFERENCE_HEADER",
+    "REPEAT_SEPARATOR",
     "RUNNABLE",
     "SUPPORTED_POOLS",
     "SWEEP_TASK",
     "TERMINAL",
     "WAITING_STEPS",
     "AnswerResult",
+    "AttemptOutcome",
+    "AttemptRecord",
+    "AttemptWrite",
     "AuditRecord",
     "Child",
     "Claim",
+    "Count",
     "CreateOptions",
     "Delivery",
     "DueRun",
@@ -130,7 +152,9 @@ __all__ = [
     "EmissionProgress",
     "Ending",
     "ErrorInfo",
+    "ErrorTrace",
     "EventRecord",
+    "EventWait",
     "FailedItem",
     "Heartbeat",
     "History",
@@ -141,12 +165,14 @@ __all__ = [
     "InstanceStatus",
     "InstanceSummary",
     "ItemCounts",
+    "ItemFailure",
     "ItemRef",
     "ItemStatus",
     "LogLevel",
     "LogLine",
     "LogRecord",
     "MapState",
+    "NewRun",
     "OnLost",
     "OpenWait",
     "Origin",
@@ -154,9 +180,11 @@ __all__ = [
     "OutboundEvent",
     "OutboxKind",
     "OutboxMessage",
+    "Overdue",
     "Page",
     "Parent",
     "ParentStep",
+    "PassResult",
     "PlannedStep",
     "Published",
     "ReceivedEvent",
@@ -171,6 +199,7 @@ __all__ = [
     "RunRow",
     "RunningStep",
     "Scope",
+    "Stats",
     "Status",
     "StepRecord",
     "StepRow",
@@ -184,9 +213,11 @@ __all__ = [
     "VersionedInstance",
     "Waiter",
     "WakeReason",
+    "WorkerProcess",
     "WorkflowEvent",
     "WorkflowKind",
     "are_items_of",
+    "build_log_fields",
     "child_event_type",
     "crash_delay",
     "decide_answered",

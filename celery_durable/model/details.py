@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
 
+from celery_durable.model.attempts import AttemptRecord
 from celery_durable.model.records import AuditRecord, ErrorInfo, EventRecord, LogRecord, StepRecord
-from celery_durable.model.rows import InstanceRow, Origin
+from celery_durable.model.rows import InstanceRow, Origin, RunningStep
 from celery_durable.model.states import Status
 
 T_co = TypeVar("T_co", covariant=True)
@@ -46,6 +47,9 @@ class InstanceSummary:
         created_at: When it was created.
         updated_at: When it last changed.
         labels: Its labels.
+        current_step: The open step that is due first, without its result; None if no step is open.
+        running: The step that a worker runs; None if no worker runs one.
+        worker: The name of the worker that executes the run; None if none does.
     """
 
     id: str
@@ -57,6 +61,9 @@ class InstanceSummary:
     created_at: datetime
     updated_at: datetime
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    current_step: StepRecord | None = None
+    running: RunningStep | None = None
+    worker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ class History:
         audit: The manual changes to steps.
         labels: The instance's labels now.
         parent: The step that created the instance; None if no step did.
+        attempts: The attempts that did not succeed, in the order of their ends. Of each step, the newest 50 are kept.
+        max_run: How long each run of the instance may take; None: as long as the workflow says.
     """
 
     workflow: str
@@ -126,6 +135,8 @@ class History:
     audit: tuple[AuditRecord, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     parent: ParentStep | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    max_run: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +177,9 @@ class InstanceDetails:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """A run with one page of its steps, of its events and of its log lines.
+    """A run with one page of its steps, of its events, of its log lines and of its failed attempts.
 
-    If the query did not ask for them, ``logs`` is None and ``audit`` is empty.
+    If the query did not ask for them, ``logs`` and ``attempts`` are None, and ``audit`` is empty.
     """
 
     run_number: int
@@ -185,6 +196,8 @@ class HistoryPage:
     audit: tuple[AuditRecord, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     parent: ParentStep | None = None
+    attempts: Page[AttemptRecord] | None = None
+    max_run: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

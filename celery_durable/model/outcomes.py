@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from celery_durable.model.states import Status
@@ -66,12 +66,36 @@ class RunOutcome:
     failed_steps: str | None = None
     """The steps that caused the failure, as JSON text (`ancestry.RunFailure.text`)."""
     reason: str | None = None
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+    """The exception that ended it, if this process has it. It is not stored."""
 
     @property
     def summary(self) -> str:
         """A short sentence for the log."""
         detail = self.reason or self.error_name
         return str(self.status) if detail is None else f"{self.status}: {detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass did, as a short sentence for the log.
+
+    ``run_outcome``: how it ended the run, None if it did not. ``was_executed``: False if this process has left the run
+    to another process, or to a later time.
+    """
+
+    summary: str
+    run_outcome: RunOutcome | None = None
+    was_executed: bool = True
+
+    def __str__(self) -> str:
+        return self.summary
+
+    @property
+    def failure(self) -> RunOutcome | None:
+        """How the run failed in this pass. None if it did not fail."""
+        has_failed = self.run_outcome is not None and self.run_outcome.status is Status.ERRORED
+        return self.run_outcome if has_failed else None
 
 
 Ending = Release | RunOutcome

@@ -39,6 +39,21 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemFailure:
+    """An item of a map that has failed permanently.
+
+    Attributes:
+        position: Its position in the list, from 0.
+        attempts: How many attempts were made.
+        error: The error of the last one.
+    """
+
+    position: int
+    attempts: int
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class ItemCounts:
     """The progress of a map step. Items that are neither done nor failed are under way or not sent yet.
 
@@ -46,11 +61,13 @@ class ItemCounts:
         total: How many items the map has.
         done: How many have completed.
         failed: How many have failed permanently.
+        failures: The first ten of those, in a history.
     """
 
     total: int
     done: int
     failed: int
+    failures: tuple[ItemFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,16 @@ class RunRef:
         return f"{self.workflow}/{self.instance_id}#{self.run_number}"
 
 
+LOG_FIELDS = ("workflow", "instance_id", "run_number", "step", "attempt")
+"""The fields by which log records name a run, a step and an attempt."""
+
+
+def build_log_fields(ref: RunRef | None, step: str | None = None, attempt: int | None = None) -> dict[str, Any]:
+    """Return the `LOG_FIELDS` of a record. Those that are not known are None."""
+    run = (None, None, None) if ref is None else (ref.workflow, ref.instance_id, ref.run_number)
+    return dict(zip(LOG_FIELDS, (*run, step, attempt), strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class DueRun:
     """A run that is due, and the queue for its dispatch message."""
@@ -67,6 +77,14 @@ class Parent:
 
 
 @dataclass(frozen=True, slots=True)
+class NewRun:
+    """What there is to know of a run that no pass has started, and that continues no other run. It has no steps."""
+
+    params: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """The right of one worker to advance one run. It holds while the instance's row has this ``token`` (LAW 2)."""
 
@@ -82,6 +100,10 @@ class Claim:
     parent: Parent | None = None
     sent_at: datetime | None = None
     """When the run's last dispatch message was sent. None if no message led to the claim."""
+    new_run: NewRun | None = None
+    """The run, if this claim is the first of a new one. Otherwise it has to be loaded."""
+    max_run: timedelta | None = None
+    """How long each run of this instance may take. None: as long as its workflow says."""
 
     @property
     def latency(self) -> timedelta:
@@ -89,13 +111,31 @@ class Claim:
         return max(self.claimed_at - self.run_at, timedelta(0))
 
 
+REPEAT_SEPARATOR = "\x1f"
+"""Stands in the key of a repeated step between its name and the number of the repetition. No step name contains it, so
+that the key of a repeated step never equals the name of another step."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """The attempt of a step that a worker runs now. ``since`` is its start by the database's clock."""
+    """The attempt of a step that a worker runs now.
+
+    The worker records it when it renews its lease, at least every third of the lease's length.
+
+    Attributes:
+        step_key: The step's key.
+        attempt: The number of the attempt, from 1.
+        since: When the attempt started, by the database's clock.
+    """
 
     step_key: str
     attempt: int
     since: datetime
+
+    @property
+    def name(self) -> str:
+        """The step's name. A linear step's key is only its position."""
+        return self.step_key.partition(REPEAT_SEPARATOR)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +252,10 @@ class InstanceRow:
     kind: WorkflowKind = WorkflowKind.REPLAY
     sent_at: datetime | None = None
     """When the last dispatch message was sent. None if no message is under way."""
+    running: RunningStep | None = None
+    """The step that the worker with the claim ran at its last renewal of the lease."""
+    max_run: timedelta | None = None
+    """How long each run may take; None: as long as the workflow says."""
 
     @property
     def ref(self) -> RunRef:
@@ -279,13 +323,13 @@ MAX_SWEEP_AGE = 3 * HEARTBEAT_INTERVAL
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A failure that stops a dispatcher from working: a queue rejects messages, or a server is unreachable.
+    """A failure that stops a dispatcher from working: a queue rejects messages or is full, or a server is unreachable.
 
     ``where``: the queue's name, the broker's URL with the password masked, or "database". ``error``: the class and the
     text of the last error. ``failures``: how many tries have failed since the outage began.
     """
 
-    what: Literal["queue", "broker", "database"]
+    what: Literal["queue", "full", "broker", "database"]
     where: str
     since: datetime
     error: str
@@ -319,6 +363,10 @@ class Heartbeat:
     def runs_workflows(self) -> bool:
         """Whether the process is a worker whose pool may run workflows. A worker on another pool runs none."""
         return self.kind == "worker" and (self.pool is None or self.pool in SUPPORTED_POOLS)
+
+    def is_silent(self, now: datetime) -> bool:
+        """Whether the process has missed a heartbeat, so that something may be wrong with it."""
+        return now - self.seen_at >= 2 * HEARTBEAT_INTERVAL
 
     def is_live(self, now: datetime) -> bool:
         """Whether the last heartbeat is recent. Up to two heartbeats may be missing."""

@@ -90,6 +90,7 @@ class ItemStatus(StrEnum):
     FAILED = "failed"  # a pass decides whether to retry it
     DONE = "done"
     DEAD = "dead"  # failed permanently
+    CANCELLED = "cancelled"  # was open when its step or its run ended
 
 
 OPEN_ITEMS = (ItemStatus.PENDING, ItemStatus.SENT, ItemStatus.FAILED)

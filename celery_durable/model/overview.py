@@ -1,0 +1,49 @@
+"""What operators read across all instances: counts, overdue runs, and steps that wait for an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from celery_durable.model.rows import RunRef
+from celery_durable.model.states import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of rows. If it is not exact, there are at least so many: the read has examined as many as it may."""
+
+    number: int
+    is_exact: bool = True
+
+    def __str__(self) -> str:
+        return str(self.number) if self.is_exact else f"{self.number}+"
+
+
+@dataclass(frozen=True, slots=True)
+class EventWait:
+    """A step that waits for an event."""
+
+    ref: RunRef
+    status: Status
+    step: str
+    event_type: str
+    since: datetime
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """The number of runs that are due and unclaimed, and since when the oldest of them is."""
+
+    count: Count
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts of instances as (workflow, status, count) without zeros, and the overdue runs."""
+
+    counts: Sequence[tuple[str, Status, Count]]
+    overdue: Overdue
