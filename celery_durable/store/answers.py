@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import DueRun, InstanceRow, Parent, StepStatus, StepType, WakeReason
 from celery_durable.store import instances, lifecycle, run_events
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 
 @statement

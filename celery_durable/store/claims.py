@@ -16,6 +16,7 @@ from celery_durable.errors import Superseded
 from celery_durable.model import (
     RUNNABLE,
     Claim,
+    NewRun,
     Parent,
     RunRef,
     Status,
@@ -23,9 +24,13 @@ from celery_durable.model import (
     duration_us,
     from_us,
 )
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.compiled import Rows
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 RELEASED: dict[str, Any] = {"claim_token": None, "claim_task_id": None, "claimed_by": None, "lease_until": None}
+FIRST_VERSION = 1
+"""The version of an instance that nothing has changed since its creation."""
 MAX_CLAIMANT = 255
 """Characters of a Celery task's id and of a node's name that a claim keeps."""
 
@@ -49,36 +54,68 @@ def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
     ]
 
 
-def _claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
+def claimed_columns(s: Store) -> list[sa.ColumnElement[Any]]:
+    """Return the columns of a `Claim`."""
     i = s.tables.instance.c
     parent = [i.parent_pk, i.parent_run_number, i.parent_step_key]
-    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until, i.run_at, i.sent_at, *parent]
+    return [i.id, i.queue, i.crash_count, i.created_at, i.lease_until, i.run_at, i.sent_at, i.max_run_us, *parent]
+
+
+def new_run_columns(s: Store) -> list[sa.ColumnElement[Any]]:
+    """Return the parameters and the creation time of an instance's first run before its first pass; NULL otherwise.
+
+    They never change, so a claim may read them although it may have waited for a lock (LAW 2b). The locked row shows
+    that no pass has started: each change of an instance increments its version, and this claim is the first change.
+    """
+    i, r = s.tables.instance.c, s.tables.run
+    is_new = sa.and_(
+        i.version == sa.literal_column(str(FIRST_VERSION + 1)),
+        i.kind == sa.literal_column(f"'{WorkflowKind.REPLAY.value}'"),
+    )
+    # Not the instance's run_number: SQLAlchemy names columns without their table in RETURNING on SQLite.
+    continues_none = [r.c.instance_pk == i.id, r.c.run_number == param("run", sa.Integer), r.c.ancestry.is_(None)]
+    return [
+        sa.case(
+            (is_new, sa.select(column).where(*continues_none).correlate(s.tables.instance).scalar_subquery())
+        ).label(name)
+        for name, column in (("new_params", r.c.params), ("new_created_at", r.c.created_at))
+    ]
+
+
+def new_values(s: Store) -> dict[sa.Column[Any], Any]:
+    """Return what a claim writes. The claim's token is the last column, because others may depend on the old token."""
+    i, until = s.tables.instance.c, s.clock() + param("lease_us", type_=sa.BigInteger)
+    return {
+        i.claim_task_id: param("task_id", sa.String),
+        i.claimed_by: param("node", sa.String),
+        i.lease_until: until,
+        i.running_step_key: sa.null(),
+        i.running_attempt: sa.null(),
+        i.running_since: sa.null(),
+        i.next_check_at: until,
+        i.status: sa.literal_column(f"'{Status.ACTIVE.value}'"),
+        i.dispatch_count: sa.literal_column("0"),
+        i.version: i.version + 1,
+        i.updated_at: s.clock(),
+        i.claim_token: param("token", sa.String),
+    }
 
 
 @statement
-def _claim_run(s: Store) -> Any:
-    i, until = s.tables.instance.c, s.clock() + param("lease_us", type_=sa.BigInteger)
-    claimed = (
-        sa.update(s.tables.instance)
-        .where(*_claimable(s))
-        .ordered_values(
-            # First, because in MariaDB later assignments see the new values of earlier ones.
-            (i.crash_count, i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)),
-            (i.claim_token, param("token")),
-            (i.claim_task_id, param("task_id")),
-            (i.claimed_by, param("node")),
-            (i.lease_until, until),
-            (i.running_step_key, sa.null()),
-            (i.running_attempt, sa.null()),
-            (i.running_since, sa.null()),
-            (i.next_check_at, until),
-            (i.status, Status.ACTIVE.value),
-            (i.dispatch_count, 0),
-            (i.version, i.version + 1),
-            (i.updated_at, s.clock()),
-        )
-    )
-    return claimed.returning(*_claimed_columns(s)) if s.database.update_returns else claimed
+def claim_run(s: Store) -> Any:
+    """Claim an unclaimed run. A run whose claim has expired is found too, but only locked: nothing in it changes.
+
+    So both are one statement, and a message for a run that is not due costs one as well. `takeovers` continues with an
+    expired claim, in a transaction that also records the crash.
+    """
+    i = s.tables.instance
+    is_unclaimed = i.c.claim_token.is_(None)
+    # In MariaDB later assignments see the new values of earlier ones, so the order of `new_values` matters.
+    values = [(column, sa.case((is_unclaimed, value), else_=column)) for column, value in new_values(s).items()]
+    claimed = sa.update(i).where(*_claimable(s)).ordered_values(*values)
+    if not s.database.update_returns:
+        return claimed
+    return claimed.returning(i.c.claim_token, *claimed_columns(s), *new_run_columns(s))
 
 
 @statement
@@ -90,7 +127,8 @@ def _read_claimed(s: Store) -> Any:
     the unique entry now, after the row, it could deadlock with them.
     """
     i = s.tables.instance.c
-    return sa.select(*_claimed_columns(s)).where(i.workflow == param("workflow"), i.instance_id == param("instance"))
+    columns = [i.claim_token, *claimed_columns(s), *new_run_columns(s)]
+    return sa.select(*columns).where(i.workflow == param("workflow"), i.instance_id == param("instance"))
 
 
 @statement
@@ -98,46 +136,68 @@ def _lock_claimed(s: Store) -> Any:
     i = s.tables.instance.c
     # Not by the token: while another transaction writes the token, a search for it matches no row and does not wait.
     return (
-        sa.select(i.claim_token, *_claimed_columns(s))
+        sa.select(i.claim_token, *claimed_columns(s))
         .where(i.workflow == param("workflow"), i.instance_id == param("instance"))
         .with_for_update(key_share=True)
     )
 
 
-def claim(
-    tx: Tx,
-    ref: RunRef,
-    *,
-    token: str,
-    task_id: str,
-    node: str,
-    lease: timedelta,
-    kind: WorkflowKind = WorkflowKind.REPLAY,
-) -> Claim | None:
-    """Claim the run if it is due and unclaimed, or if its last claim has expired. Otherwise return None.
+@dataclass(frozen=True, slots=True)
+class ClaimExpired:
+    """The run is due, but another worker's claim on it has expired (see `takeovers`)."""
 
-    It also returns None if the workflow's ``kind`` in the caller's code is not the kind of the stored run.
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a worker claims. It does not get a run whose stored ``kind`` is not that of its code.
+
+    ``task_id`` and ``node``: the Celery task that executes the pass, and its worker.
+    """
+
+    ref: RunRef
+    token: str
+    task_id: str
+    node: str
+    lease: timedelta
+    kind: WorkflowKind = WorkflowKind.REPLAY
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the statements."""
+        return {
+            "workflow": self.ref.workflow,
+            "instance": self.ref.instance_id,
+            "run": self.ref.run_number,
+            "kind": self.kind.value,
+            "token": self.token,
+            "task_id": self.task_id[:MAX_CLAIMANT],
+            "node": self.node[:MAX_CLAIMANT],
+            "lease_us": duration_us(self.lease),
+        }
+
+
+def claim(tx: Tx, request: ClaimRequest) -> Claim | ClaimExpired | None:
+    """Claim the run if it is due and unclaimed. If its last claim has expired, change nothing and return ClaimExpired.
 
     This is one statement. If another transaction has locked the row, the statement waits. The database then evaluates
-    the conditions again on the committed row. Taking over an expired claim counts as a crash.
+    the conditions again on the committed row.
     """
-    found = tx.run(
-        _claim_run,
-        workflow=ref.workflow,
-        instance=ref.instance_id,
-        run=ref.run_number,
-        kind=kind.value,
-        token=token,
-        task_id=task_id[:MAX_CLAIMANT],
-        node=node[:MAX_CLAIMANT],
-        lease_us=duration_us(lease),
-    )
-    if tx.store.database.update_returns:
-        row = found.first()
-        return None if row is None else _make_claim(row, ref, token, lease)
-    if found.rowcount == 0:
+    found = find_claimed(tx, request, tx.run(claim_run, **request.parameters))
+    if found is None:
         return None
-    return _make_claim(tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), ref, token, lease)
+    if found.claim_token != request.token:
+        return ClaimExpired()
+    return make_claim(found, request.ref, request.token, request.lease)
+
+
+def find_claimed(tx: Tx, request: ClaimRequest, updated: Rows) -> Any:
+    """Return the row that an UPDATE has found, with its columns after it; None if it found none."""
+    if tx.store.database.update_returns:
+        return updated.first()
+    if updated.rowcount == 0:
+        return None
+    ref = request.ref
+    return tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id, run=ref.run_number).one()
 
 
 def find_claim(tx: Tx, ref: RunRef, *, token: str, lease: timedelta) -> Claim | None:
@@ -146,10 +206,12 @@ def find_claim(tx: Tx, ref: RunRef, *, token: str, lease: timedelta) -> Claim | 
     It locks the row. So if the commit of this claim is in doubt, it waits until the database has decided it.
     """
     row = tx.run(_lock_claimed, workflow=ref.workflow, instance=ref.instance_id).first()
-    return None if row is None or row.claim_token != token else _make_claim(row, ref, token, lease)
+    return None if row is None or row.claim_token != token else make_claim(row, ref, token, lease)
 
 
-def _make_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
+def make_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
+    """Build the claim from a row with the `claimed_columns`, and perhaps the `new_run_columns`."""
+    new_params = getattr(row, "new_params", None)
     return Claim(
         pk=row.id,
         ref=ref,
@@ -160,7 +222,9 @@ def _make_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
         claimed_at=from_us(row.lease_until) - lease,
         run_at=from_us(row.run_at),
         sent_at=None if row.sent_at is None else from_us(row.sent_at),
+        max_run=None if row.max_run_us is None else timedelta(microseconds=row.max_run_us),
         parent=None if row.parent_pk is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key),
+        new_run=None if new_params is None else NewRun(new_params, from_us(row.new_created_at)),
     )
 
 
@@ -257,6 +321,30 @@ def guard(tx: Tx, claim: Claim, *, lease: timedelta, resets_crash_count: bool = 
         row = found.first()
     else:
         row = tx.run(_read_guard, pk=claim.pk).first() if found.rowcount else None
+    if row is None:
+        raise Superseded(str(claim.ref))
+    return GuardResult(now=from_us(row.now_us), pause_requested=bool(row.pause_requested))
+
+
+@statement
+def _lock_held(s: Store) -> Any:
+    return lock_held(s, s.tables.instance.c.pause_requested, s.clock().label("now_us"))
+
+
+def lock_held(s: Store, *columns: Any) -> Any:
+    """Build the SELECT of a guard that writes nothing: it locks the row and checks the token."""
+    i = s.tables.instance.c
+    held = [i.id == param("pk", sa.BigInteger), i.claim_token == param("token", sa.String)]
+    return sa.select(*columns).where(*held).with_for_update(key_share=True)
+
+
+def guard_without_change(tx: Tx, claim: Claim) -> GuardResult:
+    """Lock the instance under this claim and change nothing in its row; raises Superseded.
+
+    It is for a commit that only adds a finished step, while the lease needs no renewal and no crash has been counted.
+    Readers see such a commit by the number of steps, which is a part of the version tag.
+    """
+    row = tx.run(_lock_held, pk=claim.pk, token=claim.token).first()
     if row is None:
         raise Superseded(str(claim.ref))
     return GuardResult(now=from_us(row.now_us), pause_requested=bool(row.pause_requested))

@@ -6,15 +6,20 @@ statement, for a result object that an internal statement does not need.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from celery_durable.store.dialects import CLOCK_PARAM
+from celery_durable.store.libpq import choose_loaders
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
 
 PARAM_PREFIX = "p_"
 """The prefix of parameters. It keeps them apart from the names that SQLAlchemy gives to values."""
@@ -66,6 +71,8 @@ class CompiledStatement:
         self._make_row: Callable[[Sequence[Any]], Any] = tuple
         self._returns_rows: bool | None = None
         """Whether it returns rows; None until it has run."""
+        self._loaders: Sequence[Callable[[bytes], Any]] = ()
+        """What converts the columns that libpq returns; empty until it has returned some."""
 
     def bind(self, params: dict[str, Any]) -> tuple[Any, ...]:
         """Return the values for the driver: those of a caller's parameters, and the others. Raises KeyError."""
@@ -78,43 +85,77 @@ class CompiledStatement:
     def run(self, conn: sa.Connection, values: tuple[Any, ...]) -> Rows:
         """Run the statement on a connection that is in a transaction or in autocommit; raises what SQLAlchemy raises.
 
-        If somebody listens to the statements of the connection, as tracing libraries do, SQLAlchemy runs it.
+        If a tracing library, for example, listens to the statements of the connection, SQLAlchemy runs it.
         """
-        dispatch: Any = conn.dispatch
-        if dispatch.before_cursor_execute or dispatch.after_cursor_execute:
+        if is_listened_to(conn):
             result = conn.exec_driver_sql(self.sql, values)
             found = Rows(result.all() if result.returns_rows else ())
             found.rowcount = result.rowcount
             return found
-        connection: Any = conn.connection
-        cursor = None
+        cursor, found = None, Rows()
         try:
-            cursor = connection.cursor()
+            cursor = conn.connection.cursor()
             cursor.execute(self.sql, values)
             if self._returns_rows is None:  # psycopg builds the description anew each time
-                self._describe(cursor.description)
-            found = Rows(map(self._make_row, cursor.fetchall())) if self._returns_rows else Rows()
+                self._describe([column[0] for column in cursor.description or ()])
+            if self._returns_rows:
+                found.extend(map(self._make_row, cursor.fetchall()))
             found.rowcount = cursor.rowcount
             cursor.close()
         except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, conn.dialect.loaded_dbapi.Error):
-                raise
-            # SQLAlchemy wraps the error, and replaces the connection, and those of its pool, if the server is gone.
-            conn._handle_dbapi_exception(error, self.sql, values, cursor, None)  # noqa: SLF001  # nothing public does
+            self.handle_error(error, conn, values, cursor)
+            # The traceback refers to the cursor. While it has unread rows, SQLite's connection keeps its snapshot, also
+            # after the rollback: the next user of the connection would not see later commits.
+            if cursor is not None:
+                with contextlib.suppress(conn.dialect.loaded_dbapi.Error):
+                    cursor.close()
+            raise
         return found
 
-    def _describe(self, description: Sequence[Any] | None) -> None:
-        if description is not None:
-            names = [column[0] for column in description]
+    def load(self, result: PGresult) -> Rows:
+        """Convert what `PreparedStatements.execute` returned for this statement."""
+        rows = Rows()
+        if self._returns_rows is None:
+            self._describe([(result.fname(column) or b"").decode() for column in range(result.nfields)])
+        if self._returns_rows:
+            loaders = self._loaders = self._loaders or choose_loaders(result)
+            get = result.get_value
+            for number in range(result.ntuples):
+                values = []
+                for column, load in enumerate(loaders):
+                    raw = get(number, column)
+                    values.append(None if raw is None else load(raw))
+                rows.append(self._make_row(values))
+        rows.rowcount = result.command_tuples or 0
+        return rows
+
+    def handle_error(
+        self, error: BaseException, conn: sa.Connection, values: tuple[Any, ...], cursor: Any = None
+    ) -> None:
+        """Raise what SQLAlchemy raises for an error of the driver; return for any other error.
+
+        SQLAlchemy also replaces the connection, and those of its pool, if the server is gone.
+        """
+        if not isinstance(error, Exception) or isinstance(error, conn.dialect.loaded_dbapi.Error):
+            conn._handle_dbapi_exception(error, self.sql, values, cursor, None)  # noqa: SLF001  # nothing public does
+
+    def _describe(self, names: Sequence[str]) -> None:
+        if names:
             row: Any = namedtuple("row", names, rename=True)  # type: ignore[misc]  # noqa: PYI024
             self._make_row = functools.partial(tuple.__new__, row)  # its own _make is written in Python
-        self._returns_rows = description is not None
+        self._returns_rows = bool(names)
 
     def with_clock(self, clock: Callable[[], int] | None) -> CompiledStatement:
         """Return the same statement for a store with another clock."""
         other = copy.copy(self)
         other.clock = clock if CLOCK_PARAM in self._defaults else None
         return other
+
+
+def is_listened_to(conn: sa.Connection) -> bool:
+    """Return whether the statements of a connection have a listener."""
+    dispatch: Any = conn.dispatch
+    return bool(dispatch.before_cursor_execute or dispatch.after_cursor_execute)
 
 
 def _make_positional(dialect: sa.Dialect) -> sa.Dialect:

@@ -7,6 +7,7 @@ connection that is idle for a minute is closed.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -18,19 +19,26 @@ from sqlalchemy import exc
 
 from celery_durable.runtime import real_monotonic
 from celery_durable.store import watchdog
+from celery_durable.store.libpq import PreparedStatements, prepared_statements_of
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
+
+logger = logging.getLogger("celery_durable.store")
 
 IDLE_SECONDS = 60.0
 _NEVER = float("inf")
 
 
 class WatchedConnection:
-    """A connection and the socket by which the watchdog can cut it. For SQLite the socket is None."""
+    """A connection and the socket by which the watchdog can cut it. For SQLite the socket is None.
 
-    __slots__ = ("conn", "last_used_at", "pool", "watched_socket")
+    ``prepared_statements``: those of a kept connection, if it can run them without a cursor.
+    """
+
+    __slots__ = ("conn", "last_used_at", "pool", "prepared_statements", "watched_socket")
 
     def __init__(self, conn: sa.Connection, watched_socket: WatchedSocket | None, pool: sa.Pool) -> None:
         self.conn, self.watched_socket, self.pool, self.last_used_at = conn, watched_socket, pool, 0.0
+        self.prepared_statements: PreparedStatements | None = None
 
     def arm(self, deadline: float) -> None:
         """Let the watchdog cut the connection at ``deadline``, unless it is returned before."""
@@ -87,16 +95,22 @@ class Connections:
         kept.arm(deadline)
         try:
             self._set_isolation_level(kept.conn, "AUTOCOMMIT")
+            if self._owns_engine:
+                kept.prepared_statements = prepared_statements_of(kept.conn)
         except BaseException:
             self.return_to_pool(kept)
             raise
         kept.disarm()
         return kept
 
-    def keep(self, kept: WatchedConnection) -> None:
-        """Keep the connection for the thread's next statement. Connections of the application's engine are not kept."""
-        kept.last_used_at = real_monotonic()
-        if kept.disarm() and self._owns_engine and threading.get_ident() not in self._kept:
+    def keep(self, kept: WatchedConnection, *, if_new: bool = True) -> None:
+        """Keep the connection for the thread's next statement. Connections of the application's engine are not kept.
+
+        ``if_new``: keep it even if `take_or_open` has just opened it.
+        """
+        was_kept, kept.last_used_at = kept.last_used_at > 0, real_monotonic()
+        may_keep = self._owns_engine and (if_new or was_kept)
+        if kept.disarm() and may_keep and threading.get_ident() not in self._kept:
             self._kept[threading.get_ident()] = kept
         else:
             self.return_to_pool(kept)
@@ -229,6 +243,15 @@ class Connections:
         except driver_error as error:
             self._engine.dispose()  # the pool may hold more lost connections
             raise exc.DBAPIError.instance(None, None, error, driver_error, connection_invalidated=True) from error
+
+
+def roll_back(transaction: sa.RootTransaction) -> None:
+    """Roll back a transaction whose connection may be lost."""
+    try:
+        transaction.rollback()
+    except exc.DBAPIError as error:
+        # The transaction ended with the connection. The caller raises the original error.
+        logger.info("A rollback found the connection lost: %s", error.orig)
 
 
 _all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()

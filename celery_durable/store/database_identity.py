@@ -11,7 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.store import dialects
-from celery_durable.store.engine import Store, Tx, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import statement
 
 _SINGLETON = 1
 

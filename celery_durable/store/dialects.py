@@ -124,6 +124,16 @@ def insert_or_nothing(database: Database, table: sa.Table, values: dict[str, Any
     return insert.prefix_with("IGNORE") if database is MARIADB else insert.on_conflict_do_nothing(index_elements=key)
 
 
+def insert_rows_or_nothing(
+    database: Database, table: sa.Table, values: dict[str, Any], source: Any, key: tuple[str, ...]
+) -> Any:
+    """Build an INSERT of a row for each row of ``source``, in their order. It skips rows whose ``key`` is taken."""
+    # Without the condition, SQLite would take ON CONFLICT for a join's ON.
+    rows = sa.select(*(sa.type_coerce(value, table.c[name].type).label(name) for name, value in values.items()))
+    insert = _insert(database, table).from_select(list(values), rows.select_from(source).where(sa.true()))
+    return insert.prefix_with("IGNORE") if database is MARIADB else insert.on_conflict_do_nothing(index_elements=key)
+
+
 def _insert(database: Database, table: sa.Table) -> Any:
     """Build the dialect's own INSERT. Only the dialect in use is imported: each takes 20 ms."""
     name = "mysql" if database is MARIADB else database.name
@@ -182,6 +192,13 @@ def select_smallest_per_group(
 
 def _literal(number: int) -> sa.ColumnElement[Any]:
     return sa.literal_column(str(number))
+
+
+def byte_length(database: Database, text: sa.ColumnElement[str]) -> sa.ColumnElement[int]:
+    """Build the length of a text in UTF-8, in bytes."""
+    if database is SQLITE:  # octet_length came with SQLite 3.43
+        return sa.func.length(sa.cast(text, sa.LargeBinary))
+    return sa.func.octet_length(text)
 
 
 def insert_or_update(

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from celery_durable.errors import ConfigInvalid
 from celery_durable.runtime import real_monotonic
 from celery_durable.store.cooperative import make_cooperative
 from celery_durable.store.dialects import POSTGRESQL, SQLITE, database_from_url
@@ -24,6 +25,20 @@ _CONNECT_SECONDS = 3
 
 _LIBPQ_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 """Options for drivers that use libpq, which detect an idle connection whose server no longer answers."""
+
+
+def check_url(url: str | sa.URL | None) -> sa.URL:
+    """Return the URL of a store's database; raises ConfigInvalid if there is none, or if it is SQLite in memory."""
+    if url is None:
+        raise ConfigInvalid(
+            "durable_database_url", None, "set it to your database, for example postgresql+psycopg://user@host/db"
+        )
+    where = sa.make_url(url)
+    if where.get_backend_name() == "sqlite" and where.database in (None, "", ":memory:"):
+        raise ConfigInvalid(
+            "durable_database_url", str(url), "in memory each thread has a database of its own; name a file"
+        )
+    return where
 
 
 def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:

@@ -29,7 +29,8 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store import dialects, lifecycle, scopes
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 from celery_durable.store.step_format import is_of_step
 
 # --- the emission's row -------------------------------------------------------------------------

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from celery_durable.errors import (
-    ConfigInvalid,
-    SchemaOutdated,
-    StepTxMisuse,
-    Superseded,
-)
+from celery_durable.errors import SchemaOutdated, StepTxMisuse, Superseded
 from celery_durable.runtime import Runtime
 from celery_durable.store import dialects, drivers, faults
-from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement, Rows
-from celery_durable.store.connections import Connections
+from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement, Rows, is_listened_to
+from celery_durable.store.connections import Connections, roll_back
 from celery_durable.store.dialects import CLOCK_PARAM, Database
+from celery_durable.store.external_transactions import StepTransaction, StepTransactions
 from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault
+from celery_durable.store.libpq import PreparedStatements
 from celery_durable.store.schema import REVISION, Tables, build_tables
 from celery_durable.store.sessions import StepSessions
-from celery_durable.store.watchdog import LOOP, ORDINARY, TimeBudget, Timeouts
+from celery_durable.store.statements import Statement
+from celery_durable.store.time_limits import LOOP, ORDINARY, TimeBudget, Timeouts
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
@@ -35,36 +33,21 @@ T = TypeVar("T")
 logger = logging.getLogger("celery_durable.store")
 
 _TRIES = 8
-
-
-class Statement:
-    """An internal statement. The store builds it from its tables, compiles it once, and runs it through the driver."""
-
-    def __init__(self, build: Callable[[Store], Any]) -> None:
-        self.build = build
-        self.name = build.__name__
-
-
-def statement(build: Callable[[Store], Any]) -> Statement:
-    """Decorate a function that takes a store and returns a SQLAlchemy statement. `Tx.run` passes its `param`s."""
-    return Statement(build)
-
-
-def param(name: str, type_: Any = None) -> sa.BindParameter[Any]:
-    """Return a parameter of a Statement. A prefix keeps it apart from the names that SQLAlchemy gives to values."""
-    return sa.bindparam(PARAM_PREFIX + name, type_=type_)
-
-
 CompiledStatements = dict[tuple[Statement, str, str], CompiledStatement]
 
 
 class Tx:
-    """A connection in a transaction (or in autocommit, for a single statement), with the store's statements."""
+    """A connection in a transaction (or in autocommit, for a single statement), with the store's statements.
 
-    __slots__ = ("conn", "store")
+    ``prepared_statements``: those of a connection in autocommit, if it can run them without a cursor.
+    """
 
-    def __init__(self, conn: sa.Connection, store: Store) -> None:
-        self.conn, self.store = conn, store
+    __slots__ = ("conn", "prepared_statements", "store")
+
+    def __init__(
+        self, conn: sa.Connection, store: Store, prepared_statements: PreparedStatements | None = None
+    ) -> None:
+        self.conn, self.store, self.prepared_statements = conn, store, prepared_statements
 
     @property
     def t(self) -> Tables:
@@ -73,8 +56,17 @@ class Tx:
 
     def run(self, statement: Statement, /, **params: Any) -> Rows:
         """Run a Statement with the values of its parameters."""
-        compiled = self.store.compiled(statement, self.conn.dialect)
-        return compiled.run(self.conn, compiled.bind(params))
+        conn = self.conn
+        compiled = self.store.compiled(statement, conn.dialect)
+        values = compiled.bind(params)
+        if self.prepared_statements is None or is_listened_to(conn):
+            return compiled.run(conn, values)
+        try:
+            result = self.prepared_statements.execute(compiled.sql, values)
+        except BaseException as error:
+            compiled.handle_error(error, conn, values)
+            raise
+        return compiled.load(result)
 
     def run_many(self, statement: Statement, rows: Sequence[dict[str, Any]], /) -> None:
         """Run a Statement once for each row of parameters."""
@@ -98,6 +90,7 @@ class Store:
         url: str | sa.URL | None = None,
         *,
         engine: sa.Engine | None = None,
+        owns_engine: bool = False,
         session_factory: Callable[[], Session] | None = None,
         schema: str | None = None,
         prefix: str = "",
@@ -105,21 +98,9 @@ class Store:
         runtime: Runtime | None = None,
     ) -> None:
         if engine is None:
-            if url is None:
-                raise ConfigInvalid(
-                    "durable_database_url",
-                    None,
-                    "set it to your database, for example postgresql+psycopg://user@host/db",
-                )
-            where = sa.make_url(url)
-            if where.get_backend_name() == "sqlite" and where.database in (None, "", ":memory:"):
-                raise ConfigInvalid(
-                    "durable_database_url", str(url), "in memory each thread has a database of its own; name a file"
-                )
-            engine = drivers.make_engine(where, prepared_statements=prepared_statements)
-            self._owns_engine = True
-        else:
-            self._owns_engine = False
+            where = drivers.check_url(url)
+            engine, owns_engine = drivers.make_engine(where, prepared_statements=prepared_statements), True
+        self._owns_engine = owns_engine
         self.database: Database = dialects.database_from_url(engine.url)
         self.engine = drivers.configure_transactions(engine, owns_engine=self._owns_engine)
         self.schema, self.prefix = schema, prefix
@@ -136,6 +117,7 @@ class Store:
         self.database_id: str | None = None
         """The id of the database, after `database_identity.read_database_id` has read it."""
         self.sessions = StepSessions(self.engine, session_factory, self.database, self._connections)
+        self.step_transactions: StepTransactions = self.sessions
 
     # --- statements -----------------------------------------------------------------------------
 
@@ -192,10 +174,26 @@ class Store:
         also runs an author's statements.
         """
         self._refuse_in_write_lock()
+        return self._run_with_retries(self._run_transaction, work, find_committed, timeouts)
+
+    def transact_user_writes(
+        self, work: Callable[[Tx], T], *, find_committed: Callable[[Tx], T | None] | None = None
+    ) -> T:
+        """Like `transact`, for ``work`` that also calls `StepTransactions.run_writes`."""
+        return self.transact(work, find_committed=find_committed, timeouts=None)
+
+    def _run_with_retries(
+        self,
+        run: Callable[[Callable[[Tx], T], float], T],
+        work: Callable[[Tx], T],
+        find_committed: Callable[[Tx], T | None] | None,
+        timeouts: Timeouts | TimeBudget | None,
+    ) -> T:
+        """Run a transaction with ``run``, which takes the work and its deadline, until its outcome is certain."""
         budget = timeouts if isinstance(timeouts, TimeBudget) else TimeBudget(timeouts)
         for tries_left in reversed(range(_TRIES)):
             try:
-                return self._run_transaction(work, budget.next_deadline())
+                return run(work, budget.next_deadline())
             except (CommitInDoubt, exc.DBAPIError) as error:
                 found = self._prepare_retry(error, find_committed, budget, tries_left)
                 if found is not None:
@@ -208,14 +206,19 @@ class Store:
         *,
         find_committed: Callable[[Tx], T | None] | None = None,
         timeouts: Timeouts | TimeBudget | None = ORDINARY,
+        keeps_connection: bool = True,
     ) -> T:
         """Like `transact`, for ``work`` that runs a single statement on a database that can combine writes.
 
         On such a database it runs in autocommit on the thread's kept connection, in one round trip. After an error the
         connection goes back to the pool.
+
+        ``keeps_connection``: whether a thread that has no kept connection keeps one from now on. Only threads that
+        advance runs should: a process has as many of them as of passes (LAW 8).
         """
         if not self.database.can_combine_writes:
             return self.transact(work, find_committed=find_committed, timeouts=timeouts)
+        # The loop of `_run_with_retries` stands here again, since each step passes by: it would be three frames deeper.
         budget = timeouts if isinstance(timeouts, TimeBudget) else TimeBudget(timeouts)
         for tries_left in reversed(range(_TRIES)):
             try:
@@ -225,7 +228,7 @@ class Store:
                 kept = self._connections.take_or_open(deadline)
                 try:
                     self.runtime.checkpoint("before-commit")
-                    result = work(self.tx_type(kept.conn, self))
+                    result = work(self.tx_type(kept.conn, self, kept.prepared_statements))
                     self.runtime.checkpoint("after-commit")
                 except exc.DBAPIError as error:
                     self._connections.return_to_pool(kept)
@@ -235,7 +238,7 @@ class Store:
                 except BaseException:
                     self._connections.return_to_pool(kept)  # a statement may be unfinished: the pool resets it
                     raise
-                self._connections.keep(kept)
+                self._connections.keep(kept, if_new=keeps_connection)
             except (CommitInDoubt, exc.DBAPIError) as error:
                 found = self._prepare_retry(error, find_committed, budget, tries_left)
                 if found is not None:
@@ -245,7 +248,7 @@ class Store:
         raise AssertionError("unreachable")
 
     def _refuse_in_write_lock(self) -> None:
-        if threading.get_ident() in self.sessions.threads_with_write_lock:
+        if threading.get_ident() in self.step_transactions.threads_with_write_lock:
             raise StepTxMisuse(
                 "tx.session holds SQLite's only write lock until its step ends, so this thread cannot write anything "
                 "else durable meanwhile. Use tx.create(), tx.send_event() or session=tx.session."
@@ -284,7 +287,7 @@ class Store:
     @property
     def is_write_locked_by_step(self) -> bool:
         """Whether an author's session in this process holds SQLite's only write lock, so that a write would wait."""
-        return bool(self.sessions.threads_with_write_lock)
+        return bool(self.step_transactions.threads_with_write_lock)
 
     def transact_once(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = LOOP) -> T:
         """Run ``work`` in one transaction, without retries. For work that may fail or that the caller repeats."""
@@ -298,7 +301,7 @@ class Store:
             try:
                 result = work(self.tx_type(conn, self))
             except BaseException:
-                _roll_back(transaction)
+                roll_back(transaction)
                 raise
             self.runtime.checkpoint("before-commit")
             try:
@@ -341,14 +344,19 @@ class Store:
         self.sessions.check_same_database(session)
         return self.tx_type(session.connection(), self)
 
-    def transact_session(self, session: Session, work: Callable[[Tx], T]) -> T:
+    def after_commit(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once what this thread has written with the store is committed."""
+        callback()
+
+    def transact_step(self, transaction: StepTransaction, work: Callable[[Tx], T]) -> T:
         """Run ``work`` in a step's own transaction and commit it, without retries.
 
         If the commit is in doubt, it raises an error for which `is_commit_in_doubt` returns True.
         """
-        result = work(self.tx_type(session.connection(), self))
-        self.runtime.checkpoint("before-commit")
-        self.sessions.commit(session)
+        with transaction.use() as conn:
+            result = work(self.tx_type(conn, self))
+            self.runtime.checkpoint("before-commit")
+            transaction.commit()
         self.runtime.checkpoint("after-commit")
         return result
 
@@ -362,9 +370,18 @@ class Store:
         except exc.IntegrityError as error:
             raise Superseded(str(error.orig)) from error
 
-    is_transient = staticmethod(faults.is_transient)
-    is_unique_violation = staticmethod(faults.is_unique_violation)
-    is_rejection = staticmethod(faults.is_rejection)
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether nothing was applied and a retry may succeed, as after a deadlock or a lost connection."""
+        return faults.is_transient(error)
+
+    def is_unique_violation(self, error: BaseException) -> bool:
+        """Whether a unique constraint was violated."""
+        return faults.is_unique_violation(error)
+
+    def is_rejection(self, error: BaseException) -> bool:
+        """Whether the database rejects the transaction: a constraint, or an earlier error that was ignored in it."""
+        return faults.is_rejection(error)
+
     is_commit_in_doubt = staticmethod(faults.is_commit_in_doubt)
 
     def close(self) -> None:
@@ -381,11 +398,3 @@ class Store:
         with self._connections.borrow(deadline) as conn:
             dialects.check_server(conn)
         self._is_server_checked = True
-
-
-def _roll_back(transaction: sa.RootTransaction) -> None:
-    try:
-        transaction.rollback()
-    except exc.DBAPIError as error:
-        # The transaction ended with the connection. The caller raises the original error.
-        logger.info("A rollback found the connection lost: %s", error.orig)

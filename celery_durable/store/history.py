@@ -1,14 +1,15 @@
-"""Reads for users: statuses, lists by keyset cursor, steps, events and logs of a run. Takes no locks."""
+"""Reads for users: statuses, steps, events and logs of a run. Takes no locks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import sqlalchemy as sa
 
+from celery_durable import values
 from celery_durable.model import (
     OPEN_STEPS,
     PRIVATE_TYPE_PATTERN,
@@ -17,12 +18,11 @@ from celery_durable.model import (
     EventRecord,
     InstanceRow,
     InstanceStatus,
-    InstanceSummary,
+    ItemFailure,
     LogLevel,
     LogRecord,
     Origin,
     RunRow,
-    Scope,
     Status,
     StepRecord,
     StepRow,
@@ -36,10 +36,11 @@ from celery_durable.model import (
     parse_topic_event_type,
     task_id,
 )
-from celery_durable.store import items, labels, scopes
+from celery_durable.store import items
 from celery_durable.store.engine import Tx
-from celery_durable.store.schema import Tables
 from celery_durable.store.step_format import STEPS
+
+_MAX_FAILURES = 10
 
 _OPEN = sorted(status.value for status in OPEN_STEPS)
 
@@ -75,7 +76,7 @@ def build_status(status: Status, run_: RunRow) -> InstanceStatus:
     """
     return InstanceStatus(
         status=status,
-        error=_to_error_info(run_.error_name, run_.error_message) if status is Status.ERRORED else None,
+        error=to_error_info(run_.error_name, run_.error_message) if status is Status.ERRORED else None,
         output=json.loads(run_.output) if status is Status.COMPLETE and run_.output is not None else None,
     )
 
@@ -91,73 +92,6 @@ def derive_run_status(instance: InstanceRow, run_: RunRow) -> Status:
     if run_.error_name is not None:
         return Status.ERRORED
     return Status.COMPLETE if run_.output is not None else Status.TERMINATED
-
-
-def list_instances(
-    tx: Tx,
-    *,
-    workflow: str | None,
-    status: Status | None,
-    before_pk: int | None,
-    limit: int,
-    with_labels: Mapping[str, str] | None = None,
-    scope: Scope | None = None,
-) -> list[tuple[int, InstanceSummary]]:
-    """Return instances with all these labels, newest first, starting after ``before_pk``; each with its key."""
-    query = build_list_query(
-        tx.t, workflow=workflow, status=status, before_pk=before_pk, limit=limit, with_labels=with_labels, scope=scope
-    )
-    rows = tx.execute(query).all()
-    labels_of = labels.read_many(tx, [row.id for row in rows])
-    return [
-        (
-            row.id,
-            InstanceSummary(
-                id=row.instance_id,
-                workflow=row.workflow,
-                run_number=row.run_number,
-                status=Status(row.status),
-                error=_to_error_info(row.error_name, row.error_message),
-                run_at=from_us_or_none(row.run_at),
-                created_at=from_us(row.created_at),
-                updated_at=from_us(row.updated_at),
-                labels=labels_of.get(row.id, {}),
-            ),
-        )
-        for row in rows
-    ]
-
-
-def build_list_query(
-    t: Tables,
-    *,
-    workflow: str | None,
-    status: Status | None,
-    before_pk: int | None,
-    limit: int,
-    with_labels: Mapping[str, str] | None = None,
-    scope: Scope | None = None,
-) -> sa.Select[Any]:
-    """Build the query of a page. Every choice of filters has an index that is read backwards, newest first."""
-    i, r = t.instance, t.run
-    query = sa.select(i, r.c.error_name, r.c.error_message).join(
-        r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number)
-    )
-    key: sa.ColumnElement[int] = i.c.id
-    for name, value in (with_labels or {}).items():
-        its = t.label.alias()
-        query = query.join(its, sa.and_(its.c.instance_pk == i.c.id, its.c.name == name, its.c.value == value))
-        key = its.c.instance_pk
-        # Order and cut the page by the label's row: its index has fewer matching rows than an index of the instances.
-    query = query.order_by(key.desc()).limit(limit)
-    query = query.where(*scopes.conditions(t, scope))
-    if workflow is not None:
-        query = query.where(i.c.workflow == workflow)
-    if status is not None:
-        query = query.where(i.c.status == status.value)
-    if before_pk is not None:
-        query = query.where(key < before_pk)
-    return query
 
 
 def read_steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
@@ -186,14 +120,14 @@ def read_step_page(
         further = (st.c.seq < seq, st.c.step_key < key) if newest_first else (st.c.seq > seq, st.c.step_key > key)
         query = query.where(sa.or_(further[0], sa.and_(st.c.seq == seq, further[1])))
     rows = tx.execute(query).all()
-    records = _with_items(tx, pk, run_number, [_to_step_record(row, pk, run_number) for row in rows], with_answers=True)
+    records = with_items(tx, pk, run_number, [to_step_record(row, pk, run_number) for row in rows], with_answers=True)
     return [(row.seq, record) for row, record in zip(rows, records, strict=True)]
 
 
-def _with_items(
+def with_items(
     tx: Tx, pk: int, run_number: int, records: Sequence[StepRecord], *, with_answers: bool = False
 ) -> list[StepRecord]:
-    """Add the item counts and answers to the records of maps."""
+    """Add the item counts to the records of maps; ``with_answers``: also the answers, and the first failures."""
     if not any(record.type is StepType.MAP for record in records):
         return list(records)
     counts = items.count_by_step(tx, pk, run_number)
@@ -206,27 +140,20 @@ def _with_items(
         if with_answers and record.status is StepStatus.COMPLETED and result is None:
             found = items.read_answers(tx, pk, run_number, record.step_key)
             result = [json.loads(answer) for answer, _ in found]
-        extended.append(replace(record, items=counts.get(record.step_key), result=result))
+        its = counts.get(record.step_key)
+        if with_answers and its is not None and its.failed:
+            its = replace(its, failures=_read_failures(tx, pk, run_number, record.step_key))
+        extended.append(replace(record, items=its, result=result))
     return extended
 
 
-def find_current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
-    """Return the open step that is due first, else the last step that has ended, else a planned step.
-
-    The step comes without its result. Returns None if there is no step.
-    """
-    st = tx.t.step
-    is_open, is_planned = st.c.status.in_(_OPEN), st.c.status == StepStatus.LINEAR_PENDING.value
-    rank = sa.case((is_open, 0), (is_planned, 2), else_=1)
-    due = sa.case((rank == 0, sa.func.coalesce(st.c.next_retry_at, st.c.wake_at, 0)), else_=0)
-    query = (
-        sa.select(*STEPS.select(st, with_results=False))
-        .where(st.c.instance_pk == pk, st.c.run_number == run_number)
-        .order_by(rank, due, st.c.seq.desc())
-        .limit(1)
-    )
-    row = tx.execute(query).first()
-    return None if row is None else _with_items(tx, pk, run_number, [_to_step_record(row, pk, run_number)])[0]
+def _read_failures(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[ItemFailure, ...]:
+    found = []
+    for position, answer, attempts in items.read_errors(tx, pk, run_number, step_key, limit=_MAX_FAILURES):
+        error = values.read_answer_error(answer)
+        assert error is not None
+        found.append(ItemFailure(position, attempts, ErrorInfo(error.name, error.message)))
+    return tuple(found)
 
 
 def read_open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
@@ -243,8 +170,8 @@ def read_open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord,
     )
     found = tx.execute(last).first()
     rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
-    open_ = _with_items(tx, pk, run_number, [_to_step_record(row, pk, run_number) for row in rows])
-    return tuple(open_), None if found is None else _to_step_record(found, pk, run_number)
+    open_ = with_items(tx, pk, run_number, [to_step_record(row, pk, run_number) for row in rows])
+    return tuple(open_), None if found is None else to_step_record(found, pk, run_number)
 
 
 def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
@@ -262,7 +189,7 @@ _SHOWN_AS_STORED = tuple(
 """The fields of a record that its row has under the same name."""
 
 
-def _to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecord:
+def to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecord:
     """Convert the values of `StepFormat.select` to the record that users see."""
     row = STEPS.read(values)
     event_type = row.wait_event_type
@@ -273,7 +200,7 @@ def _to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepReco
         wait_event_type=get_public_event_type(event_type),
         wait_topic=parse_topic_event_type(event_type),
         result=None if row.result is None else json.loads(row.result),
-        error=_to_error_info(row.error_name, row.error_message),
+        error=to_error_info(row.error_name, row.error_message),
         task=task,
         task_id=task_id(event_type or "", pk, run_number) if is_one_task else None,
         child=None if child is None else Child(*child),
@@ -356,5 +283,6 @@ def read_logs(
     ]
 
 
-def _to_error_info(name: str | None, message: str | None) -> ErrorInfo | None:
+def to_error_info(name: str | None, message: str | None) -> ErrorInfo | None:
+    """Return a stored error, or None if there is no name."""
     return None if name is None else ErrorInfo(name, message or "")

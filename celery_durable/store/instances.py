@@ -18,6 +18,7 @@ from celery_durable.model import (
     InstanceRow,
     Parent,
     ParentStep,
+    RunningStep,
     RunPlan,
     Status,
     VersionedInstance,
@@ -29,8 +30,10 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store import dialects, labels, runs
-from celery_durable.store.engine import Store, Tx, param, statement
-from celery_durable.store.runs import Continuation
+from celery_durable.store.claims import FIRST_VERSION
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.runs import Continuation, RunStart
+from celery_durable.store.statements import param, statement
 
 STARTING, RESUMING = 1, 0
 """The priorities of runs. A sweep publishes resumed runs first, then new runs."""
@@ -40,11 +43,14 @@ REPLAY = RunPlan()
 # --- insert -------------------------------------------------------------------------------------
 
 
-@statement
-def _insert(s: Store) -> Any:
+KEY = ("workflow", "instance_id")
+
+
+def instance_values(s: Store) -> dict[str, Any]:
+    """Return the values of a new instance, from the parameters of `encode_start` and from its id, ``instance``."""
     now = s.clock()
     run_at = sa.func.coalesce(param("run_us", sa.BigInteger), now)
-    values = {
+    return {
         "workflow": param("workflow", sa.String),
         "instance_id": param("instance", sa.String),
         "kind": param("kind", sa.String),
@@ -58,7 +64,7 @@ def _insert(s: Store) -> Any:
         "dispatch_count": 0,
         "crash_count": 0,
         "pause_requested": sa.false(),
-        "version": 1,
+        "version": FIRST_VERSION,
         "queue": param("queue", sa.String),
         "parent_pk": param("parent_pk", sa.BigInteger),
         "parent_run_number": param("parent_run", sa.Integer),
@@ -66,9 +72,27 @@ def _insert(s: Store) -> Any:
         "created_at": now,
         "updated_at": now,
         "retention_us": param("retention_us", sa.BigInteger),
+        "max_run_us": param("max_run_us", sa.BigInteger),
     }
-    insert = dialects.insert_or_nothing(s.database, s.tables.instance, values, ("workflow", "instance_id"))
+
+
+def _build_insert(s: Store) -> Any:
+    insert = dialects.insert_or_nothing(s.database, s.tables.instance, instance_values(s), KEY)
     return insert.returning(s.tables.instance.c.id)
+
+
+@statement
+def _insert(s: Store) -> Any:
+    return _build_insert(s)
+
+
+@statement
+def _insert_with_run(s: Store) -> Any:
+    """Insert an instance and its first run, on a database that can combine writes."""
+    instance, run = _build_insert(s).cte("new_instance"), s.tables.run
+    values = {"instance_pk": instance.c.id, **runs.run_values(s)}
+    source = sa.select(*values.values()).select_from(instance)
+    return sa.insert(run).from_select(list(values), source).returning(run.c.instance_pk)
 
 
 def insert(
@@ -85,6 +109,7 @@ def insert(
     parent: Parent | None = None,
     continuation: Continuation | None = None,
     retention: timedelta | None = None,
+    max_run: timedelta | None = None,
     initial_labels: Mapping[str, str] | None = None,
 ) -> bool:
     """Insert an instance and its first run. Returns False if the id is taken.
@@ -94,25 +119,23 @@ def insert(
 
     ``run_at`` is when the run is due, None for now. If the caller does not publish the run, the sweep does after
     ``grace``. ``parent`` is the step that creates the instance. ``continuation`` is the state that a fork starts with.
-    ``retention`` is how long the instance is kept after its end, None for ever.
+    ``retention`` is how long the instance is kept after its end, None for ever. ``max_run`` is how long each run may
+    take, None as long as the workflow says.
     """
-    pk = tx.run(
-        _insert,
-        workflow=workflow,
-        instance=instance_id,
-        kind=plan.kind.value,
-        status=(Status.ACTIVE if run_at is None else Status.WAITING).value,
-        run_us=None if run_at is None else to_us(run_at),
-        grace_us=duration_us(grace) if run_at is None else 0,
-        queue=queue,
-        parent_pk=None if parent is None else parent.pk,
-        parent_run=None if parent is None else parent.run_number,
-        parent_key=None if parent is None else parent.step_key,
-        retention_us=None if retention is None else duration_us(retention),
-    ).scalar()
+    options: dict[str, Any] = {"run_at": run_at, "parent": parent, "retention": retention, "max_run": max_run}
+    given = {"instance": instance_id, **encode_start(workflow, queue=queue, grace=grace, plan=plan, **options)}
+    start = RunStart(params, commit_id, plan, continuation=continuation)
+    combines = tx.store.database.can_combine_writes
+    if combines:
+        pk = tx.run(_insert_with_run, **given, **start.encode(1)).scalar()
+    else:
+        pk = tx.run(_insert, **given).scalar()
     if pk is None:
         return runs.find_creator(tx, workflow, instance_id) == commit_id
-    runs.insert(tx, pk, 1, params=params, reason=None, commit_id=commit_id, plan=plan, continuation=continuation)
+    if combines:
+        runs.insert_rows(tx, pk, 1, start)
+    else:
+        runs.insert(tx, pk, 1, start)
     if initial_labels:
         labels.insert(tx, pk, initial_labels)
     if continuation is not None:
@@ -120,6 +143,33 @@ def insert(
         i = tx.t.instance
         tx.execute(sa.update(i).where(i.c.id == pk).values(version=continuation.source_version))
     return True
+
+
+def encode_start(
+    workflow: str,
+    *,
+    queue: str,
+    grace: timedelta,
+    plan: RunPlan,
+    retention: timedelta | None,
+    run_at: datetime | None = None,
+    parent: Parent | None = None,
+    max_run: timedelta | None = None,
+) -> dict[str, Any]:
+    """Return the parameters of `instance_values`, except for the id."""
+    return {
+        "workflow": workflow,
+        "kind": plan.kind.value,
+        "status": (Status.ACTIVE if run_at is None else Status.WAITING).value,
+        "run_us": None if run_at is None else to_us(run_at),
+        "grace_us": duration_us(grace) if run_at is None else 0,
+        "queue": queue,
+        "parent_pk": None if parent is None else parent.pk,
+        "parent_run": None if parent is None else parent.run_number,
+        "parent_key": None if parent is None else parent.step_key,
+        "retention_us": None if retention is None else duration_us(retention),
+        "max_run_us": None if max_run is None else duration_us(max_run),
+    }
 
 
 def read_clock(tx: Tx) -> datetime:
@@ -132,7 +182,8 @@ def read_clock(tx: Tx) -> datetime:
 _COLUMNS = (
     "id", "workflow", "instance_id", "kind", "run_number", "status", "claim_token", "claim_task_id", "claimed_by",
     "lease_until", "run_at", "next_check_at", "wake_reason", "priority", "dispatch_count", "crash_count",
-    "pause_requested", "version", "queue", "sent_at", "created_at", "updated_at",
+    "pause_requested", "version", "queue", "sent_at", "created_at", "updated_at", "running_step_key",
+    "running_attempt", "running_since", "max_run_us",
 )  # fmt: skip
 
 
@@ -258,4 +309,13 @@ def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
         sent_at=from_us_or_none(row.sent_at),
         created_at=from_us(row.created_at),
         updated_at=from_us(row.updated_at),
+        running=to_running_step(row),
+        max_run=None if row.max_run_us is None else timedelta(microseconds=row.max_run_us),
     )
+
+
+def to_running_step(row: Any) -> RunningStep | None:
+    """Return the step that a worker runs, from the row of an instance. Rows without a claim may name an old one."""
+    if row.claim_token is None or row.running_step_key is None:
+        return None
+    return RunningStep(row.running_step_key, row.running_attempt, from_us(row.running_since))

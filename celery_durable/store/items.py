@@ -3,10 +3,11 @@
 The attempt of a task step is an item too, at position 0 of its step. It exists from when it is sent until it is
 answered or a pass decides on it.
 
-Changes happen under the lock of the instance's row (see `task_answers`), except those of `lost_tasks`. A loss, a retry
-and a replacement change only ``loss_count`` and ``sent_at``, and lock the item's row alone. So a pass locks the items
-that it decides on. A write names the status and the attempt that its decision was made for. If the item has neither any
-more, the write has no effect.
+Changes happen under the lock of the instance's row, except two kinds, which lock the item's row alone: the result of
+an item (see `task_answers`), and those of `lost_tasks`, which change only ``loss_count`` and ``sent_at``. So a pass
+locks the items that it decides on. A write names the status and the attempt that its decision was made for. If the item
+has neither any more, the write has no effect. For the same reason, a transaction that ends a map's step or its run
+cancels the items that are still open (`map_ends`): a result that comes later finds no open item.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from celery_durable.model import (
     RetryDecision,
     TaskReference,
     TaskSendingStep,
-    are_items_of,
     from_us,
     task_id,
     to_us,
 )
 from celery_durable.store import dialects, outbox
 from celery_durable.store.database_identity import read_database_id
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 from celery_durable.values import build_replying_task_message, read_task_route
 
 
@@ -54,54 +55,31 @@ def step_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     ]
 
 
-def _has_status(s: Store, *statuses: ItemStatus) -> sa.ColumnElement[bool]:
+def has_status(s: Store, *statuses: ItemStatus) -> sa.ColumnElement[bool]:
+    """Condition: an item has one of these statuses."""
     return s.tables.item.c.status.in_([sa.literal_column(f"'{status.value}'") for status in statuses])
-
-
-# --- insert --------------------------------------------------------------------------------------
-
-
-@statement
-def _insert(s: Store) -> Any:
-    values = {
-        "instance_pk": param("pk"),
-        "run_number": param("run"),
-        "step_key": param("key"),
-        "position": param("position"),
-        "status": ItemStatus.PENDING.value,
-        "attempts": 0,
-        "loss_count": 0,
-        "task": param("task"),
-        "on_lost": param("on_lost"),
-    }
-    return sa.insert(s.tables.item).values(values).inline()
-
-
-def insert(tx: Tx, step: TaskSendingStep, bodies: Sequence[str]) -> None:
-    """Insert all items of a map that starts. ``bodies`` are their tasks, from `values.encode_map_task`.
-
-    A retried run finds its items already inserted. It keeps them and their results, unless the bodies have changed.
-    """
-    item = tx.t.item
-    mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
-    kept = {row.position: row.task for row in tx.execute(sa.select(item.c.position, item.c.task).where(*mine))}
-    if not are_items_of(bodies, kept):
-        tx.execute(sa.delete(item).where(*mine))
-        kept = {}
-    new = [
-        {"position": position, "task": body, "on_lost": step.on_lost}
-        for position, body in enumerate(bodies)
-        if position not in kept
-    ]
-    tx.run_many(_insert, [key_parameters(step) | each for each in new])
 
 
 # --- send ---------------------------------------------------------------------------------------
 
 
-def _is_ready(s: Store) -> sa.ColumnElement[bool]:
+def is_ready(s: Store) -> sa.ColumnElement[bool]:
+    """Condition: a pending item may be sent now."""
     due_at = s.tables.item.c.due_at
     return sa.or_(due_at.is_(None), due_at <= s.clock())
+
+
+def has_ready(s: Store) -> Any:
+    """Condition: an item of the map may be sent now. It waits for room, or for the instance to be resumed."""
+    item = s.tables.item.alias("ready_item")
+    due_at = item.c.due_at
+    return sa.exists().where(
+        item.c.instance_pk == param("pk", sa.BigInteger),
+        item.c.run_number == param("run", sa.Integer),
+        item.c.step_key == param("key", sa.String),
+        item.c.status == sa.literal_column(f"'{ItemStatus.PENDING.value}'"),
+        sa.or_(due_at.is_(None), due_at <= s.clock()),
+    )
 
 
 @statement
@@ -109,7 +87,7 @@ def _select_ready(s: Store) -> Any:
     item = s.tables.item.c
     return (
         sa.select(item.position, item.attempts, item.task, s.clock().label("now_us"))
-        .where(*step_conditions(s), _has_status(s, ItemStatus.PENDING), _is_ready(s))
+        .where(*step_conditions(s), has_status(s, ItemStatus.PENDING), is_ready(s))
         .order_by(item.position)
         .limit(param("limit", sa.Integer))
     )
@@ -124,14 +102,14 @@ def _mark_sent(s: Store) -> Any:
         .where(
             *step_conditions(s),
             item.c.position == param("position", sa.Integer),
-            _has_status(s, ItemStatus.PENDING),
+            has_status(s, ItemStatus.PENDING),
             item.c.attempts == param("attempts", sa.Integer) - 1,
         )
-        .values(new | _NEW_ATTEMPT_VALUES)
+        .values(new | NEW_ATTEMPT_VALUES)
     )
 
 
-_NEW_ATTEMPT_VALUES: dict[str, Any] = {"status": ItemStatus.SENT.value, "loss_count": 0, "answer": None}
+NEW_ATTEMPT_VALUES: dict[str, Any] = {"status": ItemStatus.SENT.value, "loss_count": 0, "answer": None}
 """The columns that are the same for every new attempt."""
 
 
@@ -150,25 +128,31 @@ def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> l
     messages, marks = [], []
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)
-        event_type = ItemRef(step.pk, step.step_key, row.position, attempt).type
-        reference = TaskReference(read_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
-        messages.append(
-            build_replying_task_message(
-                row.task, id_=task_id(event_type, step.pk, step.run_number), reference=reference
-            )
-        )
+        reference, message = build_message(tx, step, row.task, position=row.position, attempt=attempt)
+        messages.append(message)
         marks.append(
             key_parameters(step)
             | {"position": row.position}
-            | _attempt_values(row.task, reference, attempt, now=now, step=step)
+            | attempt_values(row.task, reference, attempt, now=now, step=step)
         )
     tx.run_many(_mark_sent, marks)
     return messages
 
 
-def _attempt_values(
+def build_message(
+    tx: Tx, step: TaskSendingStep, body: str, *, position: int, attempt: int
+) -> tuple[TaskReference, OutboxMessage]:
+    """Build the message for an attempt of an item, and the reference under which it is answered."""
+    event_type = ItemRef(step.pk, step.step_key, position, attempt).type
+    reference = TaskReference(read_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+    id_ = task_id(event_type, step.pk, step.run_number)
+    return reference, build_replying_task_message(body, id_=id_, reference=reference)
+
+
+def attempt_values(
     body: str, reference: TaskReference, attempt: int, *, now: datetime, step: TaskSendingStep
 ) -> dict[str, Any]:
+    """Return the columns that change with each attempt."""
     queue, priority = read_task_route(body)
     return {
         "attempts": attempt,
@@ -192,8 +176,8 @@ def mark_task_as_sent(
     values = (
         key
         | {"task": body, "on_lost": step.on_lost}
-        | _NEW_ATTEMPT_VALUES
-        | _attempt_values(body, reference, attempt, now=now, step=step)
+        | NEW_ATTEMPT_VALUES
+        | attempt_values(body, reference, attempt, now=now, step=step)
     )
     tx.execute(dialects.insert_or_update(tx.store.database, tx.t.item, values, tuple(key)))
     return build_replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), reference=reference)
@@ -213,11 +197,11 @@ def _delete_task_item(s: Store) -> Any:
 
 
 def _is_late(s: Store) -> sa.ColumnElement[bool]:
-    return sa.and_(_has_status(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
+    return sa.and_(has_status(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
 
 
 def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
-    return sa.or_(_has_status(s, ItemStatus.FAILED), _is_late(s))
+    return sa.or_(has_status(s, ItemStatus.FAILED), _is_late(s))
 
 
 @statement
@@ -237,7 +221,7 @@ def _select_failed_items(s: Store) -> Any:
 @statement
 def _count_by_status(s: Store) -> Any:
     item, now = s.tables.item.c, param("now_us", sa.BigInteger)
-    is_pending, is_sent = _has_status(s, ItemStatus.PENDING), _has_status(s, ItemStatus.SENT)
+    is_pending, is_sent = has_status(s, ItemStatus.PENDING), has_status(s, ItemStatus.SENT)
     # A pending item that is due already waits for room, which only an answer makes.
     is_timer = sa.or_(is_sent, sa.and_(is_pending, item.due_at > now))
     return (
@@ -245,7 +229,7 @@ def _count_by_status(s: Store) -> Any:
             item.status,
             sa.func.count().label("n"),
             sa.func.count(sa.case((_is_late(s), 1))).label("late"),
-            sa.func.count(sa.case((sa.and_(is_pending, _is_ready(s)), 1))).label("ready"),
+            sa.func.count(sa.case((sa.and_(is_pending, is_ready(s)), 1))).label("ready"),
             sa.func.min(sa.case((is_timer, item.due_at))).label("first_us"),
         )
         .where(*step_conditions(s))
@@ -321,7 +305,7 @@ def _decision_parameters(decision: RetryDecision) -> dict[str, Any]:
 
 @statement
 def _select_any_open(s: Store) -> Any:
-    return sa.select(s.tables.item.c.position).where(*step_conditions(s), _has_status(s, *OPEN_ITEMS)).limit(1)
+    return sa.select(s.tables.item.c.position).where(*step_conditions(s), has_status(s, *OPEN_ITEMS)).limit(1)
 
 
 def are_all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
@@ -337,13 +321,28 @@ def read_answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[
     return [(row.answer, row.attempts) for row in rows]
 
 
+@statement
+def _measure_answers(s: Store) -> Any:
+    size = dialects.byte_length(s.database, s.tables.item.c.answer)
+    return sa.select(sa.func.coalesce(sa.func.sum(size), 0)).where(*step_conditions(s))
+
+
+def measure_answers(tx: Tx, step: TaskSendingStep) -> int:
+    """Return the size of all answers of a map together, in bytes."""
+    return int(tx.run(_measure_answers, **key_parameters(step)).scalar_one())
+
+
 def find_first_error(tx: Tx, step: TaskSendingStep) -> tuple[int, str, int] | None:
     """Return position, answer and attempts of the first item that has failed permanently, or None."""
+    return next(iter(read_errors(tx, step.pk, step.run_number, step.step_key, limit=1)), None)
+
+
+def read_errors(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) -> list[tuple[int, str, int]]:
+    """Return position, answer and attempts of the first items of a map that have failed permanently."""
     item = tx.t.item.c
-    mine = (item.instance_pk == step.pk, item.run_number == step.run_number, item.step_key == step.step_key)
+    mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
     query = sa.select(item.position, item.answer, item.attempts).where(*mine, item.status == ItemStatus.DEAD.value)
-    row = tx.execute(query.order_by(item.position).limit(1)).first()
-    return None if row is None else (row.position, row.answer, row.attempts)
+    return [(row.position, row.answer, row.attempts) for row in tx.execute(query.order_by(item.position).limit(limit))]
 
 
 def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
@@ -360,3 +359,15 @@ def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
         .group_by(item.step_key)
     )
     return {row.step_key: ItemCounts(row.total, row.done, row.failed) for row in tx.execute(query)}
+
+
+def find_sent_task(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[str | None, str] | None:
+    """Return the queue and the encoded task of one sent task of a step; None if none is out.
+
+    The queue is None if the application's routes decide it.
+    """
+    item = tx.t.item.c
+    is_sent = (item.step_key == step_key, item.status == ItemStatus.SENT.value)
+    query = sa.select(item.queue, item.task).where(item.instance_pk == pk, item.run_number == run_number, *is_sent)
+    row = tx.execute(query.limit(1)).first()
+    return None if row is None else (row.queue, row.task)

@@ -8,7 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable import values
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 
 @statement
@@ -31,7 +32,19 @@ def _delete(s: Store) -> Any:
 
 def insert(tx: Tx, pk: int, labels: Mapping[str, str]) -> None:
     """Insert labels of an instance that has no label with these names."""
-    tx.run_many(_insert, [{"pk": pk, "name": name, "value": value} for name, value in labels.items()])
+    insert_many(tx, {pk: labels})
+
+
+def insert_many(tx: Tx, labels_by_pk: Mapping[int, Mapping[str, str]]) -> None:
+    """Insert labels of instances that have no label with these names."""
+    tx.run_many(
+        _insert,
+        [
+            {"pk": pk, "name": name, "value": value}
+            for pk, labels in labels_by_pk.items()
+            for name, value in labels.items()
+        ],
+    )
 
 
 def merge(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import Claim, RunningStep, duration_us, to_us
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from celery_durable.model import (
     duration_us,
     to_us,
 )
-from celery_durable.store import runs, topic_waits
+from celery_durable.store import map_ends, runs, topic_waits
 from celery_durable.store.claims import RELEASED
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import REPLAY, RESUMING, STARTING, read_clock
@@ -112,6 +112,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
         # Without a new reason, the reason of the restart is kept.
         .values(completed_at=tx.store.clock(), reason=reason or r.c.reason)
     )
+    map_ends.cancel_open_of_run(tx, row.pk, row.run_number)
     st = tx.t.step
     open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
     tx.execute(
@@ -155,8 +156,11 @@ def restart(
     reason: str | None,
     plan: RunPlan = REPLAY,
     continuation: Continuation | None = None,
+    delay: timedelta | None = None,
 ) -> DueRun:
     """Start run N+1 with the same parameters, from any state. The steps, events and logs of run N stay unchanged.
+
+    With a ``delay`` the run is due later, as an instance that is created for later.
 
     ``plan`` holds the kind, the planned steps and the workflow's version. ``continuation`` is the state that a rewind
     starts with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
@@ -171,6 +175,7 @@ def restart(
             .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
             .values(completed_at=now, reason=reason or sa.func.coalesce(r.c.reason, "restarted"))
         )
+        map_ends.cancel_open_of_run(tx, row.pk, row.run_number)
     topic_waits.close_all(tx, row.pk)
     number = row.run_number + 1
     _update(
@@ -179,10 +184,7 @@ def restart(
         **RELEASED,
         kind=plan.kind.value,
         run_number=number,
-        status=Status.ACTIVE.value,
-        run_at=now,
-        next_check_at=now + duration_us(grace),
-        sent_at=now,
+        **_due_now(now, grace) if delay is None else _due_at(now + duration_us(delay)),
         wake_reason=WakeReason.START.value,
         priority=STARTING,
         dispatch_count=0,
@@ -191,7 +193,15 @@ def restart(
         retention_until=None,
     )
     # The new run records the reason too. A run that had ended keeps its own.
-    runs.insert(
-        tx, row.pk, number, params=params, reason=reason, commit_id=commit_id, plan=plan, continuation=continuation
-    )
+    start = runs.RunStart(params, commit_id, plan, reason, continuation)
+    runs.insert(tx, row.pk, number, start)
     return DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
+
+
+def _due_now(now_us: Any, grace: timedelta) -> dict[str, Any]:
+    next_check_us = now_us + duration_us(grace)
+    return {"status": Status.ACTIVE.value, "run_at": now_us, "next_check_at": next_check_us, "sent_at": now_us}
+
+
+def _due_at(due_us: Any) -> dict[str, Any]:
+    return {"status": Status.WAITING.value, "run_at": due_us, "next_check_at": due_us, "sent_at": None}

@@ -32,7 +32,8 @@ from celery_durable.model import (
 )
 from celery_durable.store import outbox, sent_attempts
 from celery_durable.store.database_identity import read_database_id
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 from celery_durable.store.step_format import is_of_step
 from celery_durable.values import build_replying_task_message
 
@@ -245,7 +246,7 @@ def _select_unanswered(s: Store) -> sa.Select[Any]:
     )
     mine = sa.and_(i.c.id == item.c.instance_pk, i.c.run_number == item.c.run_number)
     return (
-        sa.select(*[item.c[name] for name in columns], item.c.task)
+        sa.select(*[item.c[name] for name in columns], item.c.task, s.tables.step.c.name)
         .select_from(sent_attempts.join_step(s).join(i, mine))
         .where(
             i.c.workflow == param("workflow", sa.String),
@@ -271,6 +272,13 @@ def _find_attempt(tx: Tx, reference: TaskReference) -> Any:
     ref = reference.ref
     where = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
     return sent_attempts.find(tx, reference, step_statement=_unanswered_step, item_statement=_unanswered_item, **where)
+
+
+def find_step_name(tx: Tx, reference: TaskReference) -> str | None:
+    """Return the name of the step that waits for this attempt; None if no step does, or if the reference is forged."""
+    row = _find_attempt(tx, reference)
+    is_genuine = row is not None and hmac.compare_digest(row.attempt_token.encode(), reference.token.encode())
+    return row.name if is_genuine else None
 
 
 def is_unanswered(tx: Tx, reference: TaskReference) -> bool:

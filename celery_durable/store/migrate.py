@@ -8,6 +8,7 @@ add tables and columns, so older code works on a newer database.
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,20 +18,65 @@ import sqlalchemy as sa
 
 from celery_durable.errors import SchemaIncomplete, SchemaOutdated
 from celery_durable.store import drivers
-from celery_durable.store.engine import Store
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.faults import Fault, classify_fault
+from celery_durable.store.online_changes import ONLINE
 from celery_durable.store.schema import REVISION
+
+logger = logging.getLogger("celery_durable.store")
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _LOCK_NAME = "celery_durable.migrate"
 _LOCK_KEY = 0x6475_7261_626C_65  # "durable"
 _LOCK_TIMEOUT_SECONDS = 86_400
+_LOCK_TIMEOUT_IN_TRANSACTION = "10min"
+_LOCK_POLL_SECONDS = 0.2
 
 
 def upgrade(store: Store) -> tuple[str | None, str]:
-    """Migrate a store's tables. Returns the revision before (None if there were no tables) and the one after."""
-    return store.transact(
-        lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix), timeouts=None
-    )
+    """Migrate a store's tables while workers use them.
+
+    Returns the revision before (None if there were no tables) and the one after.
+    """
+    if store.database.name != "postgresql":
+        return store.transact(
+            lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix), timeouts=None
+        )
+    # It asks for the lock again and again: a statement that waits keeps a snapshot, and PostgreSQL builds no index
+    # CONCURRENTLY while there are older snapshots.
+    while (found := store.transact(lambda tx: _upgrade_online(tx, store), timeouts=None)) is None:
+        store.runtime.sleep(_LOCK_POLL_SECONDS)
+    return found
+
+
+def _upgrade_online(tx: Tx, store: Store) -> tuple[str | None, str] | None:
+    """Migrate on a second connection, where an index can be built outside a transaction.
+
+    The transaction of ``tx`` only holds the lock. Returns None if another migration has it, or if a new column did not
+    get the lock of its table (`online_changes.add_column`).
+    """
+    if not tx.execute(sa.select(sa.func.pg_try_advisory_xact_lock(_LOCK_KEY))).scalar_one():
+        return None
+    before = _read_version_row(tx.conn, store.schema, store.prefix)
+    if _is_new_enough(before):
+        return before, before
+    # A portal keeps its snapshot until the next statement, also of a finished query. This statement has none.
+    tx.conn.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+    with store.engine.connect() as connection:
+        try:
+            # Before it builds an index, PostgreSQL waits for the transactions that use the table, as for locks.
+            connection.exec_driver_sql("SET lock_timeout = 0")
+            connection.exec_driver_sql("SET statement_timeout = 0")
+            connection.commit()
+            _run_scripts({"connection": connection}, {ONLINE: True}, store.schema, store.prefix)
+        except sa.exc.OperationalError as exc:
+            if classify_fault(exc) is not Fault.RETRY:
+                raise
+            logger.info("The migration waits for transactions that use its table, and is tried again: %s", exc.orig)
+            return None
+        finally:
+            connection.invalidate()  # closes it, so that these settings are in no pool
+    return before, REVISION
 
 
 def upgrade_connection(
@@ -39,13 +85,14 @@ def upgrade_connection(
     """Migrate the tables in the caller's transaction, for example in a migration of the application.
 
     The caller commits. On MariaDB, however, every statement that changes tables commits at once, including what the
-    caller wrote before. Returns the revisions before and after.
+    caller wrote before. On PostgreSQL, new indexes of large tables block their writers until the caller commits;
+    `upgrade` does not. Returns the revisions before and after.
     """
     with _migration_lock(connection):
         before = _read_version_row(connection, schema, prefix)
         if _is_new_enough(before):
             return before, before
-        _run_scripts({"connection": connection}, {}, schema, prefix)
+        _run_scripts({"connection": connection}, {ONLINE: False}, schema, prefix)
         return before, REVISION
 
 
@@ -53,7 +100,9 @@ def render_sql(store: Store) -> str:
     """Return the SQL that `upgrade` runs on an empty database, for operators who change tables by hand."""
     script = io.StringIO()
     dialect = store.engine.url.get_dialect()()
-    _run_scripts({"dialect": dialect}, {"as_sql": True, "output_buffer": script}, store.schema, store.prefix)
+    _run_scripts(
+        {"dialect": dialect}, {"as_sql": True, "output_buffer": script, ONLINE: True}, store.schema, store.prefix
+    )
     return script.getvalue()
 
 
@@ -120,7 +169,12 @@ def _run_scripts(target: dict[str, Any], options: dict[str, Any], schema: str | 
         missing = scripts.iterate_revisions("head", heads, implicit_base=True)
         return [MigrationStep.upgrade_from_script(scripts.revision_map, script) for script in reversed(list(missing))]
 
-    options |= {"fn": steps, "version_table": _version_table(prefix), "version_table_schema": schema}
+    options |= {
+        "fn": steps,
+        "version_table": _version_table(prefix),
+        "version_table_schema": schema,
+        "transaction_per_migration": True,
+    }
     context = MigrationContext.configure(**target, opts=options)
     with context.begin_transaction():
         context.run_migrations(op=Operations(context), schema=schema, prefix=prefix)
@@ -133,7 +187,8 @@ def _migration_lock(connection: sa.Connection) -> Iterator[None]:
         case "postgresql":
             lock_timeout = connection.execute(sa.text("SELECT current_setting('lock_timeout')")).scalar_one()
             set_timeout = sa.text("SELECT set_config('lock_timeout', :value, true)")
-            connection.execute(set_timeout, {"value": "0"})
+            # `upgrade` may hold the lock and wait, for its indexes, until the caller's transaction ends.
+            connection.execute(set_timeout, {"value": _LOCK_TIMEOUT_IN_TRANSACTION})
             connection.execute(
                 sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY))
             )  # released at the end of the transaction

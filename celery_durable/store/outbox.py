@@ -16,29 +16,44 @@ import sqlalchemy as sa
 
 from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, duration_us, from_us, from_us_or_none
 from celery_durable.redispatch import Redispatch
-from celery_durable.store import scopes
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store import bounds, row_sets, scopes
+from celery_durable.store.bounds import MAX_EXAMINED
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 _CHUNK = 500
-_EXTRA_GRACE_PER_HUNDRED = timedelta(seconds=1)
+PART_SIZE = 200
+"""How many messages a process sends at once. A process that dies meanwhile has sent at most these twice."""
+PART_GRACE = timedelta(milliseconds=50)
+"""How much longer a sweep leaves each further part of a transaction's messages to the process that sends them."""
 
 
 @statement
 def _insert(s: Store) -> Any:
-    values = {
-        "id": param("id"),
-        "kind": param("kind"),
-        "name": param("name"),
-        "payload": param("payload"),
-        "instance_pk": param("pk"),
-        "run_number": param("run"),
-        "step_key": param("key"),
-        "attempts": 0,
+    given = {name: param(name) for name in ("id", "kind", "name", "payload")}
+    values = _sender_values(s) | given | {"next_check_at": s.clock() + param("grace_us", sa.BigInteger)}
+    return sa.insert(s.tables.outbox).values(values).inline()
+
+
+@statement
+def _insert_many(s: Store) -> Any:
+    columns: dict[str, sa.types.TypeEngine[Any]] = {name: sa.String() for name in ("id", "kind", "name")}
+    columns |= {"payload": sa.Text(), "grace_us": sa.BigInteger()}
+    new = row_sets.build(s.database, param("rows", sa.Text), columns)
+    given = {name: new.c[name] for name in ("id", "kind", "name", "payload")}
+    values = _sender_values(s) | given | {"next_check_at": s.clock() + new.c.grace_us}
+    return sa.insert(s.tables.outbox).from_select(list(values), sa.select(*values.values()))
+
+
+def _sender_values(s: Store) -> dict[str, Any]:
+    return {
+        "instance_pk": param("pk", sa.BigInteger),
+        "run_number": param("run", sa.Integer),
+        "step_key": param("key", sa.String),
+        "attempts": sa.literal_column("0"),
         "run_at": s.clock(),
-        "next_check_at": s.clock() + param("grace_us", sa.BigInteger),
         "created_at": s.clock(),
     }
-    return sa.insert(s.tables.outbox).values(values).inline()
 
 
 def insert(
@@ -46,13 +61,38 @@ def insert(
 ) -> None:
     """Store messages to be sent after ``tx`` commits. ``pk``, ``run_number`` and ``step_key`` name their sender.
 
-    The caller sends them after its commit (`tasks.outbox.Outbox.post`). A sweep sends those that are lost on the way
-    after ``grace``. With hundreds of messages the grace is longer, because sending them takes longer.
+    The caller sends them after its commit (`tasks.outbox.Outbox.send_committed`), in parts of `PART_SIZE`. A sweep
+    sends those that are lost on the way: those of the first part after ``grace``, and each further part `PART_GRACE`
+    later. A sender that needs longer calls `keep`.
     """
-    grace += len(messages) // 100 * _EXTRA_GRACE_PER_HUNDRED
-    source = {"pk": pk, "run": run_number, "key": step_key, "grace_us": duration_us(grace)}
-    rows = [{"id": each.id, "kind": each.kind.value, "name": each.name, "payload": each.body} for each in messages]
-    tx.run_many(_insert, [source | row for row in rows])
+    source = {"pk": pk, "run": run_number, "key": step_key}
+    rows = [
+        {
+            "id": each.id,
+            "kind": each.kind.value,
+            "name": each.name,
+            "payload": each.body,
+            "grace_us": duration_us(grace + position // PART_SIZE * PART_GRACE),
+        }
+        for position, each in enumerate(messages)
+    ]
+    if len(rows) == 1:
+        tx.run(_insert, **source, **rows[0])
+        return
+    for part in row_sets.encode_in_parts(rows):
+        tx.run(_insert_many, **source, rows=part)
+
+
+def keep(tx: Tx, messages: Sequence[OutboxMessage], *, grace: timedelta) -> list[OutboxMessage]:
+    """Let the sweep leave these messages to their sender for another ``grace``. Returns those that are left to it.
+
+    A sweep that has taken a message sends it itself. So the sender of many messages, if it is late, sends no copies.
+    """
+    o = tx.t.outbox
+    untaken = (o.c.id.in_([each.id for each in messages]), o.c.attempts == 0)
+    kept = frozenset(tx.execute(sa.select(o.c.id).where(*untaken).order_by(o.c.id).with_for_update()).scalars())
+    tx.execute(sa.update(o).where(o.c.id.in_(kept)).values(next_check_at=tx.store.clock() + duration_us(grace)))
+    return [each for each in messages if each.id in kept]
 
 
 # --- send ---------------------------------------------------------------------------------------
@@ -73,7 +113,10 @@ def _select_due(s: Store) -> Any:
 @statement
 def _reschedule(s: Store) -> Any:
     o = s.tables.outbox
-    return sa.update(o).where(o.c.id == param("id")).values(next_check_at=param("next_check_us"))
+    # Of a task, the sweep's attempts to send it. Of an event, those to deliver it, which `begin_delivery` counts.
+    is_task = o.c.kind == sa.literal_column(f"'{OutboxKind.TASK.value}'")
+    attempts = sa.case((is_task, o.c.attempts + 1), else_=o.c.attempts)
+    return sa.update(o).where(o.c.id == param("id")).values(next_check_at=param("next_check_us"), attempts=attempts)
 
 
 def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessage]:
@@ -209,14 +252,24 @@ class OutboxEntry:
 
 
 def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[OutboxEntry]:
-    """Return the entries of the outbox, oldest first. ``given_up`` selects those that were given up."""
-    o = tx.t.outbox.c
-    return _read_entries(tx, *([o.next_check_at.is_(None)] if given_up else []), limit=limit, scope=scope)
+    """Return the entries of the outbox, oldest first. ``given_up`` selects those that were given up.
+
+    At most 10,000 entries are examined, those that are sent next.
+    """
+    o, its = tx.t.outbox, tx.t.outbox.alias().c
+    next_ = sa.select(its.id).order_by(its.next_check_at).limit(MAX_EXAMINED)
+    ids = (next_.where(its.next_check_at.is_(None)) if given_up else next_).subquery()
+    columns = [column for column in o.c if column is not o.c.id]
+    examined = bounds.look_up(tx.store.database, ids, o, *columns, is_it=o.c.id == ids.c.id)
+    if scope is None:
+        examined = sa.select(examined).order_by(examined.c.created_at, examined.c.id).limit(limit).subquery()
+    return _read_entries(tx, examined, limit=limit, scope=scope)
 
 
 def count_given_up(tx: Tx) -> int:
-    """Count the events that were given up. An index answers this."""
-    return int(tx.execute(sa.select(sa.func.count()).where(tx.t.outbox.c.next_check_at.is_(None))).scalar_one())
+    """Count the events that were given up. The count ends at 10,000."""
+    few = sa.select(tx.t.outbox.c.id).where(tx.t.outbox.c.next_check_at.is_(None)).limit(MAX_EXAMINED).subquery()
+    return int(tx.execute(sa.select(sa.func.count()).select_from(few)).scalar_one())
 
 
 def find_existing(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
@@ -243,7 +296,7 @@ def lock_entries(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> l
     o = tx.t.outbox.c
     # In the order of their ids, so that two callers with common ids do not deadlock.
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()
-    return _read_entries(tx, o.id.in_(ids), scope=scope)
+    return _read_entries(tx, sa.select(tx.t.outbox).where(o.id.in_(ids)).subquery(), scope=scope)
 
 
 def retry_events(tx: Tx, ids: Sequence[str]) -> None:
@@ -253,10 +306,9 @@ def retry_events(tx: Tx, ids: Sequence[str]) -> None:
     tx.execute(sa.update(o).where(o.c.id.in_(ids)).values(fresh))
 
 
-def _read_entries(
-    tx: Tx, *where: sa.ColumnElement[bool], limit: int | None = None, scope: Scope | None = None
-) -> list[OutboxEntry]:
-    o, i = tx.t.outbox, tx.t.instance
+def _read_entries(tx: Tx, o: sa.Subquery, *, limit: int | None = None, scope: Scope | None = None) -> list[OutboxEntry]:
+    """Return the entries of a subquery of the outbox, oldest first."""
+    i = tx.t.instance
     columns = (
         o.c.id,
         o.c.kind,
@@ -270,7 +322,7 @@ def _read_entries(
     query = (
         sa.select(*columns, i.c.workflow, i.c.instance_id)
         .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
-        .where(*where, *scopes.conditions(tx.t, scope))
+        .where(*scopes.conditions(tx.t, scope))
         .order_by(o.c.created_at, o.c.id)
         .limit(limit)
     )

@@ -1,27 +1,43 @@
-"""Reads for operators across all instances: counts, due runs, leases and waits. Takes no locks."""
+"""Reads for operators across all instances: counts, due runs, leases and waits. They take no locks.
+
+Each one is bounded (`bounds`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 
+from celery_durable.errors import FilterTooBroad
 from celery_durable.model import (
     PRIVATE_TYPE_PATTERN,
     RUNNABLE,
+    Count,
+    EventWait,
+    Overdue,
     RunRef,
     Scope,
     Status,
     StepStatus,
     StepType,
+    duration_us,
     from_us,
     from_us_or_none,
 )
-from celery_durable.store import schedule, scopes
+from celery_durable.store import bounds, dialects, instance_search, schedule, scopes
+from celery_durable.store.bounds import MAX_EXAMINED, Range
 from celery_durable.store.engine import Tx
+from celery_durable.store.instance_search import InstanceFilter
+from celery_durable.store.schedule import QueueAgenda
+from celery_durable.store.schema import OPEN_EVENT_WAIT
 
 _RUNNABLE = [status.value for status in RUNNABLE]
+_WAITING = (*sorted(RUNNABLE), Status.PAUSED)
+"""The statuses of instances whose waits are open."""
 _SWEPT_WITHIN = timedelta(minutes=1)
 """A due run without a dispatch message under way is swept within this time.
 
@@ -40,112 +56,196 @@ class ClaimedRun:
     crash_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class EventWait:
-    """A step that waits for an event."""
-
-    ref: RunRef
-    status: Status
-    step: str
-    event_type: str
-    since: datetime
-    until: datetime | None
+# --- counts -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """The number of runs that are due and unclaimed, and since when the oldest is."""
+def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, Count]]:
+    """Count the instances of each workflow by status, without zeros.
 
-    count: int
-    oldest: datetime | None
+    Each count ends at 10,000. With a scope, only the newest 10,000 instances are examined that its index finds.
+    """
+    if scope is None:
+        return count_by_status(tx, bounds.read_workflow_names(tx), list(Status))
+    counted = instance_search.count_examined(tx, InstanceFilter(scope=scope), "workflow", "status")
+    return [
+        (workflow, Status(status), Count(each.number, each.is_exact))
+        for each in counted
+        for workflow, status in [each.key]
+        if each.number
+    ]
 
 
-def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, int]]:
-    """Count the instances of each workflow by status; read from an index."""
+def count_by_status(tx: Tx, workflows: Sequence[str], statuses: Sequence[Status]) -> list[tuple[str, Status, Count]]:
+    """Count the instances of these workflows in these statuses, without zeros. Each count ends at 10,000."""
+    groups = [(workflow, status) for workflow in sorted(workflows) for status in sorted(statuses)]
     i = tx.t.instance.c
-    query = sa.select(i.workflow, i.status, sa.func.count().label("n")).group_by(i.workflow, i.status)
-    query = query.where(*scopes.conditions(tx.t, scope))
-    rows = tx.execute(query.order_by(i.workflow, i.status))
-    return [(row.workflow, Status(row.status), row.n) for row in rows]
+    counts: list[Any] = []
+    one: sa.ColumnElement[int] = sa.literal_column("1").label("one")
+    for number, (workflow, status) in enumerate(groups):
+        few = sa.select(one).where(i.workflow == workflow, i.status == status.value).order_by(i.id)
+        counts.append(
+            sa.select(sa.literal_column(str(number)).label("number"), sa.func.count().label("n")).select_from(
+                few.limit(MAX_EXAMINED + 1).subquery()
+            )
+        )
+    rows = tx.execute(sa.union_all(*counts)).all() if counts else ()
+    found = {row.number: row.n for row in rows}
+    return [
+        (workflow, status, Count(min(found[number], MAX_EXAMINED), found[number] <= MAX_EXAMINED))
+        for number, (workflow, status) in enumerate(groups)
+        if found[number]
+    ]
 
 
 def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     """Count the runs that a worker should have claimed.
 
-    These are runs that are swept soon, and runs with a dispatch message under way.
+    These are runs that are swept soon, and runs with a dispatch message under way. Both are examined in the order in
+    which they are swept or were sent.
     """
-    i, now = tx.t.instance.c, tx.store.statement_clock()
-    is_due = (i.run_at <= now, i.claim_token.is_(None), i.status.in_(_RUNNABLE), *scopes.conditions(tx.t, scope))
-    is_near = (priority, queue, is_soon) = schedule.conditions_due_within(tx, within=_SWEPT_WITHIN)
-    is_sent = (priority, queue, i.sent_at.is_not(None), i.next_check_at.is_not(None), sa.not_(is_soon))
-    due = sa.union_all(*(sa.select(i.run_at).where(*part, *is_due) for part in (is_near, is_sent))).subquery().c
-    row = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(due.run_at).label("oldest"))).one()
-    return Overdue(row.n, from_us_or_none(row.oldest))
+    now = tx.store.statement_clock()
+    soon = now + duration_us(_SWEPT_WITHIN)
+    queues = schedule.read(tx).queues
+    ranges = [
+        *_ranges_due_within(queues, lambda c: (c.next_check_at <= soon,)),
+        *(
+            Range(
+                {"queue": name},
+                "sent_at",
+                where=lambda c: (c.sent_at.is_not(None), c.claim_token.is_(None), c.next_check_at > soon),
+            )
+            for name, queue in queues.items()
+            if queue.oldest_sent_at is not None
+        ),
+    ]
+    if not ranges:
+        return Overdue(Count(0), None)
+    limit = bounds.divide(ranges)
+    columns = ("id", "instance_id", "run_at", "claim_token", "status")
+    c = bounds.build_union(tx.t.instance, ranges, *columns, limit=limit).c
+    in_scope = scopes.conditions(tx.t, scope, of=c)
+    is_due = sa.and_(c.run_at <= now, c.claim_token.is_(None), c.status.in_(_RUNNABLE), *in_scope)
+    query = sa.select(
+        sa.func.count().label("examined"),
+        sa.func.sum(sa.case((is_due, 1), else_=0)).label("n"),
+        sa.func.min(sa.case((is_due, c.run_at))).label("oldest"),
+    )
+    parts = tx.execute(query.group_by(c.part)).all()
+    oldest = min((part.oldest for part in parts if part.oldest is not None), default=None)
+    count = Count(sum(int(part.n) for part in parts), all(part.examined < limit for part in parts))
+    return Overdue(count, from_us_or_none(oldest))
+
+
+def _ranges_due_within(
+    queues: Mapping[str, QueueAgenda],
+    where: Callable[[Any], Sequence[sa.ColumnElement[bool]]],
+    *,
+    is_reversed: bool = False,
+) -> list[Range]:
+    """Return the ranges of the index of due runs that these conditions cut."""
+    return [
+        Range({"priority": priority, "queue": name}, "next_check_at", is_reversed=is_reversed, where=where)
+        for name, queue in queues.items()
+        for priority in sorted(queue.due)
+    ]
+
+
+# --- lists --------------------------------------------------------------------------------------
 
 
 def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[ClaimedRun]:
     """Return claims, those that end first in front. Expired claims that no sweep has seen yet are included.
 
-    ``lease`` is the length of a lease. A claim's ``next_check_at`` is no further ahead than that.
+    ``lease`` is the length of a lease: a claim is swept when it ends. So claims are among the runs that are swept
+    within this time, the latest of which are examined. An expired claim is missing if it lies behind 10,000 due runs.
     """
-    i = tx.t.instance.c
+    until = tx.store.statement_clock() + duration_us(lease)
+    ranges = _ranges_due_within(schedule.read(tx).queues, lambda c: (c.next_check_at <= until,), is_reversed=True)
+    if not ranges:
+        return []
     columns = (
-        i.workflow,
-        i.instance_id,
-        i.run_number,
-        i.claim_task_id,
-        i.claimed_by,
-        i.lease_until,
-        i.crash_count,
-    )
-    where = (
-        *schedule.conditions_due_within(tx, within=lease),
-        i.claim_token.is_not(None),
-        *scopes.conditions(tx.t, scope),
-    )
-    query = sa.select(*columns).where(*where).order_by(i.lease_until, i.id).limit(limit)
+        "id", "workflow", "instance_id", "run_number", "claim_token", "claim_task_id", "claimed_by", "lease_until",
+        "crash_count",
+    )  # fmt: skip
+    examined = bounds.build_union(tx.t.instance, ranges, *columns, limit=bounds.divide(ranges))
+    c = examined.c
+    query = sa.select(examined).where(c.claim_token.is_not(None), *scopes.conditions(tx.t, scope, of=c))
     return [
         ClaimedRun(_ref(row), row.claim_task_id, row.claimed_by, from_us(row.lease_until), row.crash_count)
-        for row in tx.execute(query)
+        for row in tx.execute(query.order_by(c.lease_until, c.id).limit(limit))
     ]
 
 
 def read_waits(
     tx: Tx, *, workflow: str | None, event_type: str | None, limit: int, scope: Scope | None = None
 ) -> list[EventWait]:
-    """Return open waits for events that users send, those of the newest instances first."""
-    i, s = tx.t.instance.c, tx.t.step.c
-    current = (s.instance_pk == i.id, s.run_number == i.run_number)
-    types, statuses = (StepType.WAIT, StepType.LINEAR), (StepStatus.WAITING, StepStatus.LINEAR_WAITING)
-    open_ = (
-        s.type.in_([each.value for each in types]),
-        s.status.in_([each.value for each in statuses]),
-        s.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
-    )
-    # The row of a linear step exists since the run started; the step waits since its handler was called.
-    since = sa.func.coalesce(s.started_at, s.created_at).label("created_at")
-    query = (
-        sa.select(i.workflow, i.instance_id, i.run_number, i.status, s.name, s.wait_event_type, since, s.wake_at)
-        .join_from(tx.t.instance, tx.t.step, sa.and_(*current))
-        .where(i.status.in_((*_RUNNABLE, Status.PAUSED.value)), *open_, *scopes.conditions(tx.t, scope))
-        .order_by(i.id.desc(), s.seq, s.step_key)
-        .limit(limit)
-    )
-    if workflow is not None:
-        query = query.where(i.workflow == workflow)
-    if event_type is not None:
-        query = query.where(s.wait_event_type == event_type)
+    """Return open waits for events that users send, those of the newest instances first; raises FilterTooBroad.
+
+    An index of open waits finds those for one event type, where the database has partial indexes. All others are found
+    by the instances that have not ended.
+    """
+    examined, found, bound = _examine_waits(tx, workflow, event_type)
+    c = found.c
+    conditions = [
+        c.type.in_([each.value for each in (StepType.WAIT, StepType.LINEAR)]),
+        c.step_status.in_([each.value for each in (StepStatus.WAITING, StepStatus.LINEAR_WAITING)]),
+        c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
+        c.status.in_([each.value for each in _WAITING]),
+        *([] if workflow is None else [c.workflow == workflow]),
+        *([] if event_type is None else [c.wait_event_type == event_type]),
+        *scopes.conditions(tx.t, scope, of=c),
+    ]
+    query = sa.select(found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key).limit(limit)
+    rows = tx.execute(query).all()
+    if len(rows) < limit:
+        fullest = sa.select(sa.func.count()).select_from(examined).group_by(examined.c.part)
+        if max(tx.execute(fullest).scalars(), default=0) > bound:
+            raise FilterTooBroad(f"{len(rows)} waits", MAX_EXAMINED, "name a workflow, an event type or both")
     return [
         EventWait(
             _ref(row),
             Status(row.status),
             row.name,
             row.wait_event_type,
-            from_us(row.created_at),
+            # The row of a linear step exists since the run started; the step waits since its handler was called.
+            from_us(row.created_at if row.started_at is None else row.started_at),
             from_us_or_none(row.wake_at),
         )
-        for row in tx.execute(query)
+        for row in rows
     ]
+
+
+_STEP_COLUMNS = ("name", "type", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
+
+
+def _examine_waits(tx: Tx, workflow: str | None, event_type: str | None) -> tuple[Any, Any, int]:
+    """Build the subquery of what to examine, newest first: waits, or instances whose steps are then read.
+
+    Returns it, the subquery of the steps with their instances, and the bound of each examined range.
+    """
+    i, s, database = tx.t.instance, tx.t.step, tx.store.database
+    if event_type is not None and database is not dialects.MARIADB:
+        is_open: Any = sa.text(OPEN_EVENT_WAIT)
+        waits = Range({"wait_event_type": event_type}, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
+        names = ("instance_pk", "run_number", "status", *_STEP_COLUMNS)
+        steps = bounds.build_union(s, [waits], *names, limit=MAX_EXAMINED + 1)
+        examined = sa.select(*(each.label("step_status" if each.name == "status" else each.name) for each in steps.c))
+        steps = examined.subquery("steps")
+        is_its = sa.and_(i.c.id == steps.c.instance_pk, i.c.run_number == steps.c.run_number)
+        found = bounds.look_up(database, steps, i, i.c.id, i.c.workflow, i.c.instance_id, i.c.status, is_it=is_its)
+        return steps, found, MAX_EXAMINED
+    workflows = (bounds.read_workflow_names(tx) or [""]) if workflow is None else [workflow]
+    ranges = [
+        Range({"workflow": name, "status": each.value}, "id", is_reversed=True)
+        for name in workflows
+        for each in _WAITING
+    ]
+    bound = bounds.divide(ranges)
+    instance_columns = ("id", "workflow", "instance_id", "run_number", "status")
+    instances = bounds.build_union(i, ranges, *instance_columns, limit=bound + 1)
+    is_its = sa.and_(s.c.instance_pk == instances.c.id, s.c.run_number == instances.c.run_number)
+    its = (s.c.status.label("step_status"), *(s.c[name] for name in _STEP_COLUMNS))
+    return instances, bounds.look_up(database, instances, s, *its, is_it=is_its), bound
 
 
 def _ref(row: sa.Row[tuple[object, ...]]) -> RunRef:

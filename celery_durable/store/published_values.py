@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from celery_durable.model import Claim, Published, from_us
 from celery_durable.store import dialects
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 
 @statement

@@ -20,7 +20,8 @@ import sqlalchemy as sa
 from celery_durable.model import duration_us, from_us, to_us
 from celery_durable.redispatch import SLACK
 from celery_durable.store import dialects
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 
 @statement

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from celery_durable.model import Claim, InstanceRow, StepStatus, from_us, parse_topic_event_type, to_us
 from celery_durable.store import dialects
 from celery_durable.store.claims import GuardResult
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 # --- send ---------------------------------------------------------------------------------------
 

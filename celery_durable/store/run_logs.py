@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from celery_durable.model import Claim, LogLine, to_us
 from celery_durable.store.claims import GuardResult
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 
 @statement
@@ -72,3 +73,59 @@ def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[
         ],
     )
     tx.run(_count_logs, **scope, kept=len(kept), dropped=len(lines) - len(kept))
+
+
+# --- in the statement of a step -----------------------------------------------------------------
+
+MAX_WITH_STEP = 8
+"""How many lines the statement of a step can append. Each number of lines is a statement of its own."""
+_TYPES: dict[str, Any] = {
+    "step_key": sa.String,
+    "attempt": sa.Integer,
+    "level": sa.String,
+    "category": sa.String,
+    "message": sa.Text,
+    "data": sa.Text,
+    "is_replay": sa.Boolean,
+}
+
+
+def insert_with(s: Store, held: sa.CTE, source: Any, count: int) -> list[sa.CTE]:
+    """Build what a guarded statement needs to append ``count`` log lines, given by `encode_lines`.
+
+    ``held``: the guard, with ``id``, ``run_number`` and ``now_us``. ``source``: the lines are written if it has a row.
+    """
+    if not count:
+        return []
+    log, run = s.tables.log, s.tables.run
+    selects = [
+        sa.select(
+            sa.literal_column(str(number)).label("position"),
+            held.c.id,
+            held.c.run_number,
+            held.c.now_us,
+            *(sa.cast(param(f"{name}_{number}", type_), type_).label(name) for name, type_ in _TYPES.items()),
+        ).select_from(source)
+        for number in range(count)
+    ]
+    lines = sa.union_all(*selects).subquery("lines")
+    values = [lines.c.id, lines.c.run_number, lines.c.now_us, *(lines.c[name] for name in _TYPES)]
+    columns = ["instance_pk", "run_number", "created_at", *_TYPES]
+    inserted = sa.insert(log).from_select(columns, sa.select(*values).order_by(lines.c.position)).cte("logged")
+    counted = (
+        sa.update(run)
+        .where(run.c.instance_pk == held.c.id, run.c.run_number == held.c.run_number)
+        .values(log_count=run.c.log_count + count)
+    )
+    if source is not held:
+        counted = counted.where(sa.exists(sa.select(sa.literal_column("1")).select_from(source)))
+    return [inserted, counted.cte("counted")]
+
+
+def encode_lines(lines: Sequence[LogLine]) -> dict[str, Any]:
+    """Return the parameters of `insert_with`."""
+    parameters: dict[str, Any] = {}
+    for number, line in enumerate(lines):
+        parameters |= {f"{name}_{number}": getattr(line, name) for name in _TYPES}
+        parameters[f"level_{number}"] = line.level.value
+    return parameters

@@ -23,7 +23,8 @@ from celery_durable.model import (
     StepStatus,
     from_us,
 )
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 from celery_durable.store.step_columns import STEP_COLUMNS
 from celery_durable.store.step_format import STEPS
 
@@ -57,24 +58,56 @@ class Continuation:
 # --- start ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What a new run starts with: its parameters, and the steps of its plan or the rows of a continuation.
+
+    ``commit_id`` identifies the transaction that inserts it.
+    """
+
+    params: str
+    commit_id: str
+    plan: RunPlan
+    reason: str | None = None
+    continuation: Continuation | None = None
+
+    def encode(self, number: int) -> dict[str, Any]:
+        """Return the parameters of `run_values`. ``number``: that of the run."""
+        origin = None if self.continuation is None else self.continuation.origin
+        return {
+            "run": number,
+            "params": self.params,
+            "reason": self.reason,
+            "version": self.plan.version,
+            "commit_id": self.commit_id,
+            "origin_id": None if origin is None else origin.instance_id,
+            "origin_run": None if origin is None else origin.run_number,
+            "origin_step": None if origin is None else origin.step_key,
+            "ancestry": None if self.continuation is None else self.continuation.ancestry.text,
+        }
+
+
+def run_values(s: Store) -> dict[str, Any]:
+    """Return the values of a new run but for its instance, from the parameters of `RunStart.encode`."""
+    return {
+        "run_number": param("run", sa.Integer),
+        "params": param("params", sa.Text),
+        "reason": param("reason", sa.Text),
+        "definition_version": param("version", sa.Integer),
+        "forked_from_instance_id": param("origin_id", sa.String),
+        "forked_from_run_number": param("origin_run", sa.Integer),
+        "forked_from_step_key": param("origin_step", sa.String),
+        "ancestry": param("ancestry", sa.Text),
+        "created_at": s.clock(),
+        "commit_id": param("commit_id", sa.String),
+        "log_count": sa.literal_column("0"),
+        "dropped_log_count": sa.literal_column("0"),
+    }
+
+
 @statement
 def _insert_run(s: Store) -> Any:
-    values = {
-        "instance_pk": param("pk"),
-        "run_number": param("run"),
-        "params": param("params"),
-        "reason": param("reason"),
-        "definition_version": param("version"),
-        "forked_from_instance_id": param("origin_id"),
-        "forked_from_run_number": param("origin_run"),
-        "forked_from_step_key": param("origin_step"),
-        "ancestry": param("ancestry"),
-        "created_at": s.clock(),
-        "commit_id": param("commit_id"),
-        "log_count": 0,
-        "dropped_log_count": 0,
-    }
-    return sa.insert(s.tables.run).values(values).inline()
+    return sa.insert(s.tables.run).values({"instance_pk": param("pk"), **run_values(s)}).inline()
 
 
 @statement
@@ -86,35 +119,23 @@ def _insert_step(s: Store) -> Any:
     return sa.insert(s.tables.step).values(values).inline()
 
 
-def insert(
-    tx: Tx,
-    pk: int,
-    number: int,
-    *,
-    params: str,
-    reason: str | None,
-    commit_id: str,
-    plan: RunPlan,
-    continuation: Continuation | None,
-) -> None:
-    """Insert a run of an instance that is locked or new, with the steps of its plan, or the rows of a continuation."""
-    origin = None if continuation is None else continuation.origin
-    tx.run(
-        _insert_run,
-        pk=pk,
-        run=number,
-        params=params,
-        reason=reason,
-        version=plan.version,
-        commit_id=commit_id,
-        origin_id=None if origin is None else origin.instance_id,
-        origin_run=None if origin is None else origin.run_number,
-        origin_step=None if origin is None else origin.step_key,
-        ancestry=None if continuation is None else continuation.ancestry.text,
-    )
-    _insert_linear(tx, plan.step_rows(), pk=pk, run_number=number, commit_id=commit_id)
-    if continuation is not None:
-        _copy_rows(tx, continuation, pk=pk, run_number=number, commit_id=commit_id)
+def insert(tx: Tx, pk: int, number: int, start: RunStart) -> None:
+    """Insert a run of an instance that is locked or new, with the rows that it starts with."""
+    tx.run(_insert_run, pk=pk, **start.encode(number))
+    insert_rows(tx, pk, number, start)
+
+
+def insert_rows(tx: Tx, pk: int, number: int, start: RunStart) -> None:
+    """Insert the rows that a new run starts with; most runs start with none."""
+    _insert_linear(tx, start.plan.step_rows(), pk=pk, run_number=number, commit_id=start.commit_id)
+    if start.continuation is not None:
+        _copy_rows(tx, start.continuation, pk=pk, run_number=number, commit_id=start.commit_id)
+
+
+def insert_planned_steps(tx: Tx, pks: Sequence[int], start: RunStart) -> None:
+    """Insert the steps with which the first runs of these new instances start; most start with none."""
+    steps = [STEPS.encode_row(step) | {"run": 1, "commit_id": start.commit_id} for step in start.plan.step_rows()]
+    tx.run_many(_insert_step, [{"pk": pk, **step} for pk in pks for step in steps])
 
 
 def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int, commit_id: str) -> None:

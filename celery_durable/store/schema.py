@@ -22,6 +22,7 @@ workflow_heartbeat  one row per process that sweeps or works. It tells operators
 workflow_published  the newest value of each key that a run has published. No pass reads it.
 workflow_database   one row: the random id by which messages name this database.
 workflow_audit      manual changes to single steps: who, what, when, why, and what the step was before.
+workflow_attempt    the attempts that did not succeed, and the deaths of workers, for people. No pass reads it.
 
 Instants are BIGINT microseconds since the epoch (UTC). So all three databases have one type, arithmetic and
 comparison, without session time zones or rounding. Payloads are canonical JSON in text columns, because databases
@@ -37,11 +38,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.store.column_types import big_id, long_text
+from celery_durable.store import record_tables
+from celery_durable.store.column_types import big_id, full_index_only, long_text, partial_index, partial_index_only
 from celery_durable.store.step_columns import STEP_COLUMNS
 
-REVISION = "0001"
+REVISION = "0005"
 """The migration that this version of the code needs."""
+
+OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
+"""The condition of the partial index over open waits for events. A query repeats it to use the index."""
+
+OPEN_ITEM = "status IN ('pending', 'sent', 'failed')"
+"""The condition of the partial index over the open items of maps."""
+ITEM_INDEX = ("instance_pk", "run_number", "step_key", "status", "position")
 
 BINARY = "utf8mb4_nopad_bin"
 """MariaDB's collation for keys: ids that differ in case, accents or trailing blanks are different."""
@@ -85,6 +94,7 @@ class Tables:
     item: sa.Table
     database: sa.Table
     queue: sa.Table
+    attempt: sa.Table
 
 
 @functools.cache
@@ -138,34 +148,33 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("updated_at", sa.BigInteger, nullable=False),
         sa.Column("retention_us", sa.BigInteger),
         sa.Column("retention_until", sa.BigInteger),
+        # How long each run of the instance may take. NULL: as long as its workflow says.
+        sa.Column("max_run_us", sa.BigInteger),
         sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
         # The guard, one per step, updates no indexed column, so the new row version stays on its page (HOT). No index
         # contains lease_until or version, and claim_token changes only with the claim.
-        sa.Index(
+        partial_index(
             f"{prefix}ix_workflow_instance_due",
             "priority",
             "queue",  # a queue that accepts no messages costs nothing, however much is due there
             "next_check_at",
-            postgresql_where=sa.text("next_check_at IS NOT NULL"),
-            sqlite_where=sa.text("next_check_at IS NOT NULL"),
+            where="next_check_at IS NOT NULL",
         ),
         # Dispatch messages under way, oldest first. A guard changes none of these columns.
-        sa.Index(
+        partial_index(
             f"{prefix}ix_workflow_instance_sent",
             "queue",
             "sent_at",
-            postgresql_where=sa.text("sent_at IS NOT NULL AND claim_token IS NULL"),
-            sqlite_where=sa.text("sent_at IS NOT NULL AND claim_token IS NULL"),
+            where="sent_at IS NOT NULL AND claim_token IS NULL",
         ),
         # For lists, newest first.
         sa.Index(f"{prefix}ix_workflow_instance_list", "workflow", "id"),
         sa.Index(f"{prefix}ix_workflow_instance_status", "workflow", "status", "id"),
         # Instances to delete, in the order of their times.
-        sa.Index(
+        partial_index(
             f"{prefix}ix_workflow_instance_retention",
             "retention_until",
-            postgresql_where=sa.text("retention_until IS NOT NULL"),
-            sqlite_where=sa.text("retention_until IS NOT NULL"),
+            where="retention_until IS NOT NULL",
         ),
         sqlite_autoincrement=True,
     )
@@ -197,12 +206,26 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("commit_id", sa.String(36), nullable=False),
         sa.Column("log_count", sa.Integer, nullable=False),
         sa.Column("dropped_log_count", sa.Integer, nullable=False),
+        # Ended runs in the order of their ends, to find the oldest ones.
+        partial_index(
+            f"{prefix}ix_workflow_run_completed",
+            "completed_at",
+            where="completed_at IS NOT NULL",
+        ),
     )
     step = table(
         "workflow_step",
         sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
         *(column.build() for column in STEP_COLUMNS),
+        # Open waits for events. Without partial indexes, as on MariaDB, an entry for each step would cost more than
+        # the search gains.
+        partial_index_only(
+            f"{prefix}ix_workflow_step_waiting",
+            "wait_event_type",
+            "instance_pk",
+            where=OPEN_EVENT_WAIT,
+        ),
     )
     event = table(
         "workflow_event",
@@ -217,22 +240,6 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("consumed_by_step_key", sa.String(280)),
         sa.UniqueConstraint("instance_pk", "run_number", "event_id", name=f"{prefix}uq_workflow_event_id"),
         sa.Index(f"{prefix}ix_workflow_event_waiting", "instance_pk", "run_number", "type", "delivered_at", "seq"),
-    )
-    log = table(
-        "workflow_log",
-        sa.Column("id", big_id(), primary_key=True),
-        sa.Column("instance_pk", sa.BigInteger, nullable=False),
-        sa.Column("run_number", sa.Integer, nullable=False),
-        sa.Column("step_key", sa.String(280)),
-        sa.Column("attempt", sa.Integer),
-        sa.Column("level", sa.String(8), nullable=False),
-        sa.Column("category", sa.String(255), nullable=False),
-        sa.Column("message", long_text(), nullable=False),
-        sa.Column("data", long_text()),
-        sa.Column("is_replay", sa.Boolean, nullable=False),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Index(f"{prefix}ix_workflow_log_run", "instance_pk", "run_number", "id"),
-        sqlite_autoincrement=True,
     )
     heartbeat = table(
         "workflow_heartbeat",
@@ -286,14 +293,19 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("priority", sa.SmallInteger),
         sa.Column("on_lost", sa.String(8), nullable=False),
         # Sent items, for the search for lost tasks.
-        sa.Index(
+        partial_index(
             f"{prefix}ix_workflow_item_sent",
             "status",
             "sent_at",
-            postgresql_where=sa.text("status = 'sent'"),
-            sqlite_where=sa.text("status = 'sent'"),
+            where="status = 'sent'",
         ),
-        sa.Index(f"{prefix}ix_workflow_item_status", "instance_pk", "run_number", "step_key", "status", "position"),
+        # Open items. An answer ends one without a new entry, where indexes can be partial.
+        partial_index_only(
+            f"{prefix}ix_workflow_item_open",
+            *ITEM_INDEX,
+            where=OPEN_ITEM,
+        ),
+        full_index_only(f"{prefix}ix_workflow_item_status", *ITEM_INDEX),
     )
     emission = table(
         "workflow_emission",
@@ -308,21 +320,6 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("next_check_at", sa.BigInteger, nullable=False),
         sa.Index(f"{prefix}ix_workflow_emission_due", "next_check_at"),
-    )
-    audit = table(
-        "workflow_audit",
-        sa.Column("id", big_id(), primary_key=True),
-        sa.Column("instance_pk", sa.BigInteger, nullable=False),
-        sa.Column("run_number", sa.Integer, nullable=False),
-        sa.Column("step_key", sa.String(280), nullable=False),
-        sa.Column("action", sa.String(16), nullable=False),
-        sa.Column("actor", sa.String(255), nullable=False),
-        sa.Column("reason", long_text()),
-        sa.Column("step_before", long_text(), nullable=False),
-        sa.Column("commit_id", sa.String(36), nullable=False),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Index(f"{prefix}ix_workflow_audit_run", "instance_pk", "run_number", "id"),
-        sqlite_autoincrement=True,
     )
     outbox = table(
         "workflow_outbox",
@@ -369,7 +366,8 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("previous_claimed_sent_at", sa.BigInteger),
         sa.Column("recorded_at", sa.BigInteger, nullable=False),
     )
+    log, audit, attempt = record_tables.build(table, prefix)
     return Tables(
         metadata, instance, run, step, event, log, heartbeat, topic_wait, emission, audit, outbox, label, published,
-        item, database, queue,
+        item, database, queue, attempt,
     )  # fmt: skip

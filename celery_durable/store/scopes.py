@@ -7,6 +7,7 @@ linguistic collation a range of ids would include others. All three databases ha
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -15,19 +16,33 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.schema import Tables
 
 
-def conditions(t: Tables, scope: Scope | None) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions that a row of the instance table must meet. A scope of None has no conditions."""
+def conditions(t: Tables, scope: Scope | None, *, of: Any = None) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions that an instance must meet. A scope of None has no conditions.
+
+    ``of``: columns with the ``id`` and the ``instance_id`` of instances; those of the instance table if it is None.
+    """
     if scope is None:
         return []
-    i = t.instance.c
-    found: list[sa.ColumnElement[bool]] = []
-    if scope.id_prefix:
-        found.append(sa.func.substr(i.instance_id, 1, len(scope.id_prefix)) == scope.id_prefix)
-    for name, value in scope.labels.items():
-        label = t.label.alias()
-        is_same_label = (label.c.instance_pk == i.id, label.c.name == name, label.c.value == value)
-        found.append(sa.select(label.c.instance_pk).where(*is_same_label).correlate(t.instance).exists())
-    return found
+    i = t.instance.c if of is None else of
+    return [*prefix_conditions(t, scope, of=of), *(has_label(t, i.id, *label) for label in scope.labels.items())]
+
+
+def prefix_conditions(t: Tables, scope: Scope | None, *, of: Any = None) -> list[sa.ColumnElement[bool]]:
+    """Return the condition for the ids of a scope; none if it allows any id."""
+    if scope is None or not scope.id_prefix:
+        return []
+    instance_id = (t.instance.c if of is None else of).instance_id
+    return [sa.func.substr(instance_id, 1, len(scope.id_prefix)) == scope.id_prefix]
+
+
+def has_label(t: Tables, pk: sa.ColumnElement[int], name: str, value: str) -> sa.ColumnElement[bool]:
+    """Return the condition that the instance with this key has a label.
+
+    A scalar subquery is one search for each row. PostgreSQL may turn EXISTS into a join with all rows of the label.
+    """
+    its = t.label.alias().c
+    found = sa.select(its.instance_pk).where(its.instance_pk == pk, its.name == name, its.value == value)
+    return found.correlate(pk.table).scalar_subquery().is_not(None)
 
 
 def is_in_scope(tx: Tx, scope: Scope | None, pk: int) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import ItemRef, ItemStatus, StepStatus, StepType, TaskReference
-from celery_durable.store.engine import Store, Tx, param
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param
 from celery_durable.store.step_format import is_of_step
 
 

@@ -1,4 +1,4 @@
-"""Facts about a database server, for `durable doctor`."""
+"""Facts about a database server, for `durable doctor` and Django's checks."""
 
 from __future__ import annotations
 
@@ -45,3 +45,16 @@ def read_server_info(store: Store) -> ServerInfo:
         )
 
     return store.transact_once(work)
+
+
+def has_lock_timeout(store: Store) -> bool:
+    """Read whether a statement outside a transaction waits for a lock for a limited time.
+
+    The store sets this when it connects to PostgreSQL. It is lost without an error if a pooler ignores the startup
+    parameter ``options``. MariaDB and SQLite always have a limit.
+    """
+    if store.database is not dialects.POSTGRESQL:
+        return True
+    query = "SELECT current_setting('lock_timeout') <> '0'"
+    # In autocommit: the store may set the limit anew in each transaction.
+    return store.run_statement(lambda tx: bool(tx.conn.exec_driver_sql(query).scalar()), keeps_connection=False)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
+from sqlalchemy.util import await_only
 
-from celery_durable.errors import StoreMismatch
+from celery_durable.errors import StepTxMisuse, StoreMismatch, ValueRefused
 from celery_durable.store import drivers
 from celery_durable.store.connections import Connections
 from celery_durable.store.dialects import Database
+from celery_durable.store.external_transactions import UserWrite
 from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault, log_commit_in_doubt
 
 logger = logging.getLogger("celery_durable.store")
@@ -34,12 +38,31 @@ class StepSessions:
     On SQLite an open session holds the only write lock. So the threads with an open session are remembered there.
     """
 
+    opens_before_body = False
+
     def __init__(
         self, engine: sa.Engine, factory: Callable[[], Session] | None, database: Database, connections: Connections
     ) -> None:
         self._engine, self.factory, self._database, self._connections = engine, factory, database, connections
         self.threads_with_write_lock: set[int] = set()
         """The threads whose session holds SQLite's only write lock: another write of theirs would never end."""
+
+    def begin(self, step: str) -> StepSession:
+        """Open the session of an attempt of a step."""
+        return StepSession(self, self.open(), step)
+
+    @staticmethod
+    def run_writes(connection: sa.Connection, writes: Sequence[UserWrite]) -> None:
+        """Run writes in a session on the connection of the step's commit."""
+        session = make_session(connection, join_transaction_mode="rollback_only")
+        for write in writes:
+            _block_transaction_control(session, write.step)
+            try:
+                write.fn(session)
+            finally:
+                _restore_transaction_control(session)
+        session.flush()
+        session.close()  # does not end the transaction, which belongs to the step's commit
 
     def open(self) -> Session:
         """Open a session for a step's own transaction, with the store's isolation level."""
@@ -62,7 +85,9 @@ class StepSessions:
         return session
 
     def check_same_database(self, session: Session) -> None:
-        """Raise StoreMismatch if a session is bound to another database than the store."""
+        """Raise StoreMismatch if a session is bound to another database than the store, ValueRefused if it is async."""
+        if hasattr(session, "sync_session"):
+            raise ValueRefused("session= is an AsyncSession: pass it to the async method, such as `await acreate()`.")
         url = session.get_bind().engine.url
         if _identify_database(url) != _identify_database(self._engine.url):
             raise StoreMismatch(url.render_as_string(), self._engine.url.render_as_string())
@@ -104,16 +129,36 @@ class StepSessions:
             logger.info("A step's session was closed after its connection was lost: %s", error.orig)
 
 
-def run_user_writes(
-    connection: sa.Connection, writes: Sequence[Callable[[Session], object]], session: Session | None
-) -> None:
-    """Run the writes of a step's body in the body's session, or without one on the connection of the step's commit."""
-    own = session or make_session(connection, join_transaction_mode="rollback_only")
-    for write in writes:
-        write(own)
-    own.flush()
-    if session is None:
-        own.close()  # does not end the transaction, which belongs to the step's commit
+class StepSession:
+    """The session of one attempt of a step (`StepTransaction`)."""
+
+    def __init__(self, sessions: StepSessions, session: Session, step: str) -> None:
+        self._sessions, self.session = sessions, _block_transaction_control(session, step)
+
+    @contextmanager
+    def use(self) -> Iterator[sa.Connection]:
+        """Yield the session's connection, which any thread may use."""
+        yield self.session.connection()
+
+    def run_writes(self, writes: Sequence[UserWrite]) -> None:
+        """Flush what the body has written, then run these writes in its session."""
+        self.session.flush()
+        for write in writes:
+            write.fn(self.session)
+        self.session.flush()
+
+    def commit(self) -> None:
+        """Commit; raises CommitInDoubt."""
+        self._sessions.commit(self.session)
+
+    def abandon(self) -> None:
+        """Take SQLite's write lock away from the session."""
+        self._sessions.abandon(self.session)
+
+    def close(self) -> None:
+        """Roll back what is not committed. A shared factory may then return the same session to the application."""
+        self._sessions.close(self.session)
+        _restore_transaction_control(self.session)
 
 
 def make_session(bind: sa.Engine | sa.Connection, **options: Any) -> Session:
@@ -123,8 +168,44 @@ def make_session(bind: sa.Engine | sa.Connection, **options: Any) -> Session:
     return Session(bind, expire_on_commit=False, **options)
 
 
+_BLOCKED_METHODS = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
+
+
+def _block_transaction_control(session: Session, step: str) -> Session:
+    """Make the methods that begin or end a transaction raise StepTxMisuse."""
+    for method in _BLOCKED_METHODS:
+        setattr(session, method, _make_blocked_method(step, method))
+
+    def begin(*, nested: bool = False) -> Any:
+        # Leaving `with session.begin():` would commit. begin_nested() calls this too, and savepoints are allowed.
+        return type(session).begin(session, nested=True) if nested else _make_blocked_method(step, "begin")()
+
+    vars(session)["begin"] = begin
+    return session
+
+
+def _restore_transaction_control(session: Session) -> None:
+    """Undo `_block_transaction_control`."""
+    for method in (*_BLOCKED_METHODS, "begin"):
+        vars(session).pop(method, None)
+
+
+def _make_blocked_method(step: str, method: str) -> Callable[..., None]:
+    def refuse(*_: object, **__: object) -> None:
+        raise StepTxMisuse(
+            f"tx.session.{method}() in step {step!r}: the session commits with the step's record. "
+            "Return to commit, raise to roll back, use tx.session.begin_nested() for a savepoint."
+        )
+
+    return refuse
+
+
 def after_commit(session: Session, callback: Callable[[], None]) -> None:
-    """Call ``callback`` once after the session's transaction has committed. Discard it if that rolls back."""
+    """Call ``callback`` once after the session's transaction has committed. Discard it if that rolls back.
+
+    A scoped_session, such as Flask-SQLAlchemy's, stands for the session of its scope.
+    """
+    session = session.registry() if hasattr(session, "registry") else session
     if _CALLBACKS not in session.info:
         # The listeners stay for the life of the session: one cannot be removed while it is being called.
         event.listen(session, "after_commit", _run_callbacks)
@@ -136,7 +217,10 @@ def _run_callbacks(session: Session) -> None:
     if not session.in_nested_transaction():  # releasing a savepoint is not a commit
         callbacks, session.info[_CALLBACKS] = session.info[_CALLBACKS], []
         for callback in callbacks:
-            callback()
+            if session.get_bind().dialect.is_async:  # the event loop does not wait for the broker
+                await_only(asyncio.to_thread(callback))
+            else:
+                callback()
 
 
 def _discard_callbacks(session: Session, ended: SessionTransaction) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import StepRow, StepWrite, from_us
-from celery_durable.store.step_columns import STEP_COLUMNS, StepColumn, Written
+from celery_durable.model import StepRow, StepWrite
+from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
 
 
 def is_of_step(other: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
@@ -27,15 +29,12 @@ class StepFormat:
 
     def __init__(self, columns: Sequence[StepColumn], row: type[StepRow] = StepRow) -> None:
         self.columns, self._row = columns, row
-        self.time_columns = tuple(column for column in columns if column.is_time)
         encoders = {source.field: column.encoder(source) for column in columns for source in column.sources}
         self._sources = tuple(encoders)
         self._get_sources = attrgetter(*encoders)
         self._converted = tuple((name, encode) for name, encode in encoders.items() if encode is not None)
         self._decoders = tuple(column.decode for column in columns)
-        copied = {column.field: column.sources[0].field for column in columns if not column.is_time}
-        self._copied = tuple(copied)
-        self._get_copied = attrgetter(*copied.values())
+        self._find_plan = functools.cache(self._plan_row)
 
     def select(self, table: sa.Table, *, with_results: bool = True) -> list[sa.ColumnElement[Any]]:
         """Return the columns of a query whose rows `read` takes. Results are large: without them they are NULL."""
@@ -60,43 +59,50 @@ class StepFormat:
         return values
 
     def encode_write(self, write: StepWrite) -> dict[str, Any]:
-        """Return the parameters of a write, each named as its field."""
-        parameters = dict(zip(self._sources, self._get_sources(write), strict=True))
+        """Return the parameters of a write, each named as its field, without those that mean NULL."""
+        parameters = {
+            field: value
+            for field, value in zip(self._sources, self._get_sources(write), strict=True)
+            if value is not None and value is not False  # False: not the time of the commit (`Written.IF`)
+        }
         for name, encode in self._converted:
-            if (value := parameters[name]) is not None:
-                parameters[name] = encode(value)
+            if name in parameters:
+                parameters[name] = encode(parameters[name])
         return parameters
 
-    def to_written_row(self, write: StepWrite, times: Iterable[int | None]) -> StepRow:
-        """Return the row that a write has written, as `read` returns it. ``times``: those of ``time_columns``."""
-        fields = dict(zip(self._copied, self._get_copied(write), strict=True))
-        for column, us in zip(self.time_columns, times, strict=True):
-            fields[column.name] = None if us is None else from_us(us)
-        return self._row(**fields)
+    def to_written_row(self, write: StepWrite, fields: tuple[str, ...], now: datetime) -> StepRow:
+        """Return the row that a write has written at the time ``now``, as `read` returns it.
 
-    def compute_times(self, parameters: dict[str, Any], now: int, *, is_new: bool) -> list[int | None]:
-        """Return the values of ``time_columns`` as the database computes them from these parameters.
-
-        For a row that is overwritten, times that keep their old value are None.
+        ``fields``: those of `encode_write`. In a row that is overwritten, a time that keeps its old value is None.
         """
-        return [_time(c, now, parameters) if is_new or c.is_updated else None for c in self.time_columns]
+        get_values, times = self._find_plan(fields, is_new=write.replaces is None)
+        values = list(get_values(write))
+        for index, written in times:
+            match written:
+                case Written.IF:
+                    values[index] = now
+                case Written.AFTER:
+                    values[index] = now + values[index]
+                case Written.BEFORE:
+                    values[index] = now - values[index]
+                case None:
+                    values[index] = None
+        return self._row(*values)
 
-
-def _time(column: StepColumn, now: int, parameters: dict[str, Any]) -> int | None:
-    if not column.sources:
-        return now
-    for source in column.sources:
-        value = parameters[source.field]
-        match source.written:
-            case Written.VALUE if value is not None:
-                return int(value)
-            case Written.AFTER if value is not None:
-                return now + int(value)
-            case Written.BEFORE if value is not None:
-                return now - int(value)
-            case Written.IF if value:
-                return now
-    return None
+    def _plan_row(
+        self, fields: tuple[str, ...], *, is_new: bool
+    ) -> tuple[Callable[[StepWrite], tuple[Any, ...]], list[tuple[int, Written | None]]]:
+        """Return what reads a field of a write for each column, and how to compute the times from that: by index."""
+        names: list[str] = []
+        times: list[tuple[int, Written | None]] = []
+        for index, column in enumerate(self.columns):
+            given = [source for source in column.sources if source.field in fields]
+            source = (given or [*column.sources, Source("key", Written.IF)])[0]
+            names.append(source.field)
+            if column.is_time and source.written is not Written.VALUE:
+                is_written = (given or not column.sources) and (is_new or column.is_updated)
+                times.append((index, source.written if is_written else None))
+        return attrgetter(*names), times
 
 
 STEPS = StepFormat(STEP_COLUMNS)

@@ -5,7 +5,7 @@ A step boundary is one commit: first the step's own writes, then the guard, then
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,14 +17,26 @@ from celery_durable.ancestry import Ancestry
 from celery_durable.errors import Superseded
 from celery_durable.model import (
     Claim,
+    LogLine,
+    NewRun,
+    RunRef,
     StepRow,
     StepWrite,
     from_us,
     from_us_or_none,
     to_us,
 )
-from celery_durable.store.claims import GuardResult, guard, guard_params, guard_update
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store import run_logs
+from celery_durable.store.claims import (
+    GuardResult,
+    guard,
+    guard_params,
+    guard_update,
+    guard_without_change,
+    lock_held,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement, statement_for
 from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
 from celery_durable.store.step_format import STEPS
 
@@ -42,6 +54,13 @@ class RunState:
     ancestry: Ancestry
     steps: tuple[StepRow, ...]
     definition_version: int | None = None
+
+    @classmethod
+    def of_new_run(cls, ref: RunRef, new_run: NewRun) -> RunState:
+        """The state of a run that no pass has started, as `load` would return it."""
+        created_at = new_run.created_at
+        ancestry = Ancestry.parse(None, ref=ref, created_at=created_at)
+        return cls(new_run.params, created_at, None, 0, ancestry, ())
 
     @property
     def is_start_recorded(self) -> bool:
@@ -100,37 +119,48 @@ class WrittenStep:
     pause_requested: bool
 
 
-def insert_values(columns: Sequence[StepColumn], pk: Any, run_number: Any, now: Any) -> dict[str, Any]:
-    """Build the values of a new row at the time ``now``, from the parameters of `StepFormat.encode_write`."""
-    return {"instance_pk": pk, "run_number": run_number} | {each.name: _expression(each, now) for each in columns}
+def insert_values(
+    columns: Sequence[StepColumn],
+    fields: Sequence[str],
+    pk: Any,
+    run_number: Any,
+    now: Any,
+    *,
+    get_value: Callable[[str, Any], Any] = param,
+) -> dict[str, Any]:
+    """Build the values of a new row at the time ``now``, from the parameters of `StepFormat.encode_write`.
+
+    ``fields``: the names of these parameters. The columns that are NULL without them are left out. ``get_value``
+    returns the expression of one: it takes the name and the type.
+    """
+    values = {column.name: _expression(column, fields, now, get_value) for column in columns}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {"instance_pk": pk, "run_number": run_number} | given
 
 
-def update_values(columns: Sequence[StepColumn], now: Any) -> dict[str, Any]:
+def update_values(columns: Sequence[StepColumn], fields: Sequence[str], now: Any) -> dict[str, Any]:
     """Build the values for a row that is overwritten. The other columns keep the value of the first commit."""
-    return {each.name: _expression(each, now) for each in columns if each.is_updated}
+    return {column.name: _expression(column, fields, now, param) for column in columns if column.is_updated}
 
 
-def _expression(column: StepColumn, now: Any) -> Any:
-    values = [_source_expression(column, source, now) for source in column.sources]
-    if not values:
+def _expression(column: StepColumn, fields: Sequence[str], now: Any, get_value: Callable[[str, Any], Any]) -> Any:
+    """Return the expression of a column: that of its first source in ``fields``, or None for NULL."""
+    if not column.sources:
         return now
-    return values[0] if len(values) == 1 else sa.func.coalesce(*values)
+    source = next((each for each in column.sources if each.field in fields), None)
+    return None if source is None else _source_expression(column, source, now, get_value)
 
 
-def _source_expression(column: StepColumn, source: Source, now: Any) -> Any:
+def _source_expression(column: StepColumn, source: Source, now: Any, get_value: Callable[[str, Any], Any]) -> Any:
     match source.written:
         case Written.VALUE:
-            return param(source.field, column.parameter_type)
+            return get_value(source.field, column.parameter_type)
         case Written.AFTER:
-            return now + param(source.field, sa.BigInteger)  # NULL if the parameter is NULL
+            return now + get_value(source.field, sa.BigInteger)
         case Written.BEFORE:
-            return now - param(source.field, sa.BigInteger)
+            return now - get_value(source.field, sa.BigInteger)
         case Written.IF:
-            return sa.case((param(source.field, sa.Boolean), now))
-
-
-def _time_columns(st: sa.Table) -> list[Any]:
-    return [st.c[column.name] for column in STEPS.time_columns]
+            return now
 
 
 def _unchanged_since_read(st: sa.Table) -> list[Any]:
@@ -142,64 +172,105 @@ def _unchanged_since_read(st: sa.Table) -> list[Any]:
     return [st.c.step_key == param("key", sa.String), st.c.commit_id == param("replaces", sa.String)]
 
 
-@statement
-def _guard_and_insert(s: Store) -> Any:
-    i, st = s.tables.instance, s.tables.step
-    held = guard_update(s).returning(i.c.id, i.c.run_number, i.c.pause_requested).cte("held")
-    values = insert_values(STEP_COLUMNS, held.c.id, held.c.run_number, s.clock())
+@statement_for
+def _guard_and_insert(s: Store, fields: Sequence[str], log_lines: int) -> Any:
+    return _insert_under(s, _hold(s), fields, log_lines)
+
+
+@statement_for
+def _lock_and_insert(s: Store, fields: Sequence[str], log_lines: int) -> Any:
+    return _insert_under(s, _hold_without_change(s), fields, log_lines)
+
+
+def _insert_under(s: Store, held: sa.CTE, fields: Sequence[str], log_lines: int) -> Any:
+    values = insert_values(STEP_COLUMNS, fields, held.c.id, held.c.run_number, held.c.now_us)
     source = sa.select(*values.values()).select_from(held)
-    written = sa.insert(st).from_select(list(values), source).returning(*_time_columns(st)).cte("written")
-    return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
+    written = sa.insert(s.tables.step).from_select(list(values), source).cte("written")
+    return sa.select(held.c.pause_requested, held.c.now_us).add_cte(
+        written, *run_logs.insert_with(s, held, held, log_lines)
+    )
 
 
-@statement
-def _guard_and_update(s: Store) -> Any:
-    i, st = s.tables.instance, s.tables.step
-    held = guard_update(s).returning(i.c.id, i.c.run_number, i.c.pause_requested).cte("held")
+@statement_for
+def _guard_and_update(s: Store, fields: Sequence[str], log_lines: int) -> Any:
+    st, held = s.tables.step, _hold(s)
     written = (
         sa.update(st)
-        .where(
-            st.c.instance_pk == held.c.id,
-            st.c.run_number == held.c.run_number,
-            *_unchanged_since_read(st),
-        )
-        .values(update_values(STEP_COLUMNS, s.clock()))
-        .returning(*_time_columns(st))
+        .where(st.c.instance_pk == held.c.id, st.c.run_number == held.c.run_number, *_unchanged_since_read(st))
+        .values(update_values(STEP_COLUMNS, fields, held.c.now_us))
+        .returning(st.c.step_key)
         .cte("written")
     )
-    return sa.select(held.c.pause_requested, *written.c).select_from(held.join(written, sa.true()))
+    both = held.join(written, sa.true())
+    found = sa.select(held.c.pause_requested, held.c.now_us).select_from(both)
+    return found.add_cte(*run_logs.insert_with(s, held, both, log_lines))
 
 
-def guard_and_write_step(tx: Tx, claim: Claim, write: StepWrite, *, lease: timedelta) -> WrittenStep:
-    """Take the guard and write one step row: a boundary that writes nothing else.
+def _hold(s: Store) -> Any:
+    i = s.tables.instance.c
+    return guard_update(s).returning(i.id, i.run_number, i.pause_requested, s.clock().label("now_us")).cte("held")
 
-    If the database can combine writes (PostgreSQL), the guard and the row are one statement. Raises Superseded if the
-    claim is lost, or if the row to overwrite has changed.
+
+def _hold_without_change(s: Store) -> Any:
+    i = s.tables.instance.c
+    locked = lock_held(s, i.id, i.run_number, i.pause_requested).cte("locked")
+    # Not in the SELECT that locks: it computes its columns before it waits for the lock (LAW 4).
+    return sa.select(locked, s.clock().label("now_us")).cte("held")
+
+
+def guard_and_write_step(
+    tx: Tx,
+    claim: Claim,
+    write: StepWrite,
+    *,
+    lease: timedelta,
+    log_lines: Sequence[LogLine] = (),
+    changes_instance: bool = True,
+) -> WrittenStep:
+    """Take the guard and write one step row: a boundary that writes nothing else, except perhaps log lines.
+
+    If the database can combine writes (PostgreSQL), all is one statement. Only then there may be log lines, at most
+    `run_logs.MAX_WITH_STEP`, and all are kept. Raises Superseded if the claim is lost, or if the row to overwrite has
+    changed.
+
+    ``changes_instance``: False for a new row if the guard need not write (see `guard_without_change`).
     """
+    is_new = write.replaces is None
+    assert changes_instance or is_new
     if not tx.store.database.can_combine_writes:
-        guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
+        assert not log_lines
+        if changes_instance:
+            guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
+        else:
+            guard_result = guard_without_change(tx, claim)
         with tx.store.conflict_as_superseded():
             return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
-    parameters = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count)
-    parameters |= STEPS.encode_write(write)
-    which = _guard_and_insert if write.replaces is None else _guard_and_update
+    parameters = STEPS.encode_write(write)
+    fields = tuple(parameters)
+    if changes_instance:
+        choose = _guard_and_insert if is_new else _guard_and_update
+        held = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count)
+    else:
+        choose, held = _lock_and_insert, {"pk": claim.pk, "token": claim.token}
+    logged = run_logs.encode_lines(log_lines) if log_lines else {}
     try:
-        found = tx.run(which, **parameters, replaces=write.replaces).first()
+        found = tx.run(choose(fields, len(log_lines)), **parameters, **held, **logged, replaces=write.replaces)
     except IntegrityError as error:  # another worker has inserted the row
         raise Superseded(str(error.orig)) from error
-    if found is None:
+    if not found:
         raise Superseded(str(claim.ref))
-    return WrittenStep(STEPS.to_written_row(write, found[1:]), found.pause_requested)
+    [(pause_requested, now_us)] = found
+    return WrittenStep(STEPS.to_written_row(write, fields, from_us(now_us)), pause_requested)
 
 
-@statement
-def _insert(s: Store) -> Any:
+@statement_for
+def _insert(s: Store, fields: Sequence[str]) -> Any:
     pk, run_number, now = param("pk", sa.BigInteger), param("run", sa.Integer), param("now_us", sa.BigInteger)
-    return sa.insert(s.tables.step).values(insert_values(STEP_COLUMNS, pk, run_number, now)).inline()
+    return sa.insert(s.tables.step).values(insert_values(STEP_COLUMNS, fields, pk, run_number, now)).inline()
 
 
-@statement
-def _update(s: Store) -> Any:
+@statement_for
+def _update(s: Store, fields: Sequence[str]) -> Any:
     st = s.tables.step
     return (
         sa.update(st)
@@ -208,7 +279,7 @@ def _update(s: Store) -> Any:
             st.c.run_number == param("run", sa.Integer),
             *_unchanged_since_read(st),
         )
-        .values(update_values(STEP_COLUMNS, param("now_us", sa.BigInteger)))
+        .values(update_values(STEP_COLUMNS, fields, param("now_us", sa.BigInteger)))
     )
 
 
@@ -217,13 +288,22 @@ def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite
 
     Returns the row as `load` reads it, except that ``created_at`` of an overwritten row is None.
     """
-    now = to_us(guard_result.now)
-    parameters = {"pk": claim.pk, "run": claim.ref.run_number, "now_us": now, **STEPS.encode_write(write)}
+    parameters = STEPS.encode_write(write)
+    fields, key = tuple(parameters), {"pk": claim.pk, "run": claim.ref.run_number, "now_us": to_us(guard_result.now)}
     if write.replaces is None:
-        tx.run(_insert, **parameters)
-    elif tx.run(_update, **parameters, replaces=write.replaces).rowcount == 0:
+        tx.run(_insert(fields), **key, **parameters)
+    elif tx.run(_update(fields), **key, **parameters, replaces=write.replaces).rowcount == 0:
         raise Superseded(str(claim.ref))
-    return STEPS.to_written_row(write, STEPS.compute_times(parameters, now, is_new=write.is_new))
+    return STEPS.to_written_row(write, fields, guard_result.now)
+
+
+def insert_new(tx: Tx, fields: tuple[str, ...], rows: Sequence[tuple[Claim, int, dict[str, Any]]]) -> None:
+    """Insert new rows under guards that the transaction holds.
+
+    ``rows``: of each the claim, the time of its guard in microseconds, and its parameters, which are named ``fields``.
+    """
+    keys = [{"pk": claim.pk, "run": claim.ref.run_number, "now_us": now_us} for claim, now_us, _ in rows]
+    tx.run_many(_insert(fields), [key | row[2] for key, row in zip(keys, rows, strict=True)])
 
 
 @statement

@@ -20,9 +20,10 @@ import sqlalchemy as sa
 
 from celery_durable.model import DueRun, RunRef, Status, WakeReason, crash_delay, duration_us, from_us, to_us
 from celery_durable.redispatch import MIN_LOST_AGE, NOTHING_KNOWN, QueueProgress, Redispatch
-from celery_durable.store import schedule
+from celery_durable.store import attempts, row_sets, schedule
 from celery_durable.store.claims import MAX_CLAIMANT, RELEASED, due_conditions
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 
 
 def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -> DueRun | None:
@@ -34,14 +35,13 @@ def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -
     i = tx.t.instance
     row = tx.execute(
         _swept_columns(i)
-        .add_columns(i.c.claim_task_id)
         .where(i.c.workflow == ref.workflow, i.c.instance_id == ref.instance_id, i.c.run_number == ref.run_number)
         .with_for_update(key_share=True)
     ).first()
     if row is None or row.claim_token is None or row.claim_task_id != task_id[:MAX_CLAIMANT]:
         return None
     now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
-    return _release_crashed(tx, row, now, dispatch_count=0, recheck_after=grace, is_published=True)
+    return _release_crashed(tx, row, now, dispatch_count=0, recheck_after=grace, is_published=True, is_death_known=True)
 
 
 def _force_index(select: sa.Select[Any], i: sa.Table, name: str) -> sa.Select[Any]:
@@ -60,7 +60,7 @@ def _swept_columns(i: sa.Table) -> sa.Select[Any]:
     c = i.c
     return sa.select(
         c.id, c.workflow, c.instance_id, c.run_number, c.queue, c.claim_token, c.lease_until, c.crash_count,
-        c.pause_requested, c.dispatch_count, c.run_at, c.sent_at,
+        c.pause_requested, c.dispatch_count, c.run_at, c.sent_at, *attempts.crash_columns(i),
     )  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def _select_due(s: Store) -> Any:
             i.c.priority == param("priority"),
             i.c.queue == param("queue", sa.String),
             i.c.next_check_at <= s.statement_clock(),
+            i.c.next_check_at >= param("since_us", sa.BigInteger),
         )
         .order_by(i.c.next_check_at)
         .limit(param("limit", type_=sa.Integer))
@@ -83,35 +84,48 @@ def _select_due(s: Store) -> Any:
 
 @statement
 def _reschedule(s: Store) -> Any:
-    i = s.tables.instance
-    values = {
-        "next_check_at": param("next_check_us"),
-        "dispatch_count": param("dispatch_count"),
-        "sent_at": param("sent_us", sa.BigInteger),
+    columns = {
+        "pk": sa.BigInteger(),
+        "next_check_us": sa.BigInteger(),
+        "dispatch_count": sa.Integer(),
+        "sent_us": sa.BigInteger(),
     }
-    return sa.update(i).where(i.c.id == param("pk")).values(values)
+    new = row_sets.build(s.database, param("rows", sa.Text), columns, name="new")
+    values = {"next_check_at": new.c.next_check_us, "dispatch_count": new.c.dispatch_count, "sent_at": new.c.sent_us}
+    return row_sets.update(s.database, s.tables.instance, new, values)
 
 
-def _reschedule_params(
-    row: Any, *, next_check_us: int, dispatch_count: int, sent_us: int | None = None
-) -> dict[str, Any]:
+def _reschedule_rows(tx: Tx, changes: Sequence[dict[str, Any]]) -> None:
+    """Apply the changes of `_rescheduled` to locked rows, in one statement."""
+    if changes:
+        tx.run(_reschedule, rows=row_sets.encode(changes))
+
+
+def _rescheduled(row: Any, *, next_check_us: int, dispatch_count: int, sent_us: int | None = None) -> dict[str, Any]:
     return {"pk": row.id, "next_check_us": next_check_us, "dispatch_count": dispatch_count, "sent_us": sent_us}
 
 
-def _resend_params(row: Any, redispatch: Redispatch) -> dict[str, Any]:
-    """Return the parameters that postpone a row whose dispatch message the caller sends now.
+def _resent(row: Any, redispatch: Redispatch) -> dict[str, Any]:
+    """Return the change that postpones a row whose dispatch message the caller sends now.
 
     The sweep checks the row after the longest redispatch time. `take_lost_runs` finds it earlier if the progress of
     its queue shows that the message is lost.
     """
     last = row.now_us + duration_us(redispatch.longest)
-    return _reschedule_params(row, next_check_us=last, dispatch_count=row.dispatch_count + 1, sent_us=row.now_us)
+    return _rescheduled(row, next_check_us=last, dispatch_count=row.dispatch_count + 1, sent_us=row.now_us)
 
 
 def _release_crashed(
-    tx: Tx, row: Any, now: datetime, *, dispatch_count: int, recheck_after: timedelta, is_published: bool
+    tx: Tx,
+    row: Any,
+    now: datetime,
+    *,
+    dispatch_count: int,
+    recheck_after: timedelta,
+    is_published: bool,
+    is_death_known: bool = False,
 ) -> DueRun | None:
-    """Release the claim of a dead worker and count the crash.
+    """Release the claim of a dead worker, and count and record the crash.
 
     Returns the run if it is due at once. The sweep then checks it again after ``recheck_after``. Returns None if the
     run is paused, or if it is delayed because its workers crashed repeatedly.
@@ -133,6 +147,7 @@ def _release_crashed(
         "updated_at": to_us(now),
     }
     tx.execute(sa.update(i).where(i.c.id == row.id).values(changes))
+    attempts.record_crash(tx, row, pk=row.id, run_number=row.run_number, now=now, is_death_known=is_death_known)
     return _due_run(row) if is_due else None
 
 
@@ -157,6 +172,7 @@ def sweep(
     may_expire: bool,
     lease: timedelta,
     progress: QueueProgress = NOTHING_KNOWN,
+    since: datetime | None = None,
 ) -> tuple[list[DueRun], int]:
     """Process up to ``limit`` rows of one queue and priority whose ``next_check_at`` has passed.
 
@@ -167,9 +183,13 @@ def sweep(
     ``may_expire=False`` means that the database may have been down, so workers could not renew their leases. An
     expired claim is then released only if it is still expired after the time of one lease.
 
+    ``since`` is the earliest time to look at, if the caller has just read it: the index may have many dead entries
+    before it (`schedule.read_known`).
+
     Returns the runs to publish, and the number of rows read.
     """
-    rows = tx.run(_select_due, queue=queue, priority=priority, limit=limit)
+    since_us = 0 if since is None else to_us(since)
+    rows = tx.run(_select_due, queue=queue, priority=priority, limit=limit, since_us=since_us)
     return _process_rows(tx, rows, redispatch, may_expire=may_expire, lease=lease, progress=progress), len(rows)
 
 
@@ -181,7 +201,7 @@ def sweep_expired_claims(
     A tick is a new process. It cannot know whether the database was down, so it uses ``may_expire=False``.
     """
     claimed = _select_due.build(tx.store).where(tx.t.instance.c.claim_token.is_not(None))
-    rows = tx.execute(claimed, queue=queue, priority=priority, limit=limit).all()
+    rows = tx.execute(claimed, queue=queue, priority=priority, limit=limit, since_us=0).all()
     return _process_rows(tx, rows, redispatch, may_expire=False, lease=lease, progress=None)
 
 
@@ -207,31 +227,27 @@ def _process_rows(
             ends = from_us(row.lease_until)
             if ends > now:
                 reschedules.append(
-                    _reschedule_params(row, next_check_us=row.lease_until, dispatch_count=0, sent_us=row.sent_at)
+                    _rescheduled(row, next_check_us=row.lease_until, dispatch_count=0, sent_us=row.sent_at)
                 )
             elif not may_expire and row.dispatch_count < _EXPIRY_CHECKS:
                 at = to_us(now + lease / _EXPIRY_CHECKS)
                 reschedules.append(
-                    _reschedule_params(
-                        row, next_check_us=at, dispatch_count=row.dispatch_count + 1, sent_us=row.sent_at
-                    )
+                    _rescheduled(row, next_check_us=at, dispatch_count=row.dispatch_count + 1, sent_us=row.sent_at)
                 )
             elif due := _release_crashed(
                 tx, row, now, dispatch_count=1, recheck_after=recheck_after, is_published=is_published
             ):
                 publish.append(due)
         elif row.run_at > row.now_us:  # the run is not due yet: check it when it is
-            reschedules.append(_reschedule_params(row, next_check_us=row.run_at, dispatch_count=row.dispatch_count))
+            reschedules.append(_rescheduled(row, next_check_us=row.run_at, dispatch_count=row.dispatch_count))
         elif progress is not None and (recheck_us := _recheck_time(row, redispatch, progress)) is not None:
             reschedules.append(
-                _reschedule_params(
-                    row, next_check_us=recheck_us, dispatch_count=row.dispatch_count, sent_us=row.sent_at
-                )
+                _rescheduled(row, next_check_us=recheck_us, dispatch_count=row.dispatch_count, sent_us=row.sent_at)
             )
         else:
-            reschedules.append(_resend_params(row, redispatch))
+            reschedules.append(_resent(row, redispatch))
             publish.append(_due_run(row))
-    tx.run_many(_reschedule, reschedules)
+    _reschedule_rows(tx, reschedules)
     return publish
 
 
@@ -250,8 +266,9 @@ def _recheck_time(row: Any, redispatch: Redispatch, progress: QueueProgress) -> 
 def _select_lost(s: Store) -> Any:
     """Select the runs whose dispatch message is lost by the rule of `Redispatch.is_lost`.
 
-    A message is lost if one that was sent later has been claimed (``claimed_us``). It is lost if its queue was empty
-    after it was sent (``empty_us``), and it has the minimum age. And it is lost if it is older than ``longest_us``.
+    A message is lost if one that was sent later has been claimed, or if it can no longer arrive (``lost_before_us``).
+    It is lost if its queue was empty after it was sent (``empty_us``), and it has the minimum age. And it is lost if it
+    is older than ``longest_us``.
     ``before_us`` follows from these three, and narrows the search in the index.
     """
     i, now = s.tables.instance, s.statement_clock()
@@ -271,7 +288,7 @@ def _select_lost(s: Store) -> Any:
             i.c.next_check_at.is_not(None),
             i.c.run_at <= now,
             sa.or_(
-                i.c.sent_at < param("claimed_us", sa.BigInteger),
+                i.c.sent_at < param("lost_before_us", sa.BigInteger),
                 sa.and_(i.c.sent_at < param("empty_us", sa.BigInteger), is_old),
                 i.c.sent_at <= now - param("longest_us", sa.BigInteger),
             ),
@@ -294,12 +311,12 @@ def take_lost_runs(
         _select_lost,
         queue=queue,
         before_us=to_us(redispatch.lost_before(progress, now)),
-        claimed_us=0 if progress.claimed is None else to_us(progress.claimed),
+        lost_before_us=0 if progress.lost_before is None else to_us(progress.lost_before),
         empty_us=0 if progress.empty is None else to_us(progress.empty),
         longest_us=duration_us(redispatch.longest),
         limit=limit,
     )
-    tx.run_many(_reschedule, [_resend_params(row, redispatch) for row in rows])
+    _reschedule_rows(tx, [_resent(row, redispatch) for row in rows])
     return [_due_run(row) for row in rows]
 
 
@@ -346,9 +363,7 @@ def take_due_run(
         row = (tx.run(_select_unclaimed, **params) if query is None else tx.execute(query, **params)).first()
         if row is not None:
             recheck_us = row.now_us + duration_us(redispatch.after(row.dispatch_count + 1))
-            tx.run(
-                _reschedule, **_reschedule_params(row, next_check_us=recheck_us, dispatch_count=row.dispatch_count + 1)
-            )
+            _reschedule_rows(tx, [_rescheduled(row, next_check_us=recheck_us, dispatch_count=row.dispatch_count + 1)])
             return row.id, _due_run(row)
     return None
 

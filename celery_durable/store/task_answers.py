@@ -2,7 +2,12 @@
 
 The process that receives an answer writes it. It also sends the next item of a map that is ready, while the instance
 stays suspended. It wakes the instance when all items are finished, or when an item has failed that may be retried.
-The pass then decides what to do. All of this happens under the lock of the instance's row.
+The pass then decides what to do. All of this happens under the lock of the instance's row, with one exception.
+
+The result of an item takes one statement without that lock (`record_result`) if no other item waits to be sent. So the
+items of a map do not wait for each other. After its commit the process checks whether the map needs a pass
+(`may_need_pass`), and only then locks the instance and wakes it (`wake_for_map`). It may die before that: the run
+checks its maps itself from time to time (`RunLimits.next_map_check`).
 
 Three things fence an answer:
 
@@ -22,20 +27,31 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import (
+    NO_TRACE,
+    OPEN_ITEMS,
     AnswerResult,
+    AttemptOutcome,
+    AttemptWrite,
     DueRun,
+    ErrorTrace,
     InstanceRow,
     ItemRef,
     ItemStatus,
     OutboxMessage,
     Status,
+    StepStatus,
+    StepType,
     TaskReference,
     TaskSendingStep,
     WakeReason,
+    WorkerProcess,
     decide_answered,
+    from_us,
+    task_id,
 )
-from celery_durable.store import answers, items, lifecycle, outbox, sent_attempts
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store import answers, attempts, items, lifecycle, outbox, sent_attempts
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 from celery_durable.values import read_answer_error
 
 
@@ -48,10 +64,35 @@ class AnswerOutcome:
     messages: tuple[OutboxMessage, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """The error of a task as the record of its attempt stores it.
+
+    It is built before the transaction, because the application's redaction must not run while a row is locked.
+    ``node`` and ``pid``: the process of the task; None if the error came in a message.
+    """
+
+    error_name: str
+    error_message: str
+    trace: ErrorTrace = NO_TRACE
+    node: str | None = None
+    pid: int | None = None
+
+
 def accept_answer(
-    tx: Tx, row: InstanceRow, reference: TaskReference, *, payload: str, event_id: str, grace: timedelta
+    tx: Tx,
+    row: InstanceRow,
+    reference: TaskReference,
+    *,
+    payload: str,
+    event_id: str,
+    grace: timedelta,
+    failure: TaskFailure | None = None,
 ) -> AnswerOutcome:
     """Accept the answer of a task to a locked instance, once.
+
+    ``failure``: the error in ``payload``, None for a result. The same transaction records the failed attempt, unless
+    the answer of a step comes after its deadline.
 
     A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
     sent. If the caller fails to publish the due runs and messages, a sweep publishes them after ``grace``.
@@ -59,13 +100,38 @@ def accept_answer(
     item = ItemRef.read(reference.event_type)
     found = _find_attempt(tx, row, reference, item)
     if found is None or row.status.is_terminal:
-        return AnswerOutcome(AnswerResult.NOT_AWAITED)
+        # A copy of an answer. The process that recorded the first one may have died before it woke the instance.
+        due_runs = [] if item is None else wake_for_map(tx, row, reference, item, grace=grace)
+        return AnswerOutcome(AnswerResult.NOT_AWAITED, tuple(due_runs))
     # Compared as bytes, since `compare_digest` accepts only ASCII in text.
     if not hmac.compare_digest(found.attempt_token.encode(), reference.token.encode()):
         return AnswerOutcome(AnswerResult.FORGED)
     if item is None:
-        return _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
-    return _answer_item(tx, row, item, reference, found, payload=payload, grace=grace)
+        outcome = _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
+    else:
+        outcome = _answer_item(tx, row, item, reference, found, payload=payload, grace=grace)
+    is_taken = outcome.result is AnswerResult.TAKEN
+    if failure is not None and is_taken and (item is not None or _is_in_time(tx, row, found, event_id)):
+        write = _build_attempt(row, reference, item, found, failure)
+        attempts.insert(tx, row.pk, row.run_number, [write], now=from_us(found.now_us))
+    return outcome
+
+
+def _build_attempt(
+    row: InstanceRow, reference: TaskReference, item: ItemRef | None, found: Any, failure: TaskFailure
+) -> AttemptWrite:
+    id_ = task_id(reference.event_type, row.pk, row.run_number)
+    return AttemptWrite(
+        found.step_key,
+        found.attempts,
+        AttemptOutcome.FAILED,
+        failure.error_name,
+        failure.error_message,
+        trace=failure.trace,
+        worker=None if failure.node is None or failure.pid is None else WorkerProcess(failure.node, failure.pid, id_),
+        item=None if item is None else item.position,
+        task_id=id_,
+    )
 
 
 def _find_attempt(tx: Tx, row: InstanceRow, reference: TaskReference, item: ItemRef | None) -> Any:
@@ -78,7 +144,10 @@ def _find_attempt(tx: Tx, row: InstanceRow, reference: TaskReference, item: Item
 
 def _select_unanswered(s: Store) -> sa.Select[Any]:
     item, st = s.tables.item.c, s.tables.step.c
-    columns = (st.step_key, st.max_attempts, st.timeout_ms, item.attempt_token)
+    now_us = s.clock().label("now_us")
+    columns = (
+        st.step_key, st.max_attempts, st.timeout_ms, st.wake_at, item.attempts, item.attempt_token, now_us,
+    )  # fmt: skip
     mine = (st.instance_pk == param("pk"), st.run_number == param("run"))
     return sa.select(*columns).select_from(sent_attempts.join_step(s)).where(*mine)
 
@@ -135,6 +204,13 @@ def _answer_step(
     )
 
 
+def _is_in_time(tx: Tx, row: InstanceRow, found: Any, event_id: str) -> bool:
+    """Whether the next pass will take the stored answer. Otherwise that pass records the attempt, as timed out."""
+    e = tx.t.event.c
+    stored = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
+    return bool(tx.execute(sa.select(e.created_at <= found.wake_at).where(*stored)).scalar_one())
+
+
 @statement
 def _delete_task_item(s: Store) -> Any:
     item = s.tables.item
@@ -188,3 +264,120 @@ def _answer_item(
         [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if needs_pass and is_suspended else []
     )
     return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
+
+
+# --- the result of an item, without the instance's lock -----------------------------------------
+
+
+def _waiting_map_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
+    st = s.tables.step.c
+    return [
+        st.instance_pk == param("pk", sa.BigInteger),
+        st.run_number == param("run", sa.Integer),
+        st.step_key == param("key", sa.String),
+        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+    ]
+
+
+@statement
+def _record_result(s: Store) -> Any:
+    item = s.tables.item
+    update = (
+        sa.update(item)
+        .where(
+            *items.step_conditions(s),
+            items.has_status(s, ItemStatus.SENT),
+            item.c.position == param("position", sa.Integer),
+            item.c.attempts == param("attempt", sa.Integer),
+            # Not in constant time, unlike `accept_answer`. The time of an index search tells a forger nothing.
+            item.c.attempt_token == param("token", sa.String),
+        )
+        .values(status=ItemStatus.DONE.value, answer=param("answer", sa.Text), due_at=sa.null())
+    )
+    return update.where(_takes_results(s)) if s.database.can_combine_writes else update
+
+
+def _takes_results(s: Store) -> Any:
+    """Condition: the map is waiting in the current run of this instance, and none of its items is ready to be sent."""
+    i = s.tables.instance.c
+    is_waiting = sa.exists().where(
+        i.id == param("pk", sa.BigInteger),
+        i.workflow == param("workflow", sa.String),
+        i.instance_id == param("instance", sa.String),
+        i.run_number == param("run", sa.Integer),
+        i.status.not_in([sa.literal_column(f"'{status.value}'") for status in Status if status.is_terminal]),
+        *_waiting_map_conditions(s),
+    )
+    return sa.and_(is_waiting, ~items.has_ready(s))
+
+
+@statement
+def _select_takes_results(s: Store) -> Any:
+    return sa.select(_takes_results(s).label("takes_results"))
+
+
+def record_result(tx: Tx, reference: TaskReference, item: ItemRef, payload: str) -> bool:
+    """Record the result of a map item, with a lock on the item's row alone.
+
+    Returns False if it must be accepted by `accept_answer`: another item is ready to be sent, the item has an answer
+    already, or the reference is forged.
+    """
+    ref = reference.ref
+    where = {"pk": item.pk, "run": ref.run_number, "key": item.step_key}
+    named = {"workflow": ref.workflow, "instance": ref.instance_id, "token": reference.token}
+    mine = {"position": item.position, "attempt": item.attempt, "answer": payload}
+    # MariaDB would lock the rows that a subquery of an UPDATE reads, among them the instance's.
+    if not tx.store.database.can_combine_writes and not tx.run(_select_takes_results, **where, **named).scalar():
+        return False
+    return tx.run(_record_result, **where, **named, **mine).rowcount == 1
+
+
+@statement
+def _select_progress(s: Store) -> Any:
+    item = s.tables.item.c
+    # The last items in the order of the index: those at its beginning have ended first, and their entries may still be
+    # in the index.
+    open_items = (
+        sa.select(item.position)
+        .where(*items.step_conditions(s), items.has_status(s, *OPEN_ITEMS))
+        .order_by(item.status.desc(), item.position.desc())
+        .limit(sa.literal_column(str(_FEW_ITEMS)))
+        .subquery()
+    )
+    count = sa.select(sa.func.count()).select_from(open_items).scalar_subquery()
+    return sa.select(count.label("open_count"), items.has_ready(s).label("has_ready"))
+
+
+_FEW_ITEMS = 2
+
+
+def may_need_pass(tx: Tx, item: ItemRef, *, run_number: int) -> bool:
+    """Return whether a map may need a pass: none or one of its items is open, or an item is ready to be sent.
+
+    One open item is too many to finish the map. But a worker of an older version may be answering it now. It decides
+    under the lock of the instance, in the transaction that writes the answer, and it does not see results of
+    transactions that have not been committed yet. `wake_for_map` waits for that lock, and then sees both.
+    """
+    row = tx.run(_select_progress, pk=item.pk, run=run_number, key=item.step_key).one()
+    return row.open_count < _FEW_ITEMS or bool(row.has_ready)
+
+
+@statement
+def _select_waiting_map(s: Store) -> Any:
+    st = s.tables.step.c
+    return sa.select(st.step_key).where(*_waiting_map_conditions(s))
+
+
+def wake_for_map(
+    tx: Tx, row: InstanceRow, reference: TaskReference, item: ItemRef, *, grace: timedelta
+) -> list[DueRun]:
+    """Make a locked instance due if it is suspended and this map needs a pass. Returns the runs that became due."""
+    where = {"pk": row.pk, "run": row.run_number, "key": item.step_key}
+    is_named = (row.pk, row.run_number) == (item.pk, reference.ref.run_number)
+    if not is_named or not row.is_suspended or tx.run(_select_waiting_map, **where).first() is None:
+        return []
+    progress = tx.run(_select_progress, **where).one()
+    if progress.open_count and not progress.has_ready:
+        return []
+    return [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)]

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from celery_durable.model import TERMINAL, Claim, Scope, StepStatus, Waiter, from_us, to_us
 from celery_durable.store import scopes
 from celery_durable.store.claims import GuardResult
-from celery_durable.store.engine import Store, Tx, param, statement
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 from celery_durable.store.step_format import is_of_step
 
 

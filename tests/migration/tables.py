@@ -23,6 +23,7 @@ TABLES = {
     "workflow_item",
     "workflow_database",
     "workflow_queue",
+    "workflow_attempt",
 }
 VERSION_TABLE = "workflow_schema_version"
 

@@ -1,4 +1,4 @@
-"""What the frozen revision wrote is migrated, read and finished by today's code; see docs/operations.md."""
+"""What the frozen revision wrote is migrated, read and finished by today's code; see docs/how-to/upgrade.md."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def frozen(request: pytest.FixtureRequest, database: str, empty_url: str) -> Ite
     world = World(empty_url)
     world.clock.advance(timedelta(microseconds=_newest(world) - world.now_us))
     world.exempt["I4"] = "the branches of a gather end in any order"
+    if request.param < "0004":
+        world.exempt |= dict.fromkeys(("F1", "F4", "F5"), "failures were not recorded before revision 0004")
     yield world
     try:
         invariants.check(world)
@@ -95,7 +97,8 @@ def test_rows_in_all_states_can_be_written(world: World, database: str) -> None:
     assert values["kind"] == {"replay", "linear"}
     assert values["step"] == {status.value for status in StepStatus}
     assert values["step type"] == {type_.value for type_ in StepType}
-    assert values["item"] == {status.value for status in ItemStatus}
+    # The frozen revision has the states without "cancelled", which came later.
+    assert values["item"] == {status.value for status in ItemStatus} - {ItemStatus.CANCELLED.value}
     assert values["outbox"] == {"task", "event"}
     assert values["heartbeat"] == {"dispatcher", "worker"}
     assert all(world.rows(sa.select(table).limit(1)) for table in world.store.tables.metadata.sorted_tables), "empty"
@@ -110,7 +113,7 @@ def test_rows_that_the_frozen_revision_wrote_are_finished(frozen: World) -> None
 
 
 def test_a_frozen_migration_does_not_change(world: World, database: str) -> None:
-    """A change of the tables is a migration of its own; see "Migrations" in docs/operations.md."""
+    """A change of the tables is a migration of its own; see docs/how-to/upgrade.md."""
     rendered = migrate.render_sql(world.store)
     for revision in REVISIONS:
         frozen_sql = dump_of(revision, database).read_text(encoding="utf-8").partition("DELETE FROM")[0]

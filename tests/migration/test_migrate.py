@@ -233,7 +233,7 @@ def test_the_error_for_missing_tables_names_the_command(empty: Store) -> None:
     with pytest.raises(SchemaOutdated) as caught:
         migrate.check_revision(empty)
     assert str(caught.value) == (
-        "The database has no celery_durable tables; this version needs revision '0001'. "
+        f"The database has no celery_durable tables; this version needs revision '{REVISION}'. "
         "Bring it up to date: celery -A <your app> durable migrate"
     )
 
@@ -245,7 +245,7 @@ def test_the_error_for_an_older_database_names_both_revisions(empty: Store) -> N
     with pytest.raises(SchemaOutdated) as caught:
         migrate.check_revision(empty)
     assert str(caught.value) == (
-        "The database is at revision '0000'; this version needs revision '0001'. "
+        f"The database is at revision '0000'; this version needs revision '{REVISION}'. "
         "Bring it up to date: celery -A <your app> durable migrate"
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 
 from celery_durable.store.engine import Store
+from celery_durable.store.libpq import PreparedStatements
 
 
 def session_id(connection: Any) -> int:
@@ -62,3 +63,26 @@ def cut_commit(
         yield cuts
     finally:
         store.engine.dialect.do_commit = do_commit
+
+
+@contextmanager
+def cut_statement(store: Store, *, when: str, then: Callable[[], object] = lambda: None) -> Iterator[list[str]]:
+    """Like `cut_commit`, for the next statement that PostgreSQL runs in autocommit on a thread's own connection."""
+    cuts: list[str] = []
+    execute = PreparedStatements.execute
+
+    def cut(self: PreparedStatements, sql: str, values: Sequence[Any]) -> Any:
+        if cuts:
+            return execute(self, sql, values)
+        cuts.append(when)
+        if when == "after":
+            execute(self, sql, values)
+        kill(store, self._connection.info.backend_pid)
+        then()
+        return execute(self, sql, values)  # fails: the connection is lost
+
+    PreparedStatements.execute = cut  # type: ignore[method-assign]
+    try:
+        yield cuts
+    finally:
+        PreparedStatements.execute = execute  # type: ignore[method-assign]

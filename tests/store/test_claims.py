@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from celery_durable.model import (
     Claim,
     LogLevel,
     LogLine,
+    NewRun,
     OpenWait,
     ReleaseOutcome,
     RunOutcome,
@@ -21,7 +23,7 @@ from celery_durable.model import (
     TaskSendingStep,
     WakeReason,
 )
-from celery_durable.store import claims, history, instances, items, releases, run_events, run_logs
+from celery_durable.store import claims, history, instances, map_starts, releases, run_events, run_logs
 from tests.store.world import GRACE, LEASE, World, seconds, step
 
 # --- claim --------------------------------------------------------------------------------------
@@ -40,6 +42,7 @@ def test_a_due_run_can_be_claimed(world: World) -> None:
         claimed_at=world.now,
         run_at=world.now,
         sent_at=world.now,
+        new_run=NewRun("{}", world.now),
     )
     row = world.row(ref)
     assert (row.status, row.claim_token, row.claim_task_id, row.claimed_by) == (
@@ -131,7 +134,7 @@ def test_a_claim_can_be_found_by_its_token(world: World) -> None:
     def find(token: str) -> Claim | None:
         return world.store.transact(lambda tx: claims.find_claim(tx, ref, token=token, lease=LEASE))
 
-    assert find(claim.token) == claim
+    assert find(claim.token) == replace(claim, new_run=None)  # it is loaded then
     assert find("another") is None
 
 
@@ -201,6 +204,7 @@ def _mark_log(world: World, claim: Claim) -> None:
 LATE_WRITES: dict[str, Callable[[World, Claim], Any]] = {
     "guard": lambda w, c: w.store.transact(lambda tx: claims.guard(tx, c, lease=LEASE)),
     "new step": lambda w, c: w.commit(c, step("late")),
+    "new step alone": lambda w, c: w.commit(c, step("late"), changes_instance=False),
     "step again": lambda w, c: w.commit(c, step("charge", replaces="commit-charge", result="2")),
     "several steps": lambda w, c: w.write(c, step("late"), step("later", seq=2)),
     "log": _mark_log,
@@ -281,7 +285,7 @@ def test_a_wait_for_a_map_checks_its_items_under_the_lock(
     map_step = TaskSendingStep(
         ref.workflow, ref.instance_id, claim.pk, ref.run_number, "m", seconds(60), max_concurrency=0
     )
-    world.store.transact(lambda tx: items.insert(tx, map_step, bodies))
+    world.store.transact(lambda tx: map_starts.start(tx, map_step, bodies, now=world.now))
     assert world.suspend(claim, OpenWait(world.now + seconds(60), map_step=map_step)) is after
 
 

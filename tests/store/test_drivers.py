@@ -20,9 +20,10 @@ import sqlalchemy as sa
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
-from celery_durable.store.watchdog import Timeouts
+from celery_durable.store.time_limits import Timeouts
 from tests.conftest import MovableRuntime
 from tests.engine.test_no_writes import read_only
+from tests.services import missing_tool
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.store.world import World, seconds
 
@@ -36,8 +37,9 @@ COPIES = 10
 
 @pytest.fixture
 def url(store_url: str, driver: str) -> sa.URL:
-    if importlib.util.find_spec(MODULES[driver]) is None:
-        pytest.skip(f"NOT TESTED WITH {driver.upper()}: it is not installed")
+    spec = importlib.util.find_spec(MODULES[driver])
+    if spec is None or spec.name != MODULES[driver]:  # PyMySQL stands in for MySQLdb in the tests with Django
+        missing_tool(driver)
     url = sa.make_url(store_url)
     return url.set(drivername=f"{url.get_backend_name()}+{driver}")
 

@@ -17,26 +17,28 @@ from celery_durable.model import (
     StepStatus,
     StepType,
 )
-from celery_durable.store import claims, history, run_logs
+from celery_durable.store import claims, history, instance_lists, run_logs
+from celery_durable.store.instance_lists import InstanceList
+from celery_durable.store.instance_search import InstanceFilter
 from tests.store.world import LEASE, World, seconds, step
 
 
-def _list(world: World, **given: Any) -> list[tuple[int, InstanceSummary]]:
-    given = {"workflow": None, "status": None, "before_pk": None, "limit": 100} | given
-    return world.store.read(lambda tx: history.list_instances(tx, **given))
+def _list(world: World, *, before_pk: int | None = None, limit: int = 100, **given: Any) -> InstanceList:
+    chosen = InstanceFilter(**given)
+    return world.store.read(lambda tx: instance_lists.read_page(tx, chosen, before_pk=before_pk, limit=limit))
 
 
-def _ids(found: list[tuple[int, InstanceSummary]]) -> list[str]:
-    return [summary.id for _, summary in found]
+def _ids(found: InstanceList) -> list[str]:
+    return [summary.id for summary in found.items]
 
 
 def test_lists_go_from_the_newest_page_by_page(world: World) -> None:
     for n in range(5):
         world.create(f"o-{n}")
     first = _list(world, limit=2)
-    second = _list(world, limit=2, before_pk=first[-1][0])
+    second = _list(world, limit=2, before_pk=first.next_pk)
     world.create("o-5")  # what comes in meanwhile moves no page
-    third = _list(world, limit=2, before_pk=second[-1][0])
+    third = _list(world, limit=2, before_pk=second.next_pk)
     assert [_ids(page) for page in (first, second, third)] == [["o-4", "o-3"], ["o-2", "o-1"], ["o-0"]]
 
 
@@ -55,12 +57,12 @@ def test_a_list_shows_the_current_run(world: World) -> None:
     began = world.now
     world.advance(1)
     world.end_run(world.claim(ref), RunOutcome(Status.ERRORED, error_name="ValueError", error_message="no"))
-    ((_, summary),) = _list(world)
+    (summary,) = _list(world).items
     assert summary == InstanceSummary(
         "o-1", "order", 1, Status.ERRORED, ErrorInfo("ValueError", "no"), None, began, world.now
     )
     world.restart(ref)
-    ((_, summary),) = _list(world)
+    (summary,) = _list(world).items
     assert (summary.run_number, summary.status, summary.error) == (2, Status.ACTIVE, None)
 
 

@@ -24,12 +24,13 @@ from celery_durable.model import (
     TaskSendingStep,
     task_event_type,
 )
-from celery_durable.store import claims, instances, items, lost_tasks, step_rows, task_answers
+from celery_durable.store import claims, instances, items, lost_tasks, map_ends, map_starts, step_rows, task_answers
 from celery_durable.store.engine import Tx
 from celery_durable.store.lost_tasks import Resend
 from celery_durable.store.task_answers import AnswerOutcome
 from celery_durable.values import encode_answer, encode_error_answer
 from tests.references import reference_of
+from tests.store.test_plans import plan
 from tests.store.world import GRACE, LEASE, World, seconds, step
 
 DONE = encode_answer("1")
@@ -55,8 +56,7 @@ class Map:
         write = step("m", StepStatus.WAITING, type=StepType.MAP, event_type=type_, wake_in=seconds(TIMEOUT))
         write = replace(write, timeout=seconds(TIMEOUT), max_attempts=3)
         step_rows.write_step(tx, self.claim, claims.guard(tx, self.claim, lease=LEASE), write)
-        items.insert(tx, self.step, [BODY % n for n in range(count)])
-        return items.mark_ready_as_sent(tx, self.step, limit=self.step.max_concurrency)
+        return map_starts.start(tx, self.step, [BODY % n for n in range(count)], now=self.world.now)
 
     def state(self) -> MapState:
         """Count the items as a pass does before it takes the lock."""
@@ -79,7 +79,8 @@ class Map:
 
     def answer_in(self, tx: Tx, reference: TaskReference, payload: str) -> AnswerOutcome:
         row = instances.lock(tx, self.ref.workflow, self.ref.instance_id)
-        return task_answers.accept_answer(tx, row, reference, payload=payload, event_id="answer", grace=GRACE)
+        options: Any = {"event_id": "answer", "grace": GRACE}
+        return task_answers.accept_answer(tx, row, reference, payload=payload, **options)
 
     def answer(self, position: int, payload: str, *, attempt: int = 1) -> AnswerOutcome:
         reference = self.reference(position, attempt)
@@ -188,3 +189,31 @@ def test_an_item_that_two_transactions_find_keeps_the_token_of_the_first(world: 
     rival.result()
     assert message.content["reference"] == its_map.reference(1).to_json()
     assert [row[:2] for row in its_map.rows()] == [("sent", 1), ("sent", 1)]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_statements_of_a_large_map_find_its_open_items_by_index(live: World) -> None:
+    """Half of the items have ended, and other maps have as many items."""
+    many = (
+        "INSERT INTO workflow_item (instance_pk, run_number, step_key, position, status, attempts, loss_count, task,"
+        " on_lost, attempt_token) SELECT p, 1, 'm', n, CASE WHEN n < 500 THEN 'done' ELSE 'sent' END, 1, 0, '{}',"
+        " 'resend', 't' FROM generate_series(1, 50) p, generate_series(0, 999) n"
+    )
+    with live.store.engine.begin() as connection:
+        connection.exec_driver_sql(many)
+    with live.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("ANALYZE workflow_item")
+    the_map = {"pk": 7, "run": 1, "key": "m"}
+    attempt = {"workflow": "w", "instance": "i", "token": "t", "position": 1, "attempt": 1, "answer": "1"}
+    wanted = [
+        (task_answers._select_progress, the_map),
+        (task_answers._record_result, the_map | attempt),
+        (items._select_any_open, the_map),
+        (map_ends._cancel_open, the_map),
+        (items._select_ready, the_map | {"limit": 1}),
+    ]
+    with live.store.engine.begin() as connection:
+        for mode in ("custom", "generic"):
+            for statement, params in wanted:
+                text = plan(Tx(connection, live.store), statement, params, mode=mode)
+                assert ("ix_workflow_item_open" in text, "Seq Scan on workflow_item" in text) == (True, False), text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import multiprocessing
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,20 @@ def test_single_statements_of_a_thread_share_its_kept_connection(world: World) -
     assert first == second
     other = world.start(lambda: world.store.run_statement(id_of)).result()
     assert other != first
+
+
+@postgresql_only
+def test_a_thread_that_advances_no_runs_keeps_no_connection(world: World) -> None:
+    """A web process has many threads, and its pool serves them all."""
+
+    def run() -> tuple[int, bool]:
+        session = world.store.run_statement(lambda tx: session_id(tx.conn), keeps_connection=False)
+        return session, threading.get_ident() in world.store._connections._kept
+
+    first, second = (world.start(run).result() for _ in range(2))
+    assert first == second == (first[0], False)
+    kept = world.store.run_statement(lambda tx: session_id(tx.conn))
+    assert run() == (kept, True)  # a thread that has one uses it
 
 
 @postgresql_only

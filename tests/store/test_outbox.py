@@ -258,3 +258,35 @@ def test_the_messages_that_exist_are_found(world: World) -> None:
     present = world.store.read(lambda tx: outbox.find_existing(tx, ["m-1", "m-7"]))
     counted = world.store.read(lambda tx: outbox.count_by_step(tx, 1, 1, ["announce", "charge"]))
     assert (present, counted) == (frozenset({"m-1"}), {"announce": 2})
+
+
+def test_a_sweep_leaves_each_further_part_of_a_batch_to_its_sender_for_longer(world: World) -> None:
+    insert(world, *(message(f"m-{number:04}", OutboxKind.TASK) for number in range(2 * outbox.PART_SIZE + 1)))
+    due_at = [row.next_check_at - row.created_at for row in rows(world)]
+    grace, more = to_us(world.now + GRACE) - to_us(world.now), 50_000
+    assert due_at == [grace] * outbox.PART_SIZE + [grace + more] * outbox.PART_SIZE + [grace + 2 * more]
+
+
+def test_a_late_sender_keeps_the_messages_that_no_sweep_has_taken(world: World) -> None:
+    taken, left = message("m-1", OutboxKind.TASK), message("m-2", OutboxKind.TASK)
+    insert(world, taken)
+    world.advance(GRACE.total_seconds())
+    insert(world, left)
+    assert take(world) == ["m-1"]
+    kept = world.store.transact(lambda tx: outbox.keep(tx, [taken, left], grace=GRACE))
+    assert kept == [left]
+    world.advance(GRACE.total_seconds() / 2)
+    assert take(world) == []
+
+
+@SERVERS
+def test_a_late_sender_waits_for_a_sweep_that_takes_its_messages(world: World) -> None:
+    sent = message("m-1", OutboxKind.TASK)
+    insert(world, sent)
+    world.advance(GRACE.total_seconds())
+
+    def take_first(tx: Tx) -> Any:
+        assert outbox.lock_due(tx, limit=10, redispatch=REDISPATCH) == [sent]
+        return world.start_blocked(world.store.transact, lambda tx: outbox.keep(tx, [sent], grace=GRACE))
+
+    assert world.store.transact(take_first).result() == []

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from sqlalchemy.dialects.postgresql import psycopg
 
-from celery_durable.model import RunRef, Status
-from celery_durable.store import claims, history, instances, run_events, schedule, step_rows, sweeps
-from celery_durable.store.engine import Statement, Tx
+from celery_durable.model import RunRef
+from celery_durable.store import claims, instance_lists, instances, run_events, schedule, step_rows, sweeps
+from celery_durable.store.engine import Tx
 from celery_durable.store.instances import RESUMING, STARTING
+from celery_durable.store.statements import Statement
 from tests.store.world import LEASE, REDISPATCH, World
 
 SLEEPERS = 20_000
 ON_SQLITE = f"(WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {SLEEPERS}) SELECT n FROM c) n"
 KEY = {"workflow": "order", "instance": "s-777"}
 HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
-    "sweep, resuming": (sweeps._select_due, {"priority": RESUMING, "queue": "durable", "limit": 500}),
-    "sweep, starting": (sweeps._select_due, {"priority": STARTING, "queue": "durable", "limit": 500}),
+    "sweep, resuming": (sweeps._select_due, {"priority": RESUMING, "queue": "durable", "limit": 500, "since_us": 0}),
+    "sweep, starting": (sweeps._select_due, {"priority": STARTING, "queue": "durable", "limit": 500, "since_us": 0}),
     "lost dispatch messages": (
         sweeps._select_lost,
         {
@@ -29,13 +30,14 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
             "before_us": 10**15,
             "claimed_us": 10**15,
             "empty_us": 0,
+            "lost_before_us": 0,
             "longest_us": 1_800_000_000,
             "limit": 500,
         },
     ),
     "agenda": (schedule._agenda, {}),
     "claim": (
-        claims._claim_run,
+        claims.claim_run,
         KEY | {"run": 1, "kind": "replay", "token": "t", "task_id": "t", "node": "w", "lease_us": 30_000_000},
     ),
     "lock": (instances._lock, KEY),
@@ -144,48 +146,17 @@ def test_no_hot_statement_scans_a_table_on_mariadb(live: World) -> None:
                 assert not any("filesort" in (row["Extra"] or "") for row in rows), name
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["first page", "later page"])
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_a_list_of_one_workflow_reads_only_its_own_rows(live: World, is_first: bool) -> None:
-    """A few instances among many: a walk down the primary key would read them all."""
-    fill(live, rare="refund")
-    newest = live.store.read(lambda tx: instances.find_pk(tx, "order", f"s-{SLEEPERS - 1}"))
-    before = None if is_first else newest
-    query = history.build_list_query(live.store.tables, workflow="refund", status=None, before_pk=before, limit=26)
-    compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
-    with live.store.engine.begin() as connection:
-        explained = connection.exec_driver_sql(f"EXPLAIN {compiled}".replace("%", "%%")).all()
-    text = "\n".join(" ".join(map(str, row)) for row in explained)
-    assert "ix_workflow_instance_list" in text, text
-    assert not re.search("Seq Scan|Sort|filesort", text), text
-
-
-RARE: dict[str, dict[str, Any]] = {
-    "of all workflows": {"with_labels": {"tenant": "rare"}},
-    "of a workflow": {"workflow": "order", "with_labels": {"tenant": "rare"}},
-    "in a status": {"workflow": "order", "status": Status.WAITING, "with_labels": {"tenant": "rare"}},
-    "and a common one": {"workflow": "order", "with_labels": {"tenant": "rare", "stage": "new"}},
-}
-
-
-def test_a_list_of_a_rare_label_among_many_scans_nothing(live: World) -> None:
+def test_the_current_steps_of_a_page_are_read_by_key(live: World) -> None:
     fill(live)
-    newest = live.store.read(lambda tx: instances.find_pk(tx, "order", f"s-{SLEEPERS - 1}"))
+    pks = [live.store.read(lambda tx, n=n: instances.find_pk(tx, "order", f"s-{n}")) for n in range(801, 826)]
+    query = instance_lists.build_current_steps_query(live.store.tables, pks)
+    compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
     verb = "EXPLAIN QUERY PLAN" if live.store.database.name == "sqlite" else "EXPLAIN"
-    for name, chosen in RARE.items():
-        for before in (None, newest):
-            given = {"workflow": None, "status": None, "before_pk": before, "limit": 26} | chosen
-            query = history.build_list_query(live.store.tables, **given)
-            compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
-            with live.store.engine.begin() as connection:
-                explained = connection.exec_driver_sql(f"{verb} {compiled}".replace("%", "%%")).all()
-                found = connection.execute(query).all()
-            lines = [" ".join(map(str, row)) for row in explained]
-            text = "\n".join([name, *lines])
-            assert not re.search(r"Seq Scan|SCAN |^\d \S+ \S+ (ALL|index) ", text, re.MULTILINE), text
-            first = next(line for line in lines if "workflow_" in line)  # the others are looked up for what it finds
-            assert "ix_workflow_label_value" in first, text
-            assert [row.instance_id for row in found] == ["s-7777", "s-777"]
+    with live.store.engine.begin() as connection:
+        lines = [" ".join(map(str, row)) for row in connection.exec_driver_sql(f"{verb} {compiled}".replace("%", "%%"))]
+        assert len(connection.execute(query).all()) == len(pks)
+    scans = [line for line in lines if re.search(r"Seq Scan|SCAN workflow|^\d \S+ workflow_\S+ (ALL|index) ", line)]
+    assert scans == [], "\n".join(lines)
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)

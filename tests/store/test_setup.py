@@ -8,10 +8,11 @@ import sqlalchemy as sa
 from celery_durable.errors import ConfigInvalid, SchemaOutdated
 from celery_durable.store import instances
 from celery_durable.store.engine import Store
+from celery_durable.store.schema import REVISION
 from tests.store.world import World
 
 REMEDY = (
-    "The database has no celery_durable tables; this version needs revision '0001'. "
+    f"The database has no celery_durable tables; this version needs revision '{REVISION}'. "
     "Bring it up to date: celery -A <your app> durable migrate"
 )
 

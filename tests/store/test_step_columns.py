@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from celery_durable.model import StepRow, StepStatus, StepType, StepWrite, from_us, to_us
 from celery_durable.store import runs, step_rows
-from celery_durable.store.engine import Statement, Store, param
+from celery_durable.store.engine import Store
+from celery_durable.store.statements import Statement, param
 from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
 from celery_durable.store.step_format import STEPS, StepFormat
 from tests.store.world import World
@@ -32,10 +33,12 @@ def test_a_row_has_a_field_for_each_column_in_the_same_order() -> None:
 
 
 def test_every_insert_and_update_writes_every_column_that_it_may(world: World) -> None:
-    for insert in (step_rows._insert, step_rows._guard_and_insert, runs._insert_step):
+    fields = tuple(source.field for column in STEP_COLUMNS for source in column.sources)
+    guarded = [step_rows._guard_and_insert(fields, 0), step_rows._lock_and_insert(fields, 0)]
+    for insert in (step_rows._insert(fields), *guarded, runs._insert_step):
         [names] = re.findall(r"INSERT INTO \S*workflow_step \(([^)]*)\)", sql(world.store, insert))
         assert names.split(", ") == ["instance_pk", "run_number", *DECLARED], insert.name
-    for update in (step_rows._update, step_rows._guard_and_update):
+    for update in (step_rows._update(fields), step_rows._guard_and_update(fields, 0)):
         _, _, text = sql(world.store, update).rpartition(" SET ")
         written = [name for name in DECLARED if re.search(rf"\b{name}\s*=", text.partition(" WHERE ")[0])]
         assert written == [column.name for column in STEP_COLUMNS if column.is_updated], update.name
@@ -61,7 +64,7 @@ def test_the_database_and_the_declaration_agree_on_every_time(world: World) -> N
     assert now is not None
     assert (written.next_retry_at, written.wake_at) == (now + times["retry_in"], now + times["wake_in"])
     assert (written.started_at, written.finished_at) == (now - times["ran_for"], now)
-    assert all(getattr(written, column.field) is not None for column in STEPS.time_columns)
+    assert all(getattr(written, column.field) is not None for column in STEP_COLUMNS if column.is_time)
 
 
 def test_a_row_that_is_encoded_and_read_again_is_the_same(world: World) -> None:
@@ -124,21 +127,26 @@ def test_a_column_that_is_added_to_the_table_is_created_written_and_read(world: 
     )
     now = to_us(world.now)
     at = param("now_us", sa.BigInteger)
-    insert = sa.insert(table).values(step_rows.insert_values(LONGER, 1, 1, at))
-    update = sa.update(table).values(step_rows.update_values(LONGER, at))
     given = {"key": "a", "seq": 1, "name": "a", "type": StepType.DO, "commit_id": "c"}
     first = LongerWrite(status=StepStatus.WAITING, replaces=None, region=("eu", "us"), **given)
     second = LongerWrite(status=StepStatus.COMPLETED, replaces="c", review_in=timedelta(seconds=5), **given)
     table.create(world.store.engine)
     try:
         with world.store.engine.begin() as connection:
-            for statement, write in ((insert, first), (update, second)):
-                parameters = {"now_us": now, **steps.encode_write(write)}
-                connection.execute(statement, {f"p_{name}": value for name, value in parameters.items()})
+            for write in (first, second):
+                parameters = steps.encode_write(write)
+                if write is first:
+                    statement = sa.insert(table).values(step_rows.insert_values(LONGER, parameters, 1, 1, at))
+                else:
+                    statement = sa.update(table).values(step_rows.update_values(LONGER, parameters, at))
+                bound = {"now_us": now, **parameters}
+                connection.execute(statement, {f"p_{name}": value for name, value in bound.items()})
                 [values] = connection.execute(sa.select(*steps.select(table)))
                 row = steps.read(values)
                 assert isinstance(row, LongerRow)
-                assert row == steps.to_written_row(write, steps.compute_times(parameters, now, is_new=True))
+                assert row == steps.to_written_row(
+                    dataclasses.replace(write, replaces=None), tuple(parameters), world.now
+                )
                 reviewed_at = None if write.review_in is None else world.now + write.review_in
                 assert (row.region, row.reviewed_at) == (write.region, reviewed_at)
             assert steps.encode_row(row)["reviewed_at"] == now + 5_000_000

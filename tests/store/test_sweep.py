@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from celery_durable.model import DueRun, RunOutcome, Status, WakeReason, to_us
 from celery_durable.redispatch import QueueProgress
 from celery_durable.store import claims, instances, leases, schedule
+from celery_durable.store.claims import ClaimRequest
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import QueueAgenda
@@ -313,7 +314,8 @@ def test_a_sweep_skips_a_locked_instance(world: World) -> None:
     busy, idle = world.create("busy"), world.create("idle")
     world.advance(3600)
     with world.store.engine.begin() as connection:
-        claims.claim(Tx(connection, world.store), busy, token="t", task_id="task-1", node="task-1", lease=LEASE)
+        request = ClaimRequest(busy, token="t", task_id="task-1", node="task-1", lease=LEASE)
+        claims.claim(Tx(connection, world.store), request)
         assert world.sweep() == [DueRun(idle, "durable")]
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_durable.errors import Superseded
 from celery_durable.model import RunRef
 from celery_durable.store import instances, run_events, step_rows
+from celery_durable.store.compiled import CompiledStatement
 from celery_durable.store.engine import Store, Tx
 from tests.store.lost_connections import cut_commit, kill, session_id
 from tests.store.world import GRACE, LEASE, World, step
@@ -206,10 +211,10 @@ def test_a_commit_in_doubt_is_resolved(world: World, when: str, result: str, exp
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_sessions_commit_in_doubt_is_recognized(world: World, when: str) -> None:
     ref = world.create()
-    session = world.store.sessions.open()
+    transaction = world.store.step_transactions.begin("book")
     with cut_commit(world.store, when=when), pytest.raises(Exception) as caught:
-        world.store.transact_session(session, _send(ref, []))
-    world.store.sessions.close(session)
+        world.store.transact_step(transaction, _send(ref, []))
+    transaction.close()
     assert world.store.is_commit_in_doubt(caught.value)
     assert len(world.read_all_rows()["workflow_event"]) == (when == "after")
 
@@ -263,3 +268,32 @@ def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: b
         assert store.read(lock_timeout) == in_a_single_statement
     finally:
         store.close()
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_read_that_is_interrupted_leaves_no_snapshot_on_its_connection(world: World) -> None:
+    """A soft time limit may fire between a query and its rows. The exception outlives the transaction."""
+    ref = world.create()
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not CompiledStatement.run.__code__:
+            return None
+        if event == "line" and (cursor := frame.f_locals.get("cursor")) is not None and cursor.description:
+            raise SoftTimeLimitExceeded
+        return interrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded) as interrupted:
+            world.store.transact(lambda tx: instances.read(tx, ref.workflow, ref.instance_id))
+    finally:
+        sys.settrace(before)
+    other = sa.create_engine(world.store.engine.url, poolclass=sa.NullPool)
+    with other.begin() as connection:
+        connection.execute(sa.update(world.store.tables.instance).values(crash_count=3))
+    assert world.row(ref).crash_count == 3
+    assert interrupted.value.__traceback__ is not None

@@ -27,7 +27,18 @@ from celery_durable.model import (
     from_us,
 )
 from celery_durable.redispatch import QueueProgress, Redispatch
-from celery_durable.store import claims, instances, lifecycle, releases, run_events, schedule, step_rows, sweeps
+from celery_durable.store import (
+    claims,
+    instances,
+    lifecycle,
+    releases,
+    run_events,
+    schedule,
+    step_rows,
+    sweeps,
+    takeovers,
+)
+from celery_durable.store.claims import ClaimRequest
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.step_rows import RunState, WrittenStep
 
@@ -75,6 +86,9 @@ class World:
         assert is_new
         return RunRef(workflow, id, 1)
 
+    def ref(self, instance_id: str) -> RunRef:
+        return self.store.read(lambda tx: instances.read(tx, "order", instance_id)).ref
+
     def row(self, ref: RunRef) -> InstanceRow:
         return self.store.read(lambda tx: instances.read(tx, ref.workflow, ref.instance_id))
 
@@ -104,12 +118,14 @@ class World:
     # --- under a claim --------------------------------------------------------------------------
 
     def try_claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim | None:
-        token = f"token-{next(_tokens)}"
-        return self.store.run_statement(
-            lambda tx: claims.claim(
-                tx, ref, token=token, task_id=by.split(maxsplit=1)[0], node=by.rsplit(maxsplit=1)[-1], lease=lease
-            )
-        )
+        task_id, node = by.split(maxsplit=1)[0], by.rsplit(maxsplit=1)[-1]
+        request = ClaimRequest(ref, f"token-{next(_tokens)}", task_id, node, lease)
+        claim = self.store.run_statement(lambda tx: claims.claim(tx, request))
+        if isinstance(claim, claims.ClaimExpired):
+            claim = self.store.transact(lambda tx: takeovers.take_over(tx, request))
+        if claim is not None and claim.new_run is not None:  # what the claim read replaces what a load would read
+            assert RunState.of_new_run(ref, claim.new_run) == self.load(claim)
+        return claim
 
     def claim(self, ref: RunRef, *, by: str = "task-1 host-1", lease: timedelta = LEASE) -> Claim:
         claim = self.try_claim(ref, by=by, lease=lease)
@@ -122,9 +138,11 @@ class World:
     def steps(self, claim: Claim) -> tuple[StepRow, ...]:
         return self.load(claim).steps
 
-    def commit(self, claim: Claim, write: StepWrite) -> WrittenStep:
+    def commit(self, claim: Claim, write: StepWrite, *, changes_instance: bool = True) -> WrittenStep:
         """Commit a step in the form that is fastest on this database."""
-        return self.store.run_statement(lambda tx: step_rows.guard_and_write_step(tx, claim, write, lease=LEASE))
+        return self.store.run_statement(
+            lambda tx: step_rows.guard_and_write_step(tx, claim, write, lease=LEASE, changes_instance=changes_instance)
+        )
 
     def write(self, claim: Claim, *writes: StepWrite) -> list[StepRow]:
         """Commit steps in a transaction of several statements."""

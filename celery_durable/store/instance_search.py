@@ -1,0 +1,191 @@
+"""The search for the instances of a filter, newest first: one index drives each filter (`bounds`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import Count, Scope, Status
+from celery_durable.store import bounds, scopes
+from celery_durable.store.bounds import MAX_EXAMINED, Range
+from celery_durable.store.engine import Tx
+
+Label = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFilter:
+    """Which instances to list: those with all these labels, in the scope of the caller. None means any."""
+
+    workflow: str | None = None
+    status: Status | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    scope: Scope | None = None
+
+    @property
+    def all_labels(self) -> list[Label]:
+        """The labels of the filter and of the scope."""
+        return sorted({*self.labels.items(), *(self.scope.labels.items() if self.scope is not None else ())})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKeys:
+    """The keys of a page. ``next_pk`` is where it continues: below this key. None means that nothing is left.
+
+    A page may have fewer keys than its limit and continue: it has examined as many instances as a read may.
+    """
+
+    pks: list[int]
+    next_pk: int | None
+
+
+def find_page(tx: Tx, chosen: InstanceFilter, *, before_pk: int | None, limit: int) -> FoundKeys:
+    """Return the keys of the newest instances of the filter, below ``before_pk``."""
+    source = _choose_source(tx, chosen)
+    # Without further conditions, each examined row is one of the page.
+    examined = source.build(tx, before_pk, limit=limit + 1 if source.is_exact else MAX_EXAMINED)
+    key = examined.c[source.key] if source.is_exact else examined.c.id
+    query = sa.select(key).where(*source.conditions(examined.c)).order_by(key.desc()).limit(limit + 1)
+    pks = list(tx.execute(query).scalars())
+    has_more, page = len(pks) > limit, pks[:limit]
+    return FoundKeys(page, page[-1] if has_more else _read_last(tx, source, examined))
+
+
+def find_named(tx: Tx, workflows: Sequence[str], instance_id: str, scope: Scope | None) -> list[int]:
+    """Return the keys of the instances of these workflows with this id: one search of the unique index for each."""
+    i = tx.t.instance.c
+    is_it = (i.workflow.in_(workflows), i.instance_id == instance_id)
+    query = sa.select(i.id).where(*is_it, *scopes.prefix_conditions(tx.t, scope, of=i))
+    for label in InstanceFilter(scope=scope).all_labels:
+        query = query.where(scopes.has_label(tx.t, i.id, *label))
+    return list(tx.execute(query.order_by(i.id.desc())).scalars())
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A number of instances, by the columns that were asked for. ``is_exact``: whether all instances were examined."""
+
+    key: tuple[Any, ...]
+    number: int
+    is_exact: bool
+
+
+def count_examined(tx: Tx, chosen: InstanceFilter, *by: str) -> list[Counted]:
+    """Count the instances of the filter by these columns, among the newest ones of each range of its index.
+
+    A filter without a workflow has one range for each workflow. They share the bound, since MariaDB reads each range to
+    its own end.
+    """
+    source = _choose_source(tx, chosen)
+    limit = max(MAX_EXAMINED // max(len(source.ranges), 1), 1)
+    examined = dataclasses.replace(source, is_exact=False).build(tx, None, limit=limit)
+    matching = sa.func.count(sa.case((sa.and_(sa.true(), *source.conditions(examined.c)), 1)))
+    columns = [examined.c[name] for name in by]
+    query = sa.select(examined.c.part, matching.label("n"), sa.func.count().label("examined"), *columns)
+    rows = tx.execute(query.group_by(examined.c.part, *columns)).all()
+    sizes, numbers = Counter[int](), Counter[tuple[Any, ...]]()
+    for row in rows:
+        sizes[row.part] += row.examined
+        numbers[tuple(row[3:])] += row.n
+    is_exact = all(size < limit for size in sizes.values())
+    return [Counted(key, number, is_exact) for key, number in sorted(numbers.items())]
+
+
+def count(tx: Tx, chosen: InstanceFilter) -> Count:
+    """Count the instances of the filter, as `count_examined` does."""
+    found = count_examined(tx, chosen)
+    return Count(found[0].number, found[0].is_exact) if found else Count(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The index that drives a list: ranges of a table, whose column ``key`` has the keys of instances in order.
+
+    ``conditions`` returns what the index does not answer, for the columns of an instance.
+    """
+
+    table: sa.Table
+    key: str
+    ranges: Sequence[Mapping[str, object]]
+    conditions: Callable[[Any], list[sa.ColumnElement[bool]]]
+    is_exact: bool
+
+    def build(self, tx: Tx, before_pk: int | None, *, limit: int) -> Any:
+        """Build the subquery of the instances to examine, newest first; ``limit`` in each range."""
+
+        def is_before(c: Any) -> list[sa.ColumnElement[bool]]:
+            return [] if before_pk is None else [c[self.key] < before_pk]
+
+        ranges = [Range(each, self.key, is_reversed=True, where=is_before) for each in self.ranges]
+        i = tx.t.instance
+        if self.table is i:
+            names = ("id",) if self.is_exact else _EXAMINED
+            return bounds.build_union(i, ranges, *names, limit=limit)
+        examined = bounds.build_union(self.table, ranges, self.key, limit=limit)
+        if self.is_exact:
+            return examined
+        return bounds.look_up(
+            tx.store.database, examined, i, *(i.c[name] for name in _EXAMINED), is_it=i.c.id == examined.c[self.key]
+        )
+
+
+_EXAMINED = ("id", "instance_id", "workflow", "status")
+
+
+def _choose_source(tx: Tx, chosen: InstanceFilter) -> _Source:
+    i, named, scope = tx.t.instance, chosen.all_labels, chosen.scope
+    rarest = _find_rarest(tx, named) if named else None
+    others = [each for each in named if each != rarest]
+    is_named = {} if chosen.workflow is None else {"workflow": chosen.workflow}
+    is_in_status = {} if chosen.status is None else {"status": chosen.status.value}
+
+    def conditions(c: Any, **equal: str) -> list[sa.ColumnElement[bool]]:
+        is_labelled = [scopes.has_label(tx.t, c.id, *each) for each in others]
+        return [
+            *(c[name] == value for name, value in equal.items()),
+            *is_labelled,
+            *scopes.prefix_conditions(tx.t, scope, of=c),
+        ]
+
+    has_prefix = scope is not None and bool(scope.id_prefix)
+    if rarest is not None:
+        is_exact = not (others or is_named or is_in_status or has_prefix)
+        return _Source(
+            tx.t.label, "instance_pk", [dict(zip(("name", "value"), rarest, strict=True))],
+            functools.partial(conditions, **is_named, **is_in_status), is_exact,
+        )  # fmt: skip
+    if is_named:
+        return _Source(i, "id", [is_named | is_in_status], conditions, not has_prefix)
+    if is_in_status and not has_prefix:
+        # One range for each workflow: an index by status alone would cost each change of a status.
+        names = bounds.read_workflow_names(tx) or [""]
+        return _Source(i, "id", [{"workflow": name, **is_in_status} for name in names], conditions, is_exact=True)
+    return _Source(i, "id", [{}], functools.partial(conditions, **is_in_status), not (is_in_status or has_prefix))
+
+
+def _find_rarest(tx: Tx, named: Sequence[Label]) -> Label:
+    """Return the label that the fewest instances have. Counts end at the bound."""
+    if len(named) == 1:
+        return named[0]
+    counts = []
+    for name, value in named:
+        its = tx.t.label.c
+        # In order: else PostgreSQL may read the table until it meets enough rows of a common label.
+        few = sa.select(its.instance_pk).where(its.name == name, its.value == value).order_by(its.instance_pk)
+        counts.append(sa.select(sa.func.count()).select_from(few.limit(MAX_EXAMINED).subquery()).scalar_subquery())
+    found = tx.execute(sa.select(*counts)).one()
+    return min(zip(found, named, strict=True))[1]
+
+
+def _read_last(tx: Tx, source: _Source, examined: Any) -> int | None:
+    """Return the key of the last examined instance, or None if there was nothing left to examine."""
+    if source.is_exact:
+        return None
+    last = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(examined.c.id).label("key"))).one()
+    return last.key if last.n == MAX_EXAMINED else None

@@ -1,0 +1,109 @@
+"""Indexes and columns that a migration adds to tables in use, while workers write to them.
+
+PostgreSQL builds such an index CONCURRENTLY, which no transaction may contain. So `migrate.upgrade` gives each
+migration a transaction of its own, and the index is built between two of them. In a transaction of the caller
+(`migrate.upgrade_connection`) it is built by an ordinary statement, which blocks writers until the caller commits.
+
+A new column takes no time, but its statement waits until no transaction uses the table, and every later statement on
+the table waits behind it. So it waits for two seconds only, and `migrate.upgrade` tries again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+if TYPE_CHECKING:  # workers and web processes do not load Alembic
+    from alembic.operations import Operations
+
+ONLINE = "durable_online"
+"""The option of the migration context that says whether an index may be built outside a transaction."""
+_COLUMN_LOCK_WAIT_SECONDS = 2
+"""How long a new column waits for the transactions that use the table: less than any statement of a worker waits."""
+_LOCK_WAIT_SECONDS = 10
+"""How long MariaDB waits for the transactions that use the table. Other statements wait behind it."""
+
+
+def create_index(
+    op: Operations, name: str, table: str, columns: list[str], *, schema: str | None, where: str | None = None
+) -> None:
+    """Create an index of a table in use. ``where`` is the condition of a partial index; MariaDB has none.
+
+    An interrupted migration may be repeated: it keeps an index that exists, and replaces one that is unfinished.
+    """
+    context = op.get_context()
+    condition = None if where is None else sa.text(where)
+    match context.dialect.name:
+        case "postgresql" if context.opts[ONLINE]:
+            with context.autocommit_block():
+                if not context.as_sql and _is_unfinished(op, name, schema):
+                    op.drop_index(name, table, schema=schema, postgresql_concurrently=True)
+                op.create_index(
+                    name,
+                    table,
+                    columns,
+                    schema=schema,
+                    if_not_exists=True,
+                    postgresql_where=condition,
+                    postgresql_concurrently=True,
+                )
+        case "postgresql" | "sqlite":
+            op.create_index(
+                name,
+                table,
+                columns,
+                schema=schema,
+                if_not_exists=True,
+                postgresql_where=condition,
+                sqlite_where=condition,
+            )
+        case _:
+            # It fails, instead of blocking writers, if MariaDB cannot build the index beside them.
+            built = sa.Table(table, sa.MetaData(), *(sa.Column(each) for each in columns), schema=schema)
+            create = sa.schema.CreateIndex(sa.Index(name, *built.c), if_not_exists=True)
+            ddl = str(create.compile(dialect=context.dialect)).strip()
+            op.execute(f"SET STATEMENT lock_wait_timeout = {_LOCK_WAIT_SECONDS} FOR {ddl} ALGORITHM=INPLACE LOCK=NONE")
+
+
+def drop_index(op: Operations, name: str, table: str, *, schema: str | None) -> None:
+    """Drop an index of a table in use. An interrupted migration may be repeated."""
+    context = op.get_context()
+    if context.dialect.name == "postgresql" and context.opts[ONLINE]:
+        with context.autocommit_block():
+            op.drop_index(name, table, schema=schema, if_exists=True, postgresql_concurrently=True)
+    else:
+        op.drop_index(name, table, schema=schema, if_exists=True)
+
+
+def add_column(op: Operations, table: str, column: sa.Column[Any], *, schema: str | None) -> None:
+    """Add a column without a default to a table in use. An interrupted migration may be repeated.
+
+    If a transaction uses the table for longer than two seconds, it fails, and may be repeated.
+    """
+    context = op.get_context()
+    match context.dialect.name:
+        case "postgresql" if context.opts[ONLINE]:
+            op.execute(f"SET LOCAL lock_timeout = '{_COLUMN_LOCK_WAIT_SECONDS}s'")
+            op.add_column(table, column, schema=schema)
+        case "postgresql" | "sqlite":
+            op.add_column(table, column, schema=schema)
+        case _:  # MariaDB commits each statement by itself
+            name = context.dialect.identifier_preparer.format_table(sa.Table(table, sa.MetaData(), schema=schema))
+            op.execute(
+                f"SET STATEMENT lock_wait_timeout = {_COLUMN_LOCK_WAIT_SECONDS} FOR ALTER TABLE {name}"
+                f" ADD COLUMN IF NOT EXISTS {column.name} {column.type.compile(context.dialect)}"
+            )
+
+
+def _is_unfinished(op: Operations, name: str, schema: str | None) -> bool:
+    """Whether an interrupted CREATE INDEX CONCURRENTLY has left an invalid index of this name."""
+    query = sa.text(
+        "SELECT NOT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relname = :name AND n.nspname = coalesce(:schema, current_schema())"
+    )
+    found = op.get_bind().execute(
+        query.bindparams(sa.bindparam("schema", type_=sa.String)), {"name": name, "schema": schema}
+    )
+    return bool(found.scalar())

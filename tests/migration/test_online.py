@@ -1,0 +1,123 @@
+"""Migrations of tables in use: workers write to them meanwhile, and an interrupted migration can be repeated."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.store import migrate
+from celery_durable.store.engine import Store
+from celery_durable.store.schema import REVISION
+from tests.migration.dump import FOLDER, load
+from tests.migration.tables import described, drop_all
+
+INDEXES = {"ix_workflow_run_completed", "ix_workflow_step_waiting"}
+_NEW_RUN = (
+    "INSERT INTO workflow_run (instance_pk, run_number, params, created_at, commit_id, log_count, dropped_log_count)"
+    " VALUES ({}, 1, '1', 0, 'c', 0, 0)"
+)
+
+
+@pytest.fixture
+def first(empty: Store, database: str) -> Store:
+    """A database at the first revision, with rows."""
+    load(empty.engine, FOLDER / f"0001-{database}.sql")
+    assert migrate.read_revision(empty) == "0001"
+    return empty
+
+
+def test_a_database_of_the_first_revision_becomes_the_same_as_a_new_one(first: Store) -> None:
+    assert migrate.upgrade(first) == ("0001", REVISION)
+    upgraded = described(first.engine)
+    drop_all(first.engine)
+    migrate.upgrade(first)
+    assert described(first.engine) == upgraded
+
+
+def test_the_migration_of_an_application_makes_the_same_tables(first: Store) -> None:
+    with first.engine.begin() as connection:
+        assert migrate.upgrade_connection(connection) == ("0001", REVISION)
+    upgraded = described(first.engine)
+    drop_all(first.engine)
+    migrate.upgrade(first)
+    assert described(first.engine) == upgraded
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_writers_do_not_wait_for_a_migration_that_waits_for_an_old_transaction(first: Store) -> None:
+    with first.engine.connect() as old, first.engine.connect() as other:
+        old.exec_driver_sql(_NEW_RUN.format(1_000_001))
+        with _in_background(first):
+            _wait_until(first, "SELECT count(*) FROM pg_index WHERE NOT indisvalid")
+            other.exec_driver_sql("SET lock_timeout = '2s'")
+            other.exec_driver_sql(_NEW_RUN.format(1_000_002))
+            other.commit()
+            old.commit()
+    assert migrate.read_revision(first) == REVISION
+    assert _valid_indexes(first) == INDEXES
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_workers_continue_while_a_new_column_waits_for_a_long_transaction(first: Store) -> None:
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock' AND starts_with(query, 'ALTER TABLE')"
+    )
+    with first.engine.connect() as long, first.engine.connect() as worker:
+        long.exec_driver_sql("LOCK TABLE workflow_instance IN ACCESS SHARE MODE")  # as a report; without a snapshot
+        with _in_background(first):
+            for _ in range(2):  # it is tried again
+                _wait_until(first, waits)
+                worker.exec_driver_sql("SET lock_timeout = '5s'")
+                worker.exec_driver_sql("SELECT 1 FROM workflow_instance")
+                worker.commit()
+            long.commit()
+    assert migrate.read_revision(first) == REVISION
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_an_index_that_an_interrupted_migration_left_unfinished_is_built_again(first: Store) -> None:
+    with (
+        first.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        pytest.raises(sa.exc.IntegrityError, match="could not create unique index"),
+    ):
+        connection.exec_driver_sql(
+            "CREATE UNIQUE INDEX CONCURRENTLY ix_workflow_run_completed ON workflow_run (log_count)"
+        )
+    assert _valid_indexes(first) == set()
+    assert migrate.upgrade(first) == ("0001", REVISION)
+    assert _valid_indexes(first) == INDEXES
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_mariadb_builds_an_index_only_beside_writers_and_waits_ten_seconds_for_them(empty: Store) -> None:
+    script = migrate.render_sql(empty)
+    assert (
+        "SET STATEMENT lock_wait_timeout = 10 FOR CREATE INDEX IF NOT EXISTS ix_workflow_run_completed"
+        " ON workflow_run (completed_at) ALGORITHM=INPLACE LOCK=NONE;\n"
+    ) in script
+
+
+@contextmanager
+def _in_background(store: Store) -> Iterator[None]:
+    thread = threading.Thread(target=migrate.upgrade, args=(store,))
+    thread.start()
+    yield
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def _wait_until(store: Store, count: str) -> None:
+    with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        while not connection.exec_driver_sql(count).scalar_one():
+            pass
+
+
+def _valid_indexes(store: Store) -> set[str]:
+    query = "SELECT indexrelid::regclass::text FROM pg_index WHERE indisvalid"
+    with store.engine.connect() as connection:
+        return INDEXES & set(connection.exec_driver_sql(query).scalars())

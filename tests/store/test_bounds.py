@@ -1,0 +1,266 @@
+"""Reads of people and monitors stay bounded, however many instances there are (LAW 10)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.errors import FilterTooBroad
+from celery_durable.model import Count, Scope, Status
+from celery_durable.store import (
+    bounds,
+    instance_counts,
+    instance_lists,
+    instance_search,
+    outbox,
+    overview,
+    retention,
+    schedule,
+)
+from celery_durable.store.engine import Tx
+from celery_durable.store.instance_search import InstanceFilter
+from celery_durable.store.retention import EndedFilter
+from tests.store.crowd import Crowd
+from tests.store.world import LEASE, World
+
+LISTS: dict[str, InstanceFilter] = {
+    "all": InstanceFilter(),
+    "workflow": InstanceFilter("order"),
+    "rare workflow": InstanceFilter("refund"),
+    "status": InstanceFilter(status=Status.COMPLETE),
+    "rare status": InstanceFilter(status=Status.PAUSED),
+    "workflow and status": InstanceFilter("order", Status.WAITING),
+    "workflow and rare status": InstanceFilter("order", Status.PAUSED),
+    "label": InstanceFilter(labels={"tenant": "acme"}),
+    "rare label": InstanceFilter(labels={"tenant": "rare"}),
+    "rare and common label": InstanceFilter(labels={"tenant": "rare", "stage": "new"}),
+    "label and workflow": InstanceFilter("refund", labels={"tenant": "acme"}),
+    "label and status": InstanceFilter(status=Status.PAUSED, labels={"tenant": "acme"}),
+    "label, workflow and status": InstanceFilter("order", Status.WAITING, {"tenant": "rare"}),
+    "scope of a label": InstanceFilter(scope=Scope(labels={"tenant": "rare"})),
+    "scope of a prefix": InstanceFilter(scope=Scope(id_prefix="s-77")),
+    "scope of a prefix, workflow and status": InstanceFilter("order", Status.WAITING, scope=Scope(id_prefix="s-77")),
+    "scope of a prefix and status": InstanceFilter(status=Status.WAITING, scope=Scope(id_prefix="s-77")),
+    "scope of a prefix and a label": InstanceFilter(scope=Scope(id_prefix="s-77", labels={"tenant": "acme"})),
+}
+READS: dict[str, Callable[[Tx], Any]] = {
+    **{
+        f"list: {name}": lambda tx, chosen=chosen: instance_lists.read_page(tx, chosen, before_pk=None, limit=25)
+        for name, chosen in LISTS.items()
+    },
+    **{f"count: {name}": lambda tx, chosen=chosen: instance_search.count(tx, chosen) for name, chosen in LISTS.items()},
+    "an id in many workflows": lambda tx: instance_lists.read_named(
+        tx, ["order", "refund", *(f"other-{n}" for n in range(198))], "s-777", None
+    ),
+    "counts": overview.count_instances,
+    "counts in a scope": lambda tx: overview.count_instances(tx, scope=Scope(labels={"tenant": "acme"})),
+    "overdue": overview.count_overdue,
+    "overdue in a scope": lambda tx: overview.count_overdue(tx, scope=Scope(id_prefix="s-77")),
+    "leases": lambda tx: overview.read_leases(tx, limit=100, lease=LEASE),
+    "waits": lambda tx: _read_waits(tx, None, None),
+    "waits of a type": lambda tx: _read_waits(tx, None, "approval"),
+    "waits of an unknown type": lambda tx: _read_waits(tx, None, "unknown"),
+    "waits of a workflow": lambda tx: _read_waits(tx, "order", None),
+    "waits of both": lambda tx: _read_waits(tx, "refund", "approval"),
+    "metrics": lambda tx: instance_counts.count_live(tx, ["order", "refund"]),
+    "given-up events": outbox.count_given_up,
+    "outbox": lambda tx: outbox.read_entries(tx, given_up=False, limit=100),
+    "ended": lambda tx: retention.count_ended(tx, EndedFilter(timedelta(0))),
+    "ended of a workflow": lambda tx: retention.count_ended(tx, EndedFilter(timedelta(0), "refund")),
+    "nothing old to prune": lambda tx: retention.delete_ended(tx, EndedFilter(timedelta(days=36500)), limit=25),
+    "nothing to prune of a workflow": lambda tx: retention.delete_ended(
+        tx, EndedFilter(timedelta(0), "unknown"), limit=25
+    ),
+    "nothing expired": lambda tx: retention.delete_expired(tx, limit=25),
+    "agenda": schedule.read,
+}
+
+
+def _read_waits(tx: Tx, workflow: str | None, event_type: str | None) -> None:
+    with contextlib.suppress(FilterTooBroad):
+        overview.read_waits(tx, workflow=workflow, event_type=event_type, limit=100)
+
+
+_FACTOR = 8
+"""Rows that a read meets for each examined one: in its index, and of the instance, the run, the steps, the labels."""
+
+_MANY_BOUNDS = {"counts": 4}
+"""Reads with several bounds: counts have one for each workflow and status, so that each is exact up to it."""
+
+
+def find_excesses(met: Mapping[str, int]) -> dict[str, int]:
+    limits = {name: _FACTOR * _MANY_BOUNDS.get(name, 1) * bounds.MAX_EXAMINED for name in met}
+    return {name: number for name, number in met.items() if number > limits[name]}
+
+
+@pytest.fixture
+def crowd(live: World) -> Crowd:
+    return Crowd(live.store)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_read_meets_more_rows_than_the_bound_among_a_hundred_thousand(crowd: Crowd) -> None:
+    crowd.fill(100_000)
+    met = {name: crowd.count_met_rows(read) for name, read in READS.items()}
+    assert find_excesses(met) == {}
+
+
+def test_no_read_scans_a_table(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bound of 100 rows, a read meets less than a third of them: some examine each workflow and status."""
+    monkeypatch.setattr(bounds, "MAX_EXAMINED", 100)
+    for module in (instance_search, overview, retention, outbox):
+        monkeypatch.setattr(module, "MAX_EXAMINED", 100)
+    crowd.fill(30_000)
+    met = {name: crowd.count_met_rows(read) for name, read in READS.items()}
+    assert {name: number for name, number in met.items() if number > 90 * bounds.MAX_EXAMINED} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_no_read_meets_more_rows_than_the_bound_among_a_million(crowd: Crowd) -> None:
+    crowd.fill(1_000_000)
+    met = {name: crowd.count_met_rows(read) for name, read in READS.items()}
+    assert find_excesses(met) == {}
+
+
+# --- what a bounded read returns ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (InstanceFilter(), Count(4, is_exact=False)),
+        (InstanceFilter("order"), Count(4, is_exact=False)),
+        (InstanceFilter("other"), Count(0)),
+        (InstanceFilter(status=Status.PAUSED), Count(0)),
+        (InstanceFilter(scope=Scope(id_prefix="a")), Count(0, is_exact=False)),
+        (InstanceFilter(labels={"tenant": "acme", "stage": "new"}), Count(0)),
+    ],
+)
+def test_a_count_of_a_filter_ends_at_the_bound(few: World, chosen: InstanceFilter, expected: Count) -> None:
+    assert few.store.read(lambda tx: instance_search.count(tx, chosen)) == expected
+
+
+def test_a_count_over_several_workflows_shares_the_bound(few: World) -> None:
+    for n in range(3):
+        few.create(f"r-{n}", workflow="refund")
+    active = InstanceFilter(status=Status.ACTIVE)
+    assert few.store.read(lambda tx: instance_search.count(tx, active)) == Count(4, is_exact=False)
+    by_workflow = few.store.read(lambda tx: instance_search.count_examined(tx, active, "workflow"))
+    assert [(each.key, each.number) for each in by_workflow] == [(("order",), 2), (("refund",), 2)]
+    assert few.store.read(lambda tx: instance_search.count(tx, InstanceFilter("refund"))) == Count(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_count_over_many_workflows_meets_no_more_rows_than_the_bound(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd = Crowd(live.store)
+    crowd.fill(30_000)
+    with live.store.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE workflow_instance SET workflow = concat('w-', mod(id, 40))")
+    monkeypatch.setattr(instance_search, "MAX_EXAMINED", 100)
+    met = crowd.count_met_rows(lambda tx: instance_search.count(tx, LISTS["status"]))
+    assert met < 3_000  # with a bound for each workflow it would be over 8,000
+
+
+@pytest.fixture
+def few(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Six instances, of which a read examines at most four."""
+    monkeypatch.setattr(bounds, "MAX_EXAMINED", 4)
+    for module in (instance_search, overview, retention, outbox):
+        monkeypatch.setattr(module, "MAX_EXAMINED", 4)
+    for n in range(6):
+        world.create(f"{'a' if n == 0 else 'b'}-{n}", initial_labels={"tenant": "acme"})
+    return world
+
+
+def test_a_list_that_finds_too_few_among_the_examined_instances_continues_behind_them(few: World) -> None:
+    for scope in (Scope(id_prefix="a"), Scope(id_prefix="a", labels={"tenant": "acme"})):
+
+        def page(before: int | None, scope: Scope = scope) -> instance_lists.InstanceList:
+            chosen = InstanceFilter(scope=scope)
+            return few.store.read(lambda tx: instance_lists.read_page(tx, chosen, before_pk=before, limit=2))
+
+        first = page(None)
+        assert first.items == []
+        second = page(first.next_pk)
+        assert ([each.id for each in second.items], second.next_pk) == (["a-0"], None)
+
+
+def test_a_count_ends_at_the_bound_and_says_so(few: World) -> None:
+    def count(**given: Any) -> Any:
+        return few.store.read(lambda tx: overview.count_instances(tx, **given))
+
+    assert count() == [("order", Status.ACTIVE, Count(4, is_exact=False))]
+    assert [str(n) for _, _, n in count()] == ["4+"]
+    assert count(scope=Scope(labels={"tenant": "acme"})) == [("order", Status.ACTIVE, Count(4, is_exact=False))]
+    few.terminate(few.create("c-1", workflow="refund"))
+    assert count()[-1] == ("refund", Status.TERMINATED, Count(1))
+
+
+def test_overdue_runs_beyond_the_bound_are_a_minimum(few: World) -> None:
+    few.advance(5)
+    found = few.store.read(overview.count_overdue)
+    assert (found.count.is_exact, 0 < found.count.number <= 4) == (False, True)
+
+
+def test_waits_that_are_not_found_among_the_examined_instances_ask_for_a_narrower_filter(few: World) -> None:
+    few.wait(few.claim(few.create("c-1", workflow="refund")))
+
+    def waits(**given: Any) -> Any:
+        given = {"workflow": None, "event_type": None, "limit": 10} | given
+        return few.store.read(lambda tx: overview.read_waits(tx, **given))
+
+    assert [each.ref.instance_id for each in waits(workflow="refund")] == ["c-1"]
+    with pytest.raises(FilterTooBroad) as caught:
+        waits(workflow="order")
+    assert str(caught.value) == (
+        "Only 0 waits were found among the 4 entries that one list may examine. "
+        "Narrow the filter: name a workflow, an event type or both."
+    )
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
+def test_waits_of_one_type_are_found_among_any_number_of_instances(few: World) -> None:
+    claim = few.claim(few.create("c-1", workflow="refund"))
+    few.wait(claim)
+    for n in range(6):
+        few.create(f"d-{n}")
+    found = few.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type="approval", limit=10))
+    assert [each.ref.instance_id for each in found] == ["c-1"]
+
+
+def test_prune_continues_behind_the_examined_instances(few: World) -> None:
+    for row in few.store.read(lambda tx: tx.execute(sa.select(tx.t.instance.c.instance_id)).scalars().all()):
+        few.terminate(few.ref(row))
+        few.advance(1)
+    few.terminate(few.create("c-1", workflow="refund"))
+    few.advance(1)
+    ended, position, deleted = EndedFilter(timedelta(0), "refund"), None, []
+    while not deleted or position is not None:
+        batch = few.store.transact(lambda tx, after=position: retention.delete_ended(tx, ended, limit=2, after=after))
+        position = batch.next_position
+        deleted.append(batch.deleted)
+    assert deleted == [0, 1]
+
+
+def test_ended_instances_beyond_the_bound_are_a_minimum(few: World) -> None:
+    for row in few.store.read(lambda tx: tx.execute(sa.select(tx.t.instance.c.instance_id)).scalars().all()):
+        few.terminate(few.ref(row))
+    few.advance(1)
+
+    def count(*given: Any) -> Count:
+        return few.store.read(lambda tx: retention.count_ended(tx, EndedFilter(timedelta(0), *given)))
+
+    assert count() == Count(4, is_exact=False)
+    assert count("order", {Status.TERMINATED}) == Count(4, is_exact=False)
+    assert count("refund") == Count(0)

@@ -1,0 +1,152 @@
+"""Statements without a cursor give what a cursor gives, and fail as one fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable.model import Status
+from celery_durable.store.compiled import Rows
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.libpq import PreparedStatements
+from celery_durable.store.statements import param, statement
+from tests.store.lost_connections import kill, session_id
+from tests.store.world import World
+
+pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+@statement
+def _echo(_: Store) -> Any:
+    types = {"text": sa.Text, "status": sa.String, "number": sa.BigInteger, "flag": sa.Boolean}
+    columns = [sa.cast(param(name, type_), type_).label(name) for name, type_ in types.items()]
+    return sa.select(*columns, sa.literal_column("'100%'").label("percent"))
+
+
+@statement
+def _nothing(s: Store) -> Any:
+    i = s.tables.instance
+    return sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(version=0)
+
+
+def count_prepared(tx: Tx) -> int:
+    ours = sa.text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'celery_durable%'")
+    return int(tx.execute(ours).scalar_one())
+
+
+VALUES: list[dict[str, Any]] = [
+    {"text": "O'Hara %s \\ \n ☃ $1", "status": Status.ACTIVE, "number": 2**62, "flag": True},
+    {"text": "", "status": "x", "number": -1, "flag": False},
+    {"text": None, "status": None, "number": None, "flag": None},
+]
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_values_come_back_as_through_a_cursor(world: World, values: dict[str, Any]) -> None:
+    def echo(tx: Tx) -> Rows:
+        return tx.run(_echo, **values)
+
+    def echo_without_a_cursor(tx: Tx) -> Rows:
+        assert tx.prepared_statements is not None
+        return echo(tx)
+
+    found = world.store.run_statement(echo_without_a_cursor)
+    assert found == world.store.transact(echo)
+    assert found.one()._asdict() == values | {"percent": "100%"}
+    assert found.rowcount == 1
+
+
+def test_a_statement_without_rows_says_how_many_it_changed(world: World) -> None:
+    pk = world.claim(world.create()).pk
+    assert [world.store.run_statement(lambda tx, pk=pk: tx.run(_nothing, pk=pk)).rowcount for pk in (pk, -1)] == [1, 0]
+    assert world.store.run_statement(lambda tx: tx.run(_nothing, pk=pk)) == []
+
+
+def test_text_with_a_null_character_is_refused_as_by_a_cursor(world: World) -> None:
+    for run in (world.store.run_statement, world.store.transact):
+        with pytest.raises(sa.exc.DataError, match="NUL"):
+            run(lambda tx: tx.run(_echo, **(VALUES[0] | {"text": "a\0b"})))
+
+
+def test_the_error_of_a_statement_is_wrapped_and_the_connection_serves_on(world: World) -> None:
+    with pytest.raises(sa.exc.DataError) as raised:
+        world.store.run_statement(lambda tx: tx.run(_echo, **(VALUES[0] | {"number": 2**70})))
+    assert raised.value.orig is not None
+    assert raised.value.orig.sqlstate == "22003"  # type: ignore[attr-defined]
+    assert len(world.store.run_statement(lambda tx: tx.run(_echo, **VALUES[0]))) == 1
+
+
+def test_a_statement_that_the_server_forgot_is_prepared_again(world: World) -> None:
+    """psycopg sends DEALLOCATE ALL after a rollback; so do some poolers."""
+    assert len(world.store.run_statement(lambda tx: tx.run(_echo, **VALUES[0]))) == 1
+    assert world.store.read(count_prepared) == 1
+    world.store.run_statement(lambda tx: tx.execute(sa.text("DEALLOCATE ALL")))
+    assert world.store.read(count_prepared) == 0
+    assert len(world.store.run_statement(lambda tx: tx.run(_echo, **VALUES[0]))) == 1
+
+
+def test_the_statement_after_a_lost_connection_gets_a_new_one(world: World) -> None:
+    def run_on_a_killed_connection(tx: Tx) -> None:
+        kill(world.store, session_id(tx.conn))
+        with pytest.raises(sa.exc.OperationalError) as raised:
+            tx.run(_echo, **VALUES[0])
+        assert raised.value.connection_invalidated
+
+    world.store.run_statement(run_on_a_killed_connection)
+    assert len(world.store.run_statement(lambda tx: tx.run(_echo, **VALUES[0]))) == 1
+
+
+def test_a_connection_that_is_closed_already_raises_an_error_of_the_driver(world: World) -> None:
+    def run_twice(tx: Tx) -> None:
+        assert tx.prepared_statements is not None
+        kill(world.store, session_id(tx.conn))
+        driver_error = tx.conn.dialect.loaded_dbapi.OperationalError
+        for _ in range(2):  # libpq reads first that the server ends; then it cannot even send
+            with pytest.raises(driver_error):
+                tx.prepared_statements.execute("SELECT 1", [])
+        tx.conn.invalidate()
+
+    world.store.run_statement(run_twice)
+
+
+def test_nothing_is_prepared_behind_a_pooler(store_url: str) -> None:
+    store = Store(store_url, prepared_statements=False)
+    try:
+        assert store.run_statement(lambda tx: tx.run(_echo, **VALUES[0])).one().text == VALUES[0]["text"]
+        assert store.run_statement(lambda tx: isinstance(tx.prepared_statements, PreparedStatements))
+        assert store.read(count_prepared) == 0
+    finally:
+        store.close()
+
+
+def test_a_listener_sees_the_statements(world: World) -> None:
+    seen: list[str] = []
+    sa.event.listen(world.store.engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
+    world.store.run_statement(lambda tx: tx.run(_echo, **VALUES[0]))
+    assert len(seen) == 1
+
+
+GREENLETS = {
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+    "eventlet": "import eventlet; eventlet.monkey_patch()",
+    "threads": "",
+}
+
+
+@pytest.mark.parametrize("library", GREENLETS)
+def test_greenlets_run_while_a_statement_waits(store_url: str, library: str) -> None:
+    code = f"""
+{GREENLETS[library]}
+from celery_durable.store.engine import Store
+store = Store({store_url!r})
+print(store.run_statement(lambda tx: tx.prepared_statements is not None))
+store.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, [str(library == "threads")]), done.stderr
