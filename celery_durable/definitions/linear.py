@@ -15,6 +15,7 @@ from celery_durable.values import (
     Backoff,
     Codec,
     CompletionHooks,
+    DelayFunction,
     Duration,
     Retries,
     StepConfig,
@@ -28,17 +29,18 @@ from celery_durable.values import (
 class LinearStep:
     """A step of a linear workflow. Its handler is found by ``name``.
 
-    ``max_attempts``: in total; 1 for no retry, None for no limit. ``delay``, ``backoff``, ``max_delay``: how soon it is
-    retried after an exception. ``timeout``: of each attempt, None for none. Values that you leave out come from the
-    app's ``durable_step_defaults``.
+    ``max_attempts``: in total; 1 for no retry, None for no limit. ``delay``, ``backoff``, ``max_delay`` and ``jitter``:
+    how soon it is retried after an exception, as in `Retries`. ``timeout``: of each attempt, None for none. Values that
+    you leave out come from the app's ``durable_step_defaults``.
     """
 
     name: str
     max_attempts: int | None = UNSET
-    delay: Duration = UNSET
+    delay: Duration | DelayFunction = UNSET
     backoff: Backoff = UNSET
     max_delay: Duration | None = UNSET
     timeout: Duration | None = UNSET
+    jitter: float = UNSET
 
     def __post_init__(self) -> None:
         check_text_name("Step name", self.name, 256)
@@ -56,7 +58,7 @@ class LinearStep:
         """These values as a StepConfig."""
         max_attempts = self.max_attempts
         limit = max_attempts - 1 if isinstance(max_attempts, int) else max_attempts
-        retries = Retries(limit=limit, delay=self.delay, backoff=self.backoff, max_delay=self.max_delay)
+        retries = Retries(limit, self.delay, self.backoff, self.max_delay, self.jitter)
         return StepConfig(retries=retries, timeout=self.timeout)
 
 

@@ -21,13 +21,14 @@ from celery_durable.values import UNSET, Codec, Duration, Retries, StepConfig
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STEP_CONFIG = "__durable_step__"
+_RUNS_IN_ORM = "__durable_orm__"
 
 
 @overload
 def durable_step(fn: F, /) -> F: ...
 @overload
 def durable_step(
-    *, retries: Retries | int | None = UNSET, timeout: Duration | None = UNSET, repeat: bool = UNSET
+    *, retries: Retries | int | None = UNSET, timeout: Duration | None = UNSET, repeat: bool = UNSET, orm: bool = True
 ) -> Callable[[F], F]: ...
 def durable_step(
     fn: Any = None,
@@ -36,8 +37,14 @@ def durable_step(
     retries: Retries | int | None = UNSET,
     timeout: Duration | None = UNSET,
     repeat: bool = UNSET,
+    orm: bool = True,
 ) -> Any:
-    """Give a function step defaults where it is defined. It can still be called as before."""
+    """Give a function step defaults where it is defined. It can still be called as before.
+
+    ``orm``: whether the function runs inside the step's transaction, so that what it writes with the framework's ORM is
+    committed with the step. This concerns functions that take `StepTx` in a project with
+    ``celery_durable.contrib.django`` or ``celery_durable.contrib.flask``, and has no effect elsewhere.
+    """
     config = StepConfig(retries=retries, timeout=timeout, repeat=repeat)
 
     def mark(fn: F) -> F:
@@ -46,6 +53,7 @@ def durable_step(
         if inspect.isroutine(fn) and not isinstance(return_type := resolve_annotation(fn, "return"), str):
             build_resolved_codec(return_type, _describe_return_type(fn))
         setattr(fn, _STEP_CONFIG, config)
+        setattr(fn, _RUNS_IN_ORM, orm)
         return fn
 
     return mark if fn is None else mark(fn)
@@ -61,8 +69,15 @@ class StepFunction:
 
     name: str | None
     wants_tx: bool
+    orm: bool
+    """Whether a body that takes `StepTx` runs inside the step's transaction, if the store wants that."""
     config: StepConfig | None
     result: Codec
+
+
+def runs_in_orm(fn: Callable[..., Any]) -> bool:
+    """Whether a step's function runs inside the step's transaction, if the store wants that (`durable_step`)."""
+    return bool(getattr(fn, _RUNS_IN_ORM, True))
 
 
 _step_functions: weakref.WeakKeyDictionary[Callable[..., Any], StepFunction] = weakref.WeakKeyDictionary()
@@ -94,6 +109,7 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
     return StepFunction(
         name=None if name == "<lambda>" else name,
         wants_tx=_wants_tx(fn, code),
+        orm=runs_in_orm(inner),
         config=getattr(inner, _STEP_CONFIG, None),
         result=_result_codec(inner, result),
     )

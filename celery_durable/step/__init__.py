@@ -14,7 +14,7 @@ from celery_durable.step.calls import (
     WaitCall,
 )
 from celery_durable.step.log import LogContext, StepLog
-from celery_durable.step.tx import NewEmission, NewEvent, NewInstance, StepTx, TxBuffer, restore_transaction_control
+from celery_durable.step.tx import NewEmission, NewEvent, NewInstance, StepTx, TxBuffer
 from celery_durable.step.workflow import Step
 
 __all__ = [
@@ -37,5 +37,4 @@ __all__ = [
     "TxBuffer",
     "TypedWorkflow",
     "WaitCall",
-    "restore_transaction_control",
 ]

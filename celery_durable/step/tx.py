@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery_durable import values
 from celery_durable.definitions import Definition
-from celery_durable.errors import StepTxMisuse
 from celery_durable.model import OutboxMessage
 from celery_durable.step.calls import HasDefinition
+from celery_durable.store.external_transactions import StepTransaction, UserWrite
 from celery_durable.values import PayloadLimits, build_event_message, build_task_message
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
@@ -52,14 +52,14 @@ class NewEmission:
 class TxBuffer:
     """The effects that a step's function requested. The commit that records the step applies them."""
 
-    user_writes: list[Callable[[Session], object]] = field(default_factory=list)
-    on_terminal_error: list[Callable[[Session], object]] = field(default_factory=list)
+    user_writes: list[UserWrite] = field(default_factory=list)
+    on_terminal_error: list[UserWrite] = field(default_factory=list)
     instances: list[NewInstance] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     emissions: list[NewEmission] = field(default_factory=list)
     messages: list[OutboxMessage] = field(default_factory=list)
     labels: dict[str, str | None] = field(default_factory=dict)
-    session: Session | None = None
+    transaction: StepTransaction | None = None
 
 
 class StepTx:
@@ -82,11 +82,11 @@ class StepTx:
         attempt: int,
         idempotency_key: str,
         buffer: TxBuffer,
-        open_session: Callable[[], Session],
+        open_transaction: Callable[[str], StepTransaction],
         limits: PayloadLimits,
     ) -> None:
         self.name, self.attempt, self.idempotency_key = name, attempt, idempotency_key
-        self._buffer, self._open_session, self._limits = buffer, open_session, limits
+        self._buffer, self._open_transaction, self._limits = buffer, open_transaction, limits
 
     @property
     def session(self) -> Session:
@@ -95,9 +95,8 @@ class StepTx:
         The transaction begins on first access and its locks are held until the step ends, so access it late. commit,
         rollback and close raise StepTxMisuse; begin_nested is allowed.
         """
-        if self._buffer.session is None:
-            self._buffer.session = _block_transaction_control(self._open_session(), self.name)
-        return self._buffer.session
+        transaction = self._buffer.transaction or self._open_transaction(self.name)
+        return transaction.session
 
     def mutate(self, fn: Callable[[Session], object]) -> None:
         """Call a function with a session when the step commits.
@@ -106,7 +105,7 @@ class StepTx:
             fn: Called as ``fn(session)`` in the transaction that records the successful attempt. It may be called more
                 than once, if the transaction is repeated; only one of them commits.
         """
-        self._buffer.user_writes.append(self._wrap_write(fn))
+        self._buffer.user_writes.append(UserWrite(self.name, fn))
 
     def on_terminal_error(self, fn: Callable[[Session], object]) -> None:
         """Call a function with a session if the step fails for good.
@@ -114,21 +113,7 @@ class StepTx:
         Args:
             fn: Called as ``fn(session)`` in the transaction that records the failure; it may be called more than once.
         """
-        self._buffer.on_terminal_error.append(self._wrap_write(fn))
-
-    def _wrap_write(self, fn: Callable[[Session], object]) -> Callable[[Session], object]:
-        """Wrap ``fn``, so that it cannot commit, roll back or close a session that the engine owns."""
-
-        def write(session: Session) -> object:
-            if session is self._buffer.session:
-                return fn(session)
-            _block_transaction_control(session, self.name)
-            try:
-                return fn(session)
-            finally:
-                restore_transaction_control(session)
-
-        return write
+        self._buffer.on_terminal_error.append(UserWrite(self.name, fn))
 
     def create(
         self,
@@ -243,35 +228,3 @@ class StepTx:
     def _send(self, message: OutboxMessage) -> str:
         self._buffer.messages.append(message)
         return message.id
-
-
-_BLOCKED_METHODS = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
-
-
-def _block_transaction_control(session: Session, step: str) -> Session:
-    """Make the methods that begin or end a transaction raise StepTxMisuse."""
-    for method in _BLOCKED_METHODS:
-        setattr(session, method, _make_blocked_method(step, method))
-
-    def begin(*, nested: bool = False) -> Any:
-        # Leaving `with session.begin():` would commit. begin_nested() calls this too, and savepoints are allowed.
-        return type(session).begin(session, nested=True) if nested else _make_blocked_method(step, "begin")()
-
-    vars(session)["begin"] = begin
-    return session
-
-
-def restore_transaction_control(session: Session) -> None:
-    """Undo `_block_transaction_control`."""
-    for method in (*_BLOCKED_METHODS, "begin"):
-        vars(session).pop(method, None)
-
-
-def _make_blocked_method(step: str, method: str) -> Callable[..., None]:
-    def refuse(*_: object, **__: object) -> None:
-        raise StepTxMisuse(
-            f"tx.session.{method}() in step {step!r}: the session commits with the step's record. "
-            "Return to commit, raise to roll back, use tx.session.begin_nested() for a savepoint."
-        )
-
-    return refuse

@@ -7,7 +7,7 @@ from celery_durable.testing import DurableHarness
 
 ATTACHING = {"app", "init_app", "close", "engine", "migrate"}
 DEFINITIONS = {"workflow", "outbound", "register", "autodiscover"}
-INSTANCES = {"workflows", "service", "emit", "waiters", "tick"}
+INSTANCES = {"workflows", "service", "client", "emit", "aemit", "waiters", "awaiters", "tick"}
 INTERNALS = {"internals"}
 """All parts of the engine are behind this one attribute, so that they can change in every release."""
 

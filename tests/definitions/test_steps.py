@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
@@ -321,6 +321,21 @@ def test_a_function_is_looked_at_once_and_forgotten_with_it() -> None:
     del fn
     gc.collect()
     assert watched() is None
+
+
+def test_closures_with_the_same_return_type_share_its_schema() -> None:
+    """Each call of a closure as a step is a new function; building a schema takes longer than the step."""
+
+    def make(type_: Any) -> Any:
+        def ship() -> Any: ...
+
+        ship.__annotations__["return"] = type_
+        return describe_step(ship).result
+
+    assert make(dict[str, int])._schema is make(dict[str, int])._schema
+    assert make(int | str)._schema is not make(str | int)._schema  # pydantic tries the members in order
+    unhashable = Annotated[int, [1]]
+    assert make(unhashable).decode("1") == 1
 
 
 def test_a_callable_that_cannot_be_remembered_is_looked_at_each_time() -> None:

@@ -62,7 +62,7 @@ def approve(event: WorkflowEvent[OrderIn], step: Step) -> Approval:
     return Approval(approved=True)
 
 
-@durable_workflow(name="wrong-event")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+@durable_workflow(name="wrong-event")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType,reportCallIssue]
 def wrong_event(event: str, step: Step) -> None: ...
 
 
@@ -70,7 +70,24 @@ def wrong_event(event: str, step: Step) -> None: ...
 def wrong_option(event: WorkflowEvent[OrderIn], step: Step) -> None: ...
 
 
+@durable_workflow
+async def fetched(event: WorkflowEvent[OrderIn], step: Step) -> str:
+    return event.payload.order_id
+
+
+@durable_workflow(name="fetched-later")
+async def fetched_later(event: WorkflowEvent[OrderIn], step: Step) -> str:
+    return event.payload.order_id
+
+
 def operate() -> None:
+    fetched.create(OrderIn(order_id="1", cents=5))  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    fetched_later.create(OrderIn(order_id="1", cents=5))  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    order.create()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    order.create(id="o-1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    order.create(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.delay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    order.restart_or_create(id="o-1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     order.create({"order_id": "1", "cents": 5})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.create(Approval(approved=True))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.create(OrderIn(order_id="1", cents=5), if_exists="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -21,6 +21,7 @@ from celery_durable import (
     Page,
     Published,
     ReceivedEvent,
+    RestartOrCreateResult,
     Retries,
     Status,
     Step,
@@ -174,6 +175,16 @@ def bound(event: WorkflowEvent[None], step: Step) -> dict[str, int]:
     return {"steps": step.do(lambda: event.run_number)}
 
 
+@durable_workflow
+def maybe(event: WorkflowEvent[OrderIn | None], step: Step) -> str:
+    return "nothing" if event.payload is None else event.payload.order_id
+
+
+@durable_workflow(name="untyped")
+def untyped(event: WorkflowEvent[Any], step: Step) -> int:
+    return len(event.payload)
+
+
 # --- handles ------------------------------------------------------------------------------------
 
 
@@ -186,6 +197,12 @@ def operate(session: Session) -> None:
     assert_type(made, WorkflowInstance[str])
     assert_type(made.result(timeout="5 seconds"), str)
     assert_type(bound.create().result(), dict[str, int])
+    assert_type(bound.create(id="b-1", labels={"of": "o-1"}), WorkflowInstance[dict[str, int]])
+    assert_type(bound.restart_or_create(id="b-1", reason="again"), RestartOrCreateResult)
+    assert_type(maybe.create(), WorkflowInstance[str])
+    assert_type(maybe.delay(OrderIn(order_id="1", cents=5)), WorkflowInstance[str])
+    assert_type(untyped.create(), WorkflowInstance[int])
+    assert_type(untyped.create({"any": "thing"}), WorkflowInstance[int])
     assert_type(order.delay(OrderIn(order_id="1", cents=5)), WorkflowInstance[str])
     assert_type(order.create_batch([CreateOptions("o-2", OrderIn(order_id="2", cents=6))]), list[WorkflowInstance[str]])
     assert_type(order.get("o-1").status(), InstanceStatus)
@@ -203,6 +220,9 @@ def operate(session: Session) -> None:
 
 
 async def operate_async() -> None:
+    assert_type(await bound.acreate(), WorkflowInstance[dict[str, int]])
+    assert_type(await maybe.adelay(), WorkflowInstance[str])
+    assert_type(await order.arestart_or_create(OrderIn(order_id="1", cents=5), id="o-1"), RestartOrCreateResult)
     made = await order.acreate(OrderIn(order_id="1", cents=5), id="o-1")
     assert_type(made, WorkflowInstance[str])
     assert_type(await made.aresult(timeout=5), str)
