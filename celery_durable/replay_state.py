@@ -12,10 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
-from celery_durable.model import StepRow, StepStatus, StepType
-
-# A character that no step name may contain, so that the key of a repeated "x" never equals another step's name.
-_REPEAT_SEPARATOR = "\x1f"
+from celery_durable.model import REPEAT_SEPARATOR, StepRow, StepStatus, StepType
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +215,7 @@ class ReplayState:
             self._occurrences.setdefault(name, 1)
             return name
         occurrence = self._occurrences[name] = self._occurrences.get(name, 0) + 1
-        return name if occurrence == 1 else f"{name}{_REPEAT_SEPARATOR}{occurrence}"
+        return name if occurrence == 1 else f"{name}{REPEAT_SEPARATOR}{occurrence}"
 
 
 def _counts_toward_limit(row: StepRow) -> bool:

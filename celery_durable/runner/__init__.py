@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,24 +13,28 @@ from celery_durable import notify
 from celery_durable.config import Settings
 from celery_durable.definitions import Definition, LinearDefinition, Registry, WorkflowDefinition
 from celery_durable.errors import Superseded, ValueRefused
-from celery_durable.model import DueRun, OutboxMessage, RunRef
+from celery_durable.model import Claim, DueRun, OutboxMessage, PassResult, RunRef, WorkerProcess
+from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runner.body_timer import body_timer
 from celery_durable.runner.committer import DatabaseCommitter
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.function_pass import FunctionPass, open_context
+from celery_durable.runner.group_commit import GroupCommit
 from celery_durable.runner.lease import Lease, LeaseRenewer
 from celery_durable.runner.linear_pass import LinearPass
+from celery_durable.runner.preflight import Preflight
 from celery_durable.runner.recorded_run import RecordedRun, read_run
 from celery_durable.runner.replay import ReplayContext
-from celery_durable.runner.replay_check import DryRunCommitter, ReplayCheck, ReplayResult, compare
+from celery_durable.runner.replay_check import DryRunCommitter, OnStep, ReplayCheck, ReplayResult, compare
 from celery_durable.runner.run_limits import RunLimits
-from celery_durable.runner.step_attempt import current_attempt
+from celery_durable.runner.step_attempt import current_attempt, current_run
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.watermark import Watermark
 from celery_durable.runtime import Runtime, is_ctrl_c
-from celery_durable.store import claims, step_rows
-from celery_durable.store.engine import Store
-from celery_durable.store.watchdog import LOAD, PASS
+from celery_durable.store import claims, step_rows, takeovers
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.step_rows import RunState
+from celery_durable.store.time_limits import LOAD, PASS
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -47,6 +52,9 @@ class Runner:
         should_stop: Called before each claim and at every step call. It returns True while the worker shuts down.
         stops_process: Returns whether an exception, such as SystemExit, stops the process. Such an exception does
             not fail a step.
+        groups_commits: Whether passes run at the same time in this process, so that they commit together.
+        make_redaction: Makes what applies the application's redaction to the errors of an instance before they are
+            stored.
     """
 
     def __init__(
@@ -60,44 +68,57 @@ class Runner:
         send_messages: Callable[[Sequence[OutboxMessage]], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
         stops_process: Callable[[BaseException], bool] = is_ctrl_c,
+        groups_commits: bool = False,
+        make_redaction: Callable[[str, str], Redaction] = make_no_redaction,
     ) -> None:
-        self._env = Environment(store, settings, runtime, publish_runs, send_messages, should_stop, stops_process)
+        self._env = Environment(
+            store,
+            settings,
+            runtime,
+            publish_runs,
+            send_messages,
+            should_stop,
+            stops_process,
+            make_redaction,
+            GroupCommit(store) if groups_commits else None,
+        )
         self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
         self._renewer = LeaseRenewer(store, settings.lease, runtime, stall=settings.stall)
         self._watermark = Watermark(store, runtime)
+        self.preflight = Preflight(store, registry, self.check_replay)
 
-    def advance(self, ref: RunRef, *, task_id: str, node: str, max_steps: int | None = None) -> str:
+    def advance(self, ref: RunRef, *, task_id: str, node: str, max_steps: int | None = None) -> PassResult:
         """Run one pass: claim the run, and execute its steps until it waits, ends or is released.
 
         Any process may call this at any time. If the run is not due, the call changes nothing.
 
         ``max_steps``: release the run after this many step commits. Concurrent branches are finished first, so the
-        number may be exceeded. Returns a short sentence for the log. Raises the error that broke the pass, such as a
-        database error; a sweep then finds the run again.
+        number may be exceeded. Raises the error that broke the pass, such as a database error; a sweep then finds the
+        run again.
         """
         definition = self._registry.find(ref.workflow)
         if definition is None or self._env.should_stop():
             return self._decline(ref, definition)
         lease = self._claim(ref, definition, task_id, node)
         if lease is None:
-            return NOT_DUE
+            return PassResult(NOT_DUE, was_executed=False)
         try:
             with self._hold(lease):
-                run = self._load(definition, lease)
+                run = self._load(definition, lease, WorkerProcess(node, os.getpid(), task_id))
                 pass_ = self._open_pass(run, max_steps)
                 last_commit = pass_.check_limits() or self._execute(run, pass_)
                 return pass_.conclude(last_commit)
         except Superseded:
-            return "superseded: the instance was taken over, restarted or ended meanwhile"
+            return PassResult("superseded: the instance was taken over, restarted or ended meanwhile")
 
     # --- the stages of a pass -------------------------------------------------------------------
 
-    def _decline(self, ref: RunRef, definition: Definition | None) -> str:
+    def _decline(self, ref: RunRef, definition: Definition | None) -> PassResult:
         """Leave a run to another worker, because this one is stopping or does not know its workflow."""
         if definition is not None:
             # Leave it to the sweep: its dispatch message is consumed, and a new one could reach this same worker again.
             self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
-            return STOPPING
+            return PassResult(STOPPING, was_executed=False)
         self._postpone(ref)
         logger.warning(
             "This worker does not know workflow %r; instance %s is left for one that does. Import the module that "
@@ -105,16 +126,22 @@ class Runner:
             ref.workflow,
             ref.instance_id,
         )
-        return f"noop: workflow {ref.workflow!r} is unknown to this worker"
+        return PassResult(f"noop: workflow {ref.workflow!r} is unknown to this worker", was_executed=False)
 
     def _claim(self, ref: RunRef, definition: Definition, task_id: str, node: str) -> Lease | None:
-        requested_at, kind = self._runtime.monotonic(), definition.kind
-        token, length = self._runtime.new_token(), self._settings.lease
+        requested_at, token, length = self._runtime.monotonic(), self._runtime.new_token(), self._settings.lease
+        request = claims.ClaimRequest(ref, token, task_id, node, length, definition.kind)
+
+        def find_claim(tx: Tx) -> Claim | None:
+            return claims.find_claim(tx, ref, token=token, lease=length)
+
         claim = self._store.run_statement(
-            lambda tx: claims.claim(tx, ref, token=token, task_id=task_id, node=node, lease=length, kind=kind),
-            find_committed=lambda tx: claims.find_claim(tx, ref, token=token, lease=length),
-            timeouts=PASS,
+            lambda tx: claims.claim(tx, request), find_committed=find_claim, timeouts=PASS
         )
+        if isinstance(claim, claims.ClaimExpired):
+            claim = self._store.transact(
+                lambda tx: takeovers.take_over(tx, request), find_committed=find_claim, timeouts=PASS
+            )
         if claim is None:
             return None
         self._runtime.checkpoint("claimed")
@@ -124,18 +151,23 @@ class Runner:
     def _hold(self, lease: Lease) -> Iterator[None]:
         """Renew the lease, and count the claim, while the pass lasts."""
         outer_attempt = current_attempt.set(None)  # with task_always_eager, a step's body may have started this run
+        outer_run = current_run.set(lease.claim.ref)
         try:
-            with self._renewer.hold(lease), notify.around_pass(lease.claim):
+            with self._renewer.hold(lease), self._runtime.pass_context(), notify.around_pass(lease.claim):
                 self._watermark.record_claim(lease.claim)
                 yield
         finally:
             body_timer.release()
             current_attempt.reset(outer_attempt)
+            current_run.reset(outer_run)
 
-    def _load(self, definition: Definition, lease: Lease) -> ClaimedRun:
+    def _load(self, definition: Definition, lease: Lease, worker: WorkerProcess) -> ClaimedRun:
         claim = lease.claim
-        state = self._store.run_statement(lambda tx: step_rows.load(tx, claim), timeouts=LOAD)
-        return ClaimedRun(definition, lease, state, RunLimits(definition, claim, state))
+        if claim.new_run is not None:
+            state = RunState.of_new_run(claim.ref, claim.new_run)
+        else:
+            state = self._store.run_statement(lambda tx: step_rows.load(tx, claim), timeouts=LOAD)
+        return ClaimedRun(definition, lease, state, RunLimits(definition, claim, state), worker)
 
     def _open_pass(self, run: ClaimedRun, max_steps: int | None) -> FunctionPass | LinearPass:
         committer = DatabaseCommitter(self._env, run)
@@ -152,10 +184,10 @@ class Runner:
 
     # --- the replay check -----------------------------------------------------------------------
 
-    def check_replay(self, recorded: RecordedRun) -> ReplayResult:
+    def check_replay(self, recorded: RecordedRun, on_step: OnStep | None = None) -> ReplayResult:
         """Replay a recorded run with the current code, up to its first unfinished step.
 
-        It runs no body and writes nothing.
+        It runs no body and writes nothing. ``on_step`` is called at each step call.
 
         Raises WorkflowNotFound, and ValueRefused for a linear workflow.
         """
@@ -169,7 +201,7 @@ class Runner:
         run_limits = RunLimits(definition, recorded.claim, recorded.run_state)
         run, committer = ClaimedRun(definition, lease, recorded.run_state, run_limits), DryRunCommitter()
         context = open_context(definition, replace(self._env, should_stop=lambda: False), run, committer)
-        replay_check = ReplayCheck(definition, context)
+        replay_check = ReplayCheck(definition, context, on_step)
         pass_ = FunctionPass(definition, context, replay_check)
         outer_attempt = current_attempt.set(None)
         try:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 from celery_durable import notify, values
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import DurableError, Interruption, StepCommitConflict
-from celery_durable.model import LogLevel, LogLine, StepType
+from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepType
 from celery_durable.runner.environment import Environment
+from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.session_lock import SessionLock
-from celery_durable.runner.step_attempt import AttemptOutcome, PassOver, Raised, Returned, StepAttempt, TimedOut
+from celery_durable.runner.step_attempt import BodyOutcome, PassOver, Raised, Returned, StepAttempt, TimedOut
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import PassInterrupted
@@ -38,38 +39,11 @@ def idempotency_key(ancestry: Ancestry, step: str, suffix: str = "") -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{ancestry.origin_run(step)}/{step}{suffix}"))
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFailure:
-    """Why an attempt failed, as it is recorded.
-
-    ``error``: the exception, if there was one. ``is_final``: a retry would fail again. ``retry_in``: the delay before
-    the retry; None for that of the step's policy.
-    """
-
-    name: str
-    message: str
-    error: BaseException | None = None
-    is_final: bool = False
-    retry_in: timedelta | None = None
-
-    @classmethod
-    def of(cls, error: BaseException, *, is_final: bool = False) -> AttemptFailure:
-        """The failure of an attempt whose body raised ``error``."""
-        return cls(*values.describe_error(error), error, is_final or values.forbids_retry(error))
-
-
-class AttemptFailed(Exception):
-    """The attempt has failed: by what its body raised, or by what it returned."""
-
-    def __init__(self, failure: AttemptFailure) -> None:
-        self.failure = failure
-        super().__init__(failure.name)
-
-
 class AttemptedStep(Protocol):
     """A step whose body is due."""
 
     name: str
+    key: str
     type: StepType
     number: int
     """The number of the attempt, from 1."""
@@ -122,7 +96,9 @@ class Attempts:
                 self._pass.run_or_interrupt(self._ensure_held)
             if rerun == 0:
                 for step in steps:
-                    notify.send_attempt_started(self._lease.claim, step.name, step.number, type_=step.type)
+                    notify.send_attempt_started(
+                        self._lease.claim, step=step.name, step_key=step.key, attempt=step.number, type_=step.type
+                    )
             self._env.runtime.checkpoint("before-body")
             attempts: list[StepAttempt] = []
             try:
@@ -159,13 +135,13 @@ class Attempts:
         if self._session_lock is not None:
             self._session_lock.run_deferred()
 
-    def _finish_in_turn(self, step: AttemptedStep, attempt: StepAttempt, outcome: AttemptOutcome | None) -> None:
+    def _finish_in_turn(self, step: AttemptedStep, attempt: StepAttempt, outcome: BodyOutcome | None) -> None:
         if self._session_lock is None:
             self._finish(step, attempt, outcome)
         else:
             self._session_lock.run_or_defer(attempt, functools.partial(self._finish, step, attempt, outcome))
 
-    def _finish(self, step: AttemptedStep, attempt: StepAttempt, outcome: AttemptOutcome | None) -> None:
+    def _finish(self, step: AttemptedStep, attempt: StepAttempt, outcome: BodyOutcome | None) -> None:
         """Record the outcome of an attempt, None if it timed out. If its transaction was lost, add it to ``_lost``."""
         self._env.runtime.checkpoint("after-body")
         try:
@@ -176,10 +152,10 @@ class Attempts:
                     self._raise_failure(step, attempt, error)
                 case PassOver(error):
                     self._end_pass(error)
-                case TimedOut() | None:
-                    attempt.abandon()
-                    text = f"attempt {attempt.number} took longer than {step.timeout}"
-                    step.fail(attempt, AttemptFailure("StepTimeout", text))
+                case TimedOut(interruption):
+                    self._time_out(step, attempt, interruption)
+                case None:
+                    self._time_out(step, attempt, None)
         except AttemptFailed as exc:
             self._fail(step, attempt, exc.failure)
         except StepEffectFailed as exc:
@@ -187,17 +163,24 @@ class Attempts:
             is_final = isinstance(exc.error, DurableError)
             self._fail(step, attempt, AttemptFailure.of(self._explain(step, exc.error), is_final=is_final))
         except BodyRerunRequired as exc:
-            attempt.close_session()
+            attempt.close_transaction()
             text = f"The transaction of step {step.name!r} was lost: {exc}"
             self._pass.logs.append(build_log_line(self._env, attempt, LogLevel.WARNING, text))
             self._lost.append((step, attempt, str(exc)))
 
+    @staticmethod
+    def _time_out(step: AttemptedStep, attempt: StepAttempt, interruption: BaseException | None) -> None:
+        attempt.abandon()
+        text = f"attempt {attempt.number} took longer than {step.timeout}"
+        outcome = AttemptOutcome.TIMED_OUT
+        step.fail(attempt, AttemptFailure("StepTimeout", text, outcome=outcome, interruption=interruption))
+
     def _fail(self, step: AttemptedStep, attempt: StepAttempt, failure: AttemptFailure) -> None:
-        attempt.close_session()
+        attempt.close_transaction()
         step.fail(attempt, failure)
 
     def _raise_failure(self, step: AttemptedStep, attempt: StepAttempt, error: BaseException) -> NoReturn:
-        if not attempt.has_session:
+        if not attempt.has_transaction:
             raise AttemptFailed(AttemptFailure.of(error))
         if self._env.store.is_transient(error):
             raise BodyRerunRequired(values.get_error_text(error)) from error

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 from celery_durable import notify, values
 from celery_durable.errors import StepResultInvalid, ValueRefused
 from celery_durable.model import OpenWait, StepStatus, StepType
 from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.attempts import (
-    AttemptFailed,
-    AttemptFailure,
-    Attempts,
-    commit_terminal_failure,
-    idempotency_key,
-)
+from celery_durable.runner.attempts import Attempts, commit_terminal_failure, idempotency_key
 from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, record_failure
+from celery_durable.runner.retry_delays import plan_retry
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, build_suspension
@@ -102,25 +97,27 @@ class FunctionStep:
         self, context: ExecutionContext, execution: StepExecution, number: int, other_steps: OtherSteps
     ) -> None:
         self._context, self.execution, self.number, self._other_steps = context, execution, number, other_steps
-        self.name, self.timeout = execution.name, execution.policy.timeout
+        self.name, self.key, self.timeout = execution.name, execution.key, execution.policy.timeout
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
         context, execution = self._context, self.execution
         call, fn = execution.call, execution.fn
         assert isinstance(call, BodyCall)
         assert fn is not None
-        attempt = StepAttempt(context.env, context.lease, execution.key, self.number, session_lock)
-        body = functools.partial(call.fn, *call.args, **call.kwargs)
+        attempt = StepAttempt(context.env, context.lease, execution.key, self.number, session_lock, step=self.name)
+        body: Callable[[], Any] = functools.partial(call.fn, *call.args, **call.kwargs)
         if fn.wants_tx:
             tx = StepTx(
                 name=self.name,
                 attempt=self.number,
                 idempotency_key=idempotency_key(context.ancestry, execution.key),
                 buffer=attempt.buffer,
-                open_session=attempt.open_session,
+                open_transaction=attempt.open_transaction,
                 limits=context.limits,
             )
             body = functools.partial(call.fn, tx, *call.args, **call.kwargs)
+            if fn.orm:
+                body = attempt.run_in_transaction(self.name, body)
         ref = context.claim.ref
         run = functools.partial(
             context.env.runtime.run_attempt,
@@ -130,7 +127,7 @@ class FunctionStep:
             step=self.name,
             number=self.number,
         )
-        attempt.call = notify.wrap_body(run, context.claim, step=self.name, attempt=self.number)
+        attempt.call = notify.wrap_body(run, context.claim, step=self.name, step_key=self.key, attempt=self.number)
         return attempt
 
     def succeed(self, attempt: StepAttempt, value: Any) -> None:
@@ -148,25 +145,42 @@ class FunctionStep:
         write = context.build_write(
             execution, StepStatus.COMPLETED, result=result, attempts=self.number, ran_for=attempt.duration
         )
-        writes = [write, *context.build_race_writes(execution, write)]
+        writes = [write] if context.race is None else [write, *context.build_race_writes(execution, write)]
         execution.decoded = (decoded,)
         context.commit(build_attempt_commit(write.commit_id, writes, attempt), execution, attempt)
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
         context, execution = self._context, self.execution
-        execution.cause = failure.error
         max_attempts = execution.policy.max_attempts
-        is_final = failure.is_final or (max_attempts is not None and self.number >= max_attempts)
+        failure, retry_in = plan_retry(
+            context.env,
+            execution.policy,
+            failure,
+            is_last=max_attempts is not None and self.number >= max_attempts,
+            workflow=context.claim.ref.workflow,
+            step=self.name,
+            attempt=self.number,
+        )
+        execution.cause, is_final = failure.error, retry_in is None
         write = context.build_write(
             execution,
             StepStatus.ERRORED if is_final else StepStatus.WAITING,
             attempts=self.number,
             error=values.sanitize_error(failure.name, failure.message),
-            retry_in=None if is_final else self._get_retry_delay(),
+            retry_in=retry_in,
             ran_for=attempt.duration,
         )
         writes = [write, *context.build_race_writes(execution, write)]
-        step_commit = StepCommit(write.commit_id, writes, list(attempt.logs))
+        failed = record_failure(
+            context.env,
+            context.run,
+            failure,
+            step=self.name,
+            step_key=execution.key,
+            number=self.number,
+            ran_for=attempt.duration,
+        )
+        step_commit = StepCommit(write.commit_id, writes, list(attempt.logs), failures=[failed])
         if is_final:
             commit = functools.partial(context.commit, execution=execution)
             commit_terminal_failure(context.env, self.name, attempt, step_commit, commit)
@@ -175,8 +189,3 @@ class FunctionStep:
             context.suspend_with(step_commit)
         else:
             context.commit(step_commit, execution)
-
-    def _get_retry_delay(self) -> timedelta:
-        """How long to wait after this failed attempt."""
-        delay, workflow = self.execution.policy.delay_after(self.number), self._context.claim.ref.workflow
-        return self._context.env.runtime.wait_duration(delay, purpose="retry", workflow=workflow, step=self.name)

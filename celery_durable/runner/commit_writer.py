@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from celery_durable import notify
 from celery_durable.errors import InstanceNotFound, Superseded, TooManyLabels
@@ -33,23 +32,22 @@ from celery_durable.runner.step_commit import Committed, Decision, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed, StepEffects
 from celery_durable.store import (
     answers,
+    attempts,
     claims,
     instances,
     items,
     labels,
     lifecycle,
+    map_ends,
     outbox,
     releases,
     run_logs,
-    sessions,
     step_rows,
     topic_waits,
 )
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-
-if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
-    from sqlalchemy.orm import Session
+from celery_durable.store.external_transactions import StepTransaction
 
 
 class CommitWriter:
@@ -65,6 +63,10 @@ class CommitWriter:
         """How long a sweep leaves a message to this process, which publishes it after the commit."""
         self.remaining_logs = settings.max_logs - run.state.log_count
         self._is_start_recorded = run.state.is_start_recorded
+        self.may_have_open_maps = any(
+            row.type is StepType.MAP and row.status is StepStatus.WAITING for row in run.state.steps
+        )
+        """Whether the end of the run may have items of maps to cancel."""
 
     def build_last_messages(self, step_commit: StepCommit) -> list[OutboxMessage]:
         """Build the completion messages of a commit that ends the run, before its transaction locks anything."""
@@ -77,17 +79,18 @@ class CommitWriter:
         tx: Tx,
         step_commit: StepCommit,
         last_messages: Sequence[OutboxMessage],
-        session: Session | None = None,
+        transaction: StepTransaction | None = None,
     ) -> Committed:
         """Write everything: the rows of user code first, then the instances' rows, locked by ascending id.
 
         With the guard first, this would deadlock with a web transaction that updates an application row and then sends
         an event.
         """
-        self._run_user_writes(tx, step_commit, session)
+        self._run_user_writes(tx, step_commit, transaction)
         targets = self._find_lock_targets(tx, step_commit)
         _lock_instances(tx, [target for target in targets if target[0] <= self._claim.pk])
         guard_result, decision, rows = self._write_rows(tx, step_commit)
+        self._write_failures(tx, guard_result, decision)
         self._merge_labels(tx, step_commit)
         run_logs.write_logs(tx, self._claim, guard_result, step_commit.logs, remaining=self.remaining_logs)
         self._published.flush(tx)
@@ -117,15 +120,39 @@ class CommitWriter:
             due_runs=due_runs,
             messages=messages,
             writes=decision.writes,
+            failures=decision.failures,
             created=[due.ref for due in created],
             received=received,
         )
 
-    def write_single_row(self, tx: Tx, write: StepWrite) -> Committed:
-        """Write one row and nothing else: the statement that writes it also checks the claim."""
+    def fits_one_statement(self, step_commit: StepCommit) -> bool:
+        """Whether `write_single_row` can write a commit."""
+        if not step_commit.is_single_row:
+            return False
+        lines = len(step_commit.logs)
+        return not lines or (
+            self._env.store.database.can_combine_writes and lines <= min(run_logs.MAX_WITH_STEP, self.remaining_logs)
+        )
+
+    def changes_instance(self, write: StepWrite) -> bool:
+        """Whether the guard of a single row writes to the instance's row: only what has to change (LAW 2)."""
+        adds_finished_step = write.replaces is None and write.status is StepStatus.COMPLETED
+        return not adds_finished_step or self._claim.crash_count > 0 or self._lease.is_renewal_due
+
+    def write_single_row(self, tx: Tx, step_commit: StepCommit) -> Committed:
+        """Write one row, and its log lines: the statement that writes them also checks the claim."""
         self._limits.reset_suspension()
-        written = step_rows.guard_and_write_step(tx, self._claim, write, lease=self._lease.length)
-        return Committed([written.row], written.pause_requested, writes=[write])
+        [write], logs = step_commit.writes, step_commit.logs
+        changes_instance = self.changes_instance(write)
+        written = step_rows.guard_and_write_step(
+            tx,
+            self._claim,
+            write,
+            lease=self._lease.length,
+            log_lines=logs,
+            changes_instance=changes_instance,
+        )
+        return Committed([written.row], written.pause_requested, writes=[write], renews_lease=changes_instance)
 
     def write_bare_outcome(self, tx: Tx, run_outcome: RunOutcome, last_messages: Sequence[OutboxMessage]) -> Committed:
         """End the run with nothing else to write: the statement that ends it checks the claim by itself.
@@ -157,19 +184,24 @@ class CommitWriter:
             guard_result = claims.guard(
                 tx, self._claim, lease=self._lease.length, resets_crash_count=step_commit.resets_crash_count
             )
-            decision = Decision(step_commit.writes)
+            decision = Decision(step_commit.writes, failures=step_commit.failures)
             if step_commit.decide is not None:
                 decided = step_commit.decide(tx, guard_result)
-                decision = Decision([*step_commit.writes, *decided.writes], decided.messages)
+                failures = [*step_commit.failures, *decided.failures]
+                decision = Decision([*step_commit.writes, *decided.writes], decided.messages, failures)
             if decision.writes:
                 self._limits.reset_suspension()
             return guard_result, decision, [self._write_row(tx, guard_result, write) for write in decision.writes]
 
     def _write_row(self, tx: Tx, guard_result: GuardResult, write: StepWrite) -> StepRow:
-        """Write a row, and what depends on it: a topic has a row for each open wait, and a task for its attempt."""
+        """Write a row, and what depends on it: the wait on a topic, the attempt of a task, the items of a map."""
         has_lost_race = write.status is StepStatus.CANCELLED
         if write.type is StepType.TASK and has_lost_race:
             items.delete_task_item(tx, self._claim.pk, self._claim.ref.run_number, write.key)
+        elif write.type is StepType.MAP:
+            self.may_have_open_maps = True
+            if has_lost_race:
+                map_ends.cancel_open(tx, self._claim.pk, self._claim.ref.run_number, write.key)
         elif write.type is StepType.WAIT:
             topic = None if write.event_type is None else parse_topic_event_type(write.event_type)
             if has_lost_race or (topic is not None and write.is_finished):
@@ -177,6 +209,11 @@ class CommitWriter:
             elif topic is not None:
                 topic_waits.open_wait(tx, self._claim, guard_result, key=write.key, topic=topic)
         return step_rows.write_step(tx, self._claim, guard_result, write)
+
+    def _write_failures(self, tx: Tx, guard_result: GuardResult, decision: Decision) -> None:
+        if decision.failures:
+            writes, claim = [failed.write for failed in decision.failures], self._claim
+            attempts.insert(tx, claim.pk, claim.ref.run_number, writes, now=guard_result.now)
 
     def _merge_labels(self, tx: Tx, step_commit: StepCommit) -> None:
         """Change the labels of the instance. The guard has locked its row."""
@@ -188,13 +225,13 @@ class CommitWriter:
 
     # --- effects --------------------------------------------------------------------------------
 
-    def _run_user_writes(self, tx: Tx, step_commit: StepCommit, session: Session | None) -> None:
+    def _run_user_writes(self, tx: Tx, step_commit: StepCommit, transaction: StepTransaction | None) -> None:
         store = self._env.store
         try:
-            if session is not None:
-                session.flush()
-            if step_commit.user_writes:
-                sessions.run_user_writes(tx.conn, step_commit.user_writes, session)
+            if transaction is not None:
+                transaction.run_writes(step_commit.user_writes)
+            elif step_commit.user_writes:
+                store.step_transactions.run_writes(tx.conn, step_commit.user_writes)
         except BaseException as exc:
             if store.is_transient(exc) or isinstance(exc, Superseded) or self._env.stops_process(exc):
                 raise
@@ -212,6 +249,8 @@ class CommitWriter:
         if not ending.waits:
             return releases.release(tx, self._claim, guard_result, grace=self._grace), None
         waits = [*ending.waits, *self._limits.deadlines(guard_result.now)]
+        if any(wait.map_step is not None for wait in ending.waits):
+            waits.append(self._limits.next_map_check(guard_result.now))
         until = min(wait.due_at for wait in ending.waits)
         return releases.suspend(tx, self._claim, guard_result, waits, grace=self._grace), until
 
@@ -226,6 +265,8 @@ class CommitWriter:
             lifecycle.terminate(tx, row, reason=run_outcome.reason)
         else:
             releases.end_run(tx, claim, run_outcome)
+            if self.may_have_open_maps:
+                map_ends.cancel_open_of_run(tx, claim.pk, claim.ref.run_number)
         self._insert_messages(tx, last_messages, step_key=None)
         if claim.parent is None:
             return []

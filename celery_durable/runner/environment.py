@@ -10,7 +10,9 @@ from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.definitions import Definition
 from celery_durable.errors import ValueRefused
-from celery_durable.model import DueRun, OutboxMessage
+from celery_durable.model import DueRun, OutboxMessage, WorkerProcess
+from celery_durable.redaction import Redaction
+from celery_durable.runner.group_commit import GroupCommit
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runtime import Runtime
@@ -30,6 +32,10 @@ class Environment:
     should_stop: Callable[[], bool]
     stops_process: Callable[[BaseException], bool]
     """Whether an exception stops the process, and is not a failure of the code that raised it."""
+    make_redaction: Callable[[str, str], Redaction]
+    """Makes what applies the application's redaction to an instance of a workflow, given by name and id."""
+    group_commit: GroupCommit | None = None
+    """Commits the steps of several passes together; None if the process runs one pass at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class ClaimedRun:
     lease: Lease
     state: RunState
     limits: RunLimits
+    worker: WorkerProcess | None = None
+    """The process that runs the pass. None in a replay check, which runs no body."""
 
 
 def encode_log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:

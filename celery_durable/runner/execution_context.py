@@ -91,8 +91,7 @@ class ExecutionContext:
         # Concurrent branches are committed one after the other, so the count can exceed the limit.
         if self._pause_requested or (self._max_commits is not None and self._commits >= self._max_commits):
             return True
-        ends_at = self.run.limits.ends_at
-        if self.env.should_stop() or (ends_at is not None and self.now >= ends_at):
+        if self.env.should_stop() or self.run.limits.is_over(self.now):
             return True
         # A pass always commits one step, so that a long replay cannot release the run for ever without progress.
         elapsed_seconds = self.env.runtime.monotonic() - self._started

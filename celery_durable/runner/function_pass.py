@@ -20,10 +20,11 @@ from celery_durable.errors import (
     WorkflowOutputInvalid,
     WorkflowParamsInvalid,
 )
-from celery_durable.model import RunOutcome, Status, WorkflowEvent
+from celery_durable.model import PassResult, RunOutcome, Status, WorkflowEvent
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.failed_attempts import record_run_error
 from celery_durable.runner.replay import ReplayContext
 from celery_durable.runner.shutdown import release_for_shutdown
 from celery_durable.runner.step_commit import Committer, StepCommit, build_release_commit
@@ -63,7 +64,7 @@ class FunctionPass:
         context = self._context
         if context.claim.crash_count >= self._env.settings.max_crashes:
             return StepCommit(ending=build_error_outcome(WorkerCrashLoop(context.claim.crash_count)))
-        if not self._definition.is_limited:
+        if not context.run.limits.is_limited:
             return None
         reason = self._env.store.read(context.run.limits.termination_reason)
         return None if reason is None else StepCommit(ending=RunOutcome(Status.TERMINATED, reason=reason))
@@ -84,15 +85,15 @@ class FunctionPass:
                 raise
             if context.interruption is not None:
                 return self._end_after_swallowing(context.interruption)
-            return StepCommit(ending=build_error_outcome(error))
+            return self._fail(error)
         if context.interruption is not None:
             return self._end_after_swallowing(context.interruption)
         return StepCommit(ending=self._build_outcome(output))
 
-    def conclude(self, last_commit: StepCommit | None) -> str:
-        """Run the commit that ends the pass; returns a sentence for the log."""
+    def conclude(self, last_commit: StepCommit | None) -> PassResult:
+        """Run the commit that ends the pass."""
         assert last_commit is not None
-        return self._context.commit_last(last_commit).summary
+        return self._context.commit_last(last_commit).pass_result
 
     def _call_workflow(self) -> Any:
         context, definition = self._context, self._definition
@@ -110,6 +111,12 @@ class FunctionPass:
         if context.interruption is None:
             self._replay.check_end()
         return output
+
+    def _fail(self, error: BaseException) -> StepCommit:
+        """Return the last commit of a function that raised. The attempt of a failed step is recorded already."""
+        is_recorded = isinstance(error, StepFailed)
+        failures = [] if is_recorded else [record_run_error(self._env, self._context.run, error)]
+        return StepCommit(ending=build_error_outcome(error), failures=failures)
 
     def _build_outcome(self, output: Any) -> RunOutcome:
         codec, name = self._definition.output, self._definition.name
@@ -166,7 +173,11 @@ def build_error_outcome(error: BaseException) -> RunOutcome:
     name, message = values.sanitize_error(name, message)
     failure = _find_step_failure(error)
     return RunOutcome(
-        Status.ERRORED, error_name=name, error_message=message, failed_steps=None if failure is None else failure.text
+        Status.ERRORED,
+        error_name=name,
+        error_message=message,
+        failed_steps=None if failure is None else failure.text,
+        exception=error,
     )
 
 

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
+from celery_durable import notify
 from celery_durable.errors import PassStalled, Superseded
 from celery_durable.model import Claim, LogLevel, LogLine, RunningStep
 from celery_durable.runtime import Runtime
 from celery_durable.store import claims, leases, releases, run_logs
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.watchdog import LOOP, PASS
+from celery_durable.store.time_limits import LOOP, PASS
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -41,6 +42,8 @@ class Lease:
         # The validity starts before the claim was requested and is 10 % shorter, so the database's lease ends later.
         self._valid_seconds = length.total_seconds() * 0.9
         self._valid_until = requested_at + self._valid_seconds
+        self._renewal_seconds = length.total_seconds() / 3
+        self._renewal_due_at = requested_at + self._renewal_seconds
         self._requested_at = self._last_progress_at = requested_at
         # One key for each piece of user code that runs now. Bodies run concurrently on threads of their own, and the
         # pass removes the key of an abandoned body without waiting for it. Each operation is atomic: there is no lock.
@@ -59,6 +62,15 @@ class Lease:
     @property
     def is_valid(self) -> bool:
         return not self.is_lost and self._monotonic() < self._valid_until
+
+    @property
+    def is_renewal_due(self) -> bool:
+        """Whether less than two thirds of the lease are left, so that the next commit has to renew it.
+
+        The renewer passes over a row that is locked, and a pass with many short steps has its row locked most of the
+        time. So its commits cannot leave the renewal to the renewer.
+        """
+        return self._monotonic() >= self._renewal_due_at
 
     def enter_user_code(self, owner: object, body: tuple[str, int, float] | None = None) -> None:
         """Mark the start of user code or its transaction. Until `exit_user_code`, the pass cannot count as stalled.
@@ -100,8 +112,8 @@ class Lease:
 
     def extend(self, *, requested_at: float) -> None:
         """Extend the validity after the database renewed the lease at or after ``requested_at``. Never shortens it."""
-        valid_until = requested_at + self._valid_seconds
-        self._valid_until = max(self._valid_until, valid_until)
+        self._valid_until = max(self._valid_until, requested_at + self._valid_seconds)
+        self._renewal_due_at = max(self._renewal_due_at, requested_at + self._renewal_seconds)
 
     def ensure_held(self, store: Store) -> None:
         """Check that the claim is still held, before a body starts; raises Superseded if it is not.
@@ -202,6 +214,7 @@ class LeaseRenewer:
         else:
             lease.is_lost = True
             logger.error("PassStalled: %s Its claim has been revoked, so another worker continues the run.", error)
+            notify.send_pass_stalled(lease.claim.ref, timedelta(seconds=stalled))
 
     def _renew(self, held: dict[str, Lease]) -> None:
         requested_at = self._runtime.monotonic()

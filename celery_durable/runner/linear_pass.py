@@ -14,7 +14,17 @@ from typing import Any
 
 from celery_durable.definitions import LinearDefinition
 from celery_durable.errors import Interruption, WorkerCrashLoop
-from celery_durable.model import LogLine, OpenWait, Release, RunOutcome, Status, StepRow, StepStatus, StepWrite
+from celery_durable.model import (
+    LogLine,
+    OpenWait,
+    PassResult,
+    Release,
+    RunOutcome,
+    Status,
+    StepRow,
+    StepStatus,
+    StepWrite,
+)
 from celery_durable.runner import linear_rows
 from celery_durable.runner.attempts import Attempts
 from celery_durable.runner.environment import ClaimedRun, Environment
@@ -50,16 +60,19 @@ class LinearPass:
         self._attempts = Attempts(self)
         self._max_commits = max_commits
         self._started_at, self._commits, self._pause_requested = env.runtime.monotonic(), 0, False
-        self._summary: str | None = None
-        """A short sentence for the log, once the run is released or ended."""
+        self._result: PassResult | None = None
+        """Set once the run is released or ended."""
 
     # --- the stages -----------------------------------------------------------------------------
 
     def check_limits(self) -> StepCommit | None:
-        """Return the commit that ends a run which has killed too many workers; None if it may continue."""
+        """Return the commit that ends a run that killed too many workers or took too long; None if it may continue."""
         crashes, row = self.claim.crash_count, self.rows.current
         if crashes < self.env.settings.max_crashes or row is None:
-            return None
+            if not self.run.limits.is_limited:
+                return None
+            reason = self.env.store.read(self.run.limits.termination_reason)
+            return None if reason is None else StepCommit(ending=RunOutcome(Status.TERMINATED, reason=reason))
         error = WorkerCrashLoop(crashes)
         return linear_rows.build_failure_commit(row, self._new_commit_id(), (type(error).__name__, str(error)))
 
@@ -79,7 +92,7 @@ class LinearPass:
             raise
 
     def _run_steps(self) -> StepCommit | None:
-        while self._summary is None:
+        while self._result is None:
             row = self.rows.current
             if row is None:
                 return self._complete_run()
@@ -97,12 +110,12 @@ class LinearPass:
                 self._run_step(linear_rows.build_running_write(row, self._new_commit_id()))
         return None
 
-    def conclude(self, last_commit: StepCommit | None) -> str:
-        """Run the commit that ends the pass; returns a sentence for the log."""
+    def conclude(self, last_commit: StepCommit | None) -> PassResult:
+        """Run the commit that ends the pass."""
         if last_commit is not None:
             self.commit(last_commit)
-        assert self._summary is not None
-        return self._summary
+        assert self._result is not None
+        return self._result
 
     def _complete_run(self) -> StepCommit:
         """Complete the run, because all its steps are done.
@@ -117,7 +130,10 @@ class LinearPass:
         elapsed_seconds = self.env.runtime.monotonic() - self._started_at
         is_out_of_time = self._commits > 0 and elapsed_seconds > self.env.settings.pass_seconds
         has_reached_max_commits = self._max_commits is not None and self._commits >= self._max_commits
-        return bool(self._pause_requested or self.env.should_stop() or is_out_of_time or has_reached_max_commits)
+        is_over = self.run.limits.is_over(self.lease.now)  # the next pass terminates it
+        return bool(
+            self._pause_requested or self.env.should_stop() or is_over or is_out_of_time or has_reached_max_commits
+        )
 
     def _release_without_handler(self, row: StepRow) -> StepCommit:
         """Release a run whose next step has no handler in this process. Another worker's code may have the handler."""
@@ -127,7 +143,7 @@ class LinearPass:
             "one. Keep the handlers of all steps of unfinished runs, or wait for the deploy to end.",
             row.name, self.definition.name, self.claim.ref,
         )  # fmt: skip
-        self._summary = f"noop: step {row.name!r} has no handler in this worker"
+        self._result = PassResult(f"noop: step {row.name!r} has no handler in this worker", was_executed=False)
         return build_release_commit([OpenWait(self.rows.now + delay)], shows_progress=False)
 
     # --- steps ----------------------------------------------------------------------------------
@@ -192,7 +208,7 @@ class LinearPass:
         self._pause_requested = self._pause_requested or committed.pause_requested
         self.rows.apply(committed.rows)
         if committed.released is not None or committed.run_outcome is not None:
-            self._summary = self._summary or committed.summary
+            self._result = self._result or committed.pass_result
         return committed
 
     def run_or_interrupt(self, operation: Callable[[], Any]) -> Any:

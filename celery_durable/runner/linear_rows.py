@@ -118,13 +118,19 @@ def build_retry_write(
 
 
 def build_failure_commit(
-    row: StepRow, commit_id: str, error: tuple[str, str], *, ran_for: timedelta | None = None
+    row: StepRow,
+    commit_id: str,
+    error: tuple[str, str],
+    *,
+    ran_for: timedelta | None = None,
+    exception: BaseException | None = None,
 ) -> StepCommit:
     """Build the commit that fails the step and ends the run; ``error``: name and message, as they are stored."""
     name, message = error
     failed = {"attempts": row.attempts + 1, "error_name": name, "error_message": message}
     write = build_write(row, StepStatus.DEAD, commit_id, ran_for=ran_for, **failed)
-    return StepCommit(commit_id, [write], ending=RunOutcome(Status.ERRORED, error_name=name, error_message=message))
+    outcome = RunOutcome(Status.ERRORED, error_name=name, error_message=message, exception=exception)
+    return StepCommit(commit_id, [write], ending=outcome)
 
 
 def build_lost_worker_commit(row: StepRow, commit_id: str) -> StepCommit:

@@ -8,16 +8,23 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from celery_durable import notify, values
-from celery_durable.definitions import LinearDefinition
-from celery_durable.errors import HandlerAnswerInvalid, NonRetryableError, ValueRefused, WorkflowParamsInvalid
+from celery_durable.definitions import LinearDefinition, runs_in_orm
+from celery_durable.errors import (
+    HandlerAnswerInvalid,
+    NonRetryableError,
+    ValueRefused,
+    WorkflowParamsInvalid,
+)
 from celery_durable.linear import Completed, Dead, LinearContext, Retry, TaskType, Waiting
 from celery_durable.model import Claim, LogLevel, LogLine, ReceivedEvent, Release, RunOutcome, Status, StepRow, to_us
 from celery_durable.runner import linear_rows
-from celery_durable.runner.attempts import AttemptFailed, AttemptFailure, commit_terminal_failure, idempotency_key
+from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
 from celery_durable.runner.environment import ClaimedRun, Environment, encode_log_data
+from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, record_failure
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.linear_rows import LinearRows
 from celery_durable.runner.published_values import encode_published_value
+from celery_durable.runner.retry_delays import plan_retry
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import (
@@ -58,24 +65,30 @@ class LinearStep:
 
     def __init__(self, pass_: LinearStepPass, row: StepRow) -> None:
         self._pass, self._row, self._env = pass_, row, pass_.env
-        self.name, self.type, self.number, self.timeout = row.name, row.type, row.attempts + 1, row.timeout
+        self.name, self.key, self.type = row.name, row.step_key, row.type
+        self.number, self.timeout = row.attempts + 1, row.timeout
 
     # --- the handler's call ---------------------------------------------------------------------
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
         claim, handler = self._pass.claim, self._pass.definition.handlers[self.name]
-        attempt = StepAttempt(self._env, self._pass.lease, self._row.step_key, self.number, session_lock)
+        attempt = StepAttempt(self._env, self._pass.lease, self.key, self.number, session_lock, step=self.name)
+
+        def call_handler() -> Any:
+            return handler(self._build_context(attempt))
+
+        body = attempt.run_in_transaction(self.name, call_handler) if runs_in_orm(handler) else call_handler
 
         def run() -> Any:
             return self._env.runtime.run_attempt(
-                lambda: handler(self._build_context(attempt)),
+                body,
                 workflow=claim.ref.workflow,
                 instance_id=claim.ref.instance_id,
                 step=self.name,
                 number=self.number,
             )
 
-        attempt.call = notify.wrap_body(run, claim, step=self.name, attempt=self.number)
+        attempt.call = notify.wrap_body(run, claim, step=self.name, step_key=self.key, attempt=self.number)
         return attempt
 
     def _build_context(self, attempt: StepAttempt) -> LinearContext:
@@ -116,7 +129,7 @@ class LinearStep:
             attempt=self.number,
             idempotency_key=idempotency_key(self._pass.run.state.ancestry, self._row.step_key, suffix),
             buffer=attempt.buffer,
-            open_session=attempt.open_session,
+            open_transaction=attempt.open_transaction,
             limits=self._env.settings.limits,
         )
 
@@ -200,25 +213,36 @@ class LinearStep:
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
         row, commit_id = self._row, next(self._pass.lease.commit_ids)
+        failure, retry_in = plan_retry(
+            self._env,
+            self._pass.definition.policy_of(self.name, self._env.settings.step_policy),
+            failure,
+            is_last=linear_rows.is_last_attempt(self._row),
+            workflow=self._pass.claim.ref.workflow,
+            step=self.name,
+            attempt=self.number,
+        )
         error = values.sanitize_error(failure.name, failure.message)
-        if failure.is_final or linear_rows.is_last_attempt(row):
-            step_commit = linear_rows.build_failure_commit(row, commit_id, error, ran_for=attempt.duration)
-            step_commit.logs = list(attempt.logs)
+        failed = record_failure(
+            self._env,
+            self._pass.run,
+            failure,
+            step=self.name,
+            step_key=row.step_key,
+            number=self.number,
+            ran_for=attempt.duration,
+        )
+        if retry_in is None:
+            step_commit = linear_rows.build_failure_commit(
+                row, commit_id, error, ran_for=attempt.duration, exception=failure.error
+            )
+            step_commit.logs, step_commit.failures = list(attempt.logs), [failed]
             commit_terminal_failure(self._env, self.name, attempt, step_commit, self._pass.commit)
             return
-        write = linear_rows.build_retry_write(
-            row, commit_id, error, retry_in=self._get_retry_delay(failure), ran_for=attempt.duration
+        write = linear_rows.build_retry_write(row, commit_id, error, retry_in=retry_in, ran_for=attempt.duration)
+        self._pass.commit(
+            StepCommit(commit_id, [write], list(attempt.logs), ending=build_suspension, failures=[failed])
         )
-        self._pass.commit(StepCommit(commit_id, [write], list(attempt.logs), ending=build_suspension))
-
-    def _get_retry_delay(self, failure: AttemptFailure) -> timedelta:
-        """How long to wait after this failed attempt."""
-        delay = failure.retry_in
-        if delay is None:
-            policy = self._pass.definition.policy_of(self.name, self._env.settings.step_policy)
-            delay = policy.delay_after(self.number)
-        workflow = self._pass.claim.ref.workflow
-        return self._env.runtime.wait_duration(delay, purpose="retry", workflow=workflow, step=self.name)
 
 
 class _HandlerLog:

@@ -13,8 +13,10 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable import values
+from celery_durable.errors import PayloadTooLarge, RetryDelayInvalid
 from celery_durable.model import (
     FailedItem,
+    ItemRef,
     OpenWait,
     Release,
     RetryDecision,
@@ -22,15 +24,17 @@ from celery_durable.model import (
     StepStatus,
     TaskSendingStep,
     task_event_type,
+    task_id,
 )
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.failed_attempts import FailedAttempt, record_task_timeout
 from celery_durable.runner.remote_steps import find_task_name
 from celery_durable.runner.step_commit import Decision, StepCommit
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.runner.waits import WaitSteps
 from celery_durable.step import MapCall
-from celery_durable.store import items
+from celery_durable.store import items, map_starts
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
 
@@ -86,9 +90,8 @@ class MapSteps:
             event_type=task_event_type(find_task_name(call.task), map_step.pk, execution.entry.seq, 0),
         )
 
-        def send(tx: Tx, _: GuardResult) -> Decision:
-            items.insert(tx, map_step, bodies)
-            return Decision([write], items.mark_ready_as_sent(tx, map_step, limit=map_step.max_concurrency))
+        def send(tx: Tx, guard_result: GuardResult) -> Decision:
+            return Decision([write], map_starts.start(tx, map_step, bodies, now=guard_result.now))
 
         def find_ending(rows: Sequence[StepRow]) -> Release:
             return Release([_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None])
@@ -120,24 +123,35 @@ class MapSteps:
 
         def decide(tx: Tx, guard_result: GuardResult) -> Decision:
             failed_items = items.lock_failed_items(tx, map_step, now=guard_result.now)
-            items.apply_decisions(
-                tx, map_step, [self._decide_retry(execution, each, now=guard_result.now) for each in failed_items]
-            )
+            decisions = [self._decide_retry(execution, each, now=guard_result.now) for each in failed_items]
+            items.apply_decisions(tx, map_step, decisions)
+            # The process that takes the answer of a failed item records that attempt.
+            failures = [self._record_timeout(map_step, execution, each) for each in decisions if each.item.is_late]
             state = items.read_map_state(tx, map_step, now=guard_result.now)
             messages = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
             state = items.read_map_state(tx, map_step, now=guard_result.now)
             if not state.is_finished:
                 assert state.next_at is not None
-                return Decision([build_write(StepStatus.WAITING, wake_at=state.next_at)], messages)
-            first_error = None if call.return_exceptions else items.find_first_error(tx, map_step)
-            end = (
-                build_write(StepStatus.COMPLETED)
-                if first_error is None
-                else build_write(StepStatus.ERRORED, **_error_of_first_failure(first_error))
-            )
-            return Decision([end, *self._context.build_race_writes(execution, end)], messages)
+                return Decision([build_write(StepStatus.WAITING, wake_at=state.next_at)], messages, failures)
+            failure = self._find_failure(tx, call, map_step)
+            end = build_write(StepStatus.COMPLETED) if failure is None else build_write(StepStatus.ERRORED, **failure)
+            return Decision([end, *self._context.build_race_writes(execution, end)], messages, failures)
 
         self._commit(execution, map_step, StepCommit(commit_id, decide=decide))
+
+    def _find_failure(self, tx: Tx, call: MapCall, map_step: TaskSendingStep) -> dict[str, Any] | None:
+        """Return why a map has failed whose items have ended, as arguments of `build_write`; None if it has not."""
+        first_error = None if call.return_exceptions else items.find_first_error(tx, map_step)
+        if first_error is not None:
+            return _error_of_first_failure(first_error)
+        # Each pass of the run reads all results into memory.
+        size, limit = items.measure_answers(tx, map_step), self._context.env.settings.max_map_result_bytes
+        if size <= limit:
+            return None
+        error = PayloadTooLarge(
+            f"The list of results of map {call.name!r}", size, limit, "durable_max_map_result_bytes"
+        )
+        return {"error": values.sanitize_error(type(error).__name__, str(error)), "attempts": 1}
 
     def _decide_retry(self, execution: StepExecution, item: FailedItem, *, now: datetime) -> RetryDecision:
         """Decide about an item whose attempt failed.
@@ -151,8 +165,29 @@ class MapSteps:
         is_used_up = policy.max_attempts is not None and item.attempts >= policy.max_attempts
         if is_used_up or error is None or error.is_non_retryable:
             return RetryDecision(item, answer, None)
-        pause = self._waits.wait_duration(execution, policy.delay_after(item.attempts), "retry")
+        try:
+            pause = self._waits.retry_delay(execution, item.attempts, (error.name, error.message))
+        except RetryDelayInvalid as exc:
+            return RetryDecision(item, values.encode_error_answer(*values.describe_error(exc)), None)
         return RetryDecision(item, answer, now + pause)
+
+    def _record_timeout(
+        self, map_step: TaskSendingStep, execution: StepExecution, decision: RetryDecision
+    ) -> FailedAttempt:
+        """Build the record of an item's attempt that has timed out."""
+        item, error = decision.item, values.read_answer_error(decision.answer)
+        assert error is not None
+        ref = ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts)
+        return record_task_timeout(
+            self._context.env,
+            self._context.run,
+            (error.name, error.message),
+            step=execution.name,
+            step_key=execution.key,
+            number=item.attempts,
+            task_id=task_id(ref.type, map_step.pk, map_step.run_number),
+            item=item.position,
+        )
 
     def _commit(self, execution: StepExecution, map_step: TaskSendingStep, step_commit: StepCommit) -> None:
         self._context.commit(step_commit, execution)

@@ -26,11 +26,13 @@ from celery_durable.model import (
     StepStatus,
     StepType,
     child_event_type,
+    from_us,
     task_event_type,
     topic_event_type,
 )
 from celery_durable.store import history, instances, step_rows
 from celery_durable.store.engine import Tx
+from celery_durable.store.open_runs import OpenRun
 from celery_durable.store.step_rows import RunState
 
 _MAX_RUN_NUMBER = 2**31 - 1
@@ -66,6 +68,12 @@ def read_run(tx: Tx, workflow: str, instance_id: str, number: int | None) -> Rec
         raise RunNotFound(workflow, instance_id, number, row.run_number)
     claim = _build_claim(row.pk, RunRef(workflow, instance_id, number), row.created_at, run.created_at)
     return _build_recorded_run(claim, step_rows.load(tx, claim), history.derive_run_status(row, run), run.error_name)
+
+
+def from_open_run(run: OpenRun) -> RecordedRun:
+    """Build a run from the rows that a batch of open runs has."""
+    claim = _build_claim(run.pk, run.ref, from_us(run.created_at), run.state.created_at)
+    return _build_recorded_run(claim, run.state, run.status, None)
 
 
 def from_history(history: History, *, created_at: datetime | None = None) -> RecordedRun:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_durable import values
+from celery_durable.errors import RetryDelayInvalid
 from celery_durable.model import (
     OpenWait,
     StepRow,
@@ -25,6 +26,7 @@ from celery_durable.model import (
 )
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.failed_attempts import FailedAttempt, record_task_timeout
 from celery_durable.runner.step_commit import Decision, StepCommit, build_suspension
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
@@ -101,7 +103,12 @@ class RemoteSteps:
             is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
             if is_used_up or error.is_non_retryable:
                 return build_write(StepStatus.ERRORED, error=error_text, attempts=row.attempts)
-            pause = self._waits.wait_duration(execution, policy.delay_after(row.attempts), "retry")
+            try:
+                pause = self._waits.retry_delay(execution, row.attempts, error_text)
+            except RetryDelayInvalid as exc:
+                return build_write(
+                    StepStatus.ERRORED, error=values.sanitize_error(*values.describe_error(exc)), attempts=row.attempts
+                )
             # No attempt is in flight now. A late answer of this one is ignored: no wait has its event type.
             return build_write(
                 StepStatus.WAITING,
@@ -124,7 +131,21 @@ class RemoteSteps:
 
         claim = self._context.claim
         message_id = task_id(row.wait_event_type, claim.pk, claim.ref.run_number)
-        return WaitSpec(row.wait_event_type, on_event, on_timeout, message_id_to_cancel=message_id)
+
+        def record_timeout(write: StepWrite) -> FailedAttempt:
+            return record_task_timeout(
+                self._context.env,
+                self._context.run,
+                (write.error_name or "", write.error_message or ""),
+                step=row.name,
+                step_key=row.step_key,
+                number=row.attempts,
+                task_id=message_id,
+            )
+
+        return WaitSpec(
+            row.wait_event_type, on_event, on_timeout, message_id_to_cancel=message_id, record_timeout=record_timeout
+        )
 
     # --- child workflows ------------------------------------------------------------------------
 

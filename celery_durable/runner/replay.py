@@ -188,11 +188,13 @@ class ReplayContext:
             for config in (fn.config, call.config):
                 policy = policy if config is None else policy.override_with(config)
             name = fn.name if name is None else name
-        elif isinstance(call, (TaskCall, MapCall)):
-            policy = TASK_POLICY.override_with(call.config)
+            identity: Any = CallFingerprint.of(call)
+        else:
+            if isinstance(call, (TaskCall, MapCall)):
+                policy = TASK_POLICY.override_with(call.config)
+            identity = self._identify_arguments(call)
         if name is None:
             raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
-        identity = self._identify_arguments(call)
         values.check_text_name("Step name", name, self._max_name_length)
         entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
@@ -210,15 +212,13 @@ class ReplayContext:
             )
         return StepExecution(call, entry, policy, fn)
 
-    def _identify_arguments(self, call: StepCall) -> Any:
-        """Check a call's arguments, and return a value that identifies its work.
+    def _identify_arguments(self, call: SleepCall | WaitCall | TaskCall | MapCall | ChildCall) -> Any:
+        """Check a call's arguments, and return a value that identifies its work, as the fingerprint of a body does.
 
         Two calls of one name in one pass must have equal values.
         """
         settings = self._context.env.settings
         match call:
-            case BodyCall():
-                return CallFingerprint.of(call)
             case SleepCall(until=None):
                 return values.parse_duration(call.duration, maximum=settings.max_sleep)
             case SleepCall(until=until):

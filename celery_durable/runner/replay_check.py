@@ -6,8 +6,9 @@ next. It runs no body and writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NoReturn
 
 from celery_durable.definitions import WorkflowDefinition
@@ -73,22 +74,61 @@ class DryRunCommitter:
         """Do nothing: the caller has checked the value."""
 
 
+OnStep = Callable[[StepExecution, Callable[[], NoReturn]], None]
+"""Called at each step call, before the code gets the result. The second argument is a function to leave the replay."""
+
+
 class ReplayCheck(ReplayContext):
     """A `ReplayContext` that only reads the record, and collects the differences."""
 
-    def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
+    def __init__(
+        self, definition: WorkflowDefinition, context: ExecutionContext, on_step: OnStep | None = None
+    ) -> None:
         super().__init__(definition, context)
+        self._on_step = on_step
         self.next_steps: tuple[StepExecution, ...] = ()
         self.differences: dict[str, Difference] = {}
         """Keyed by step name."""
         self.open_step_changes: list[Difference] = []
+        self._last_called: StepRow | None = None
+        """Of the finished rows that the code has called, the one that was called last in the record."""
+        self._last_before_clock: StepRow | None = None
+        """As `_last_called`, when the code last asked for the time."""
 
     def _start_step(self, call: StepCall) -> StepExecution:
         try:
-            return super()._start_step(call)
+            execution = super()._start_step(call)
         except (StepTypeMismatch, StepNameReused) as exc:
             self._add_difference(exc.step, exc)
             raise
+        row = execution.entry.row
+        if row is not None and not execution.entry.is_repeated:
+            self._compare_order(row)
+        if self._on_step is not None:
+            self._on_step(execution, self._leave)
+        return execution
+
+    def _leave(self) -> NoReturn:
+        raise self._context.interrupt(Suspend())
+
+    def now(self) -> datetime:
+        self._last_before_clock = self._last_called
+        return super().now()
+
+    def _compare_order(self, row: StepRow) -> None:
+        """Report a step that is called after a later one of the record, if the code asks for the time in between.
+
+        Results are returned by name. So the order of calls matters to nothing but step.now().
+        """
+        earlier = self._last_before_clock
+        if earlier is not None and earlier.seq > row.seq:
+            sentence = (
+                f"The code calls step {earlier.name!r} and step.now() before step {row.name!r}; the record, after."
+            )
+            advice = "step.now() returns another time there than in earlier passes. Recorded results are kept."
+            self.open_step_changes.append(Difference(sentence, advice))
+        if row.is_finished and (self._last_called is None or self._last_called.seq < row.seq):
+            self._last_called = row
 
     def _decode_result(self, execution: StepExecution, failed: Sequence[str] = ()) -> Any:
         try:

@@ -1,14 +1,16 @@
-"""The time limits of a run that its workflow sets: on the whole run, and on a single suspension."""
+"""The time limits of a run, on the whole run and on a single suspension, and when a suspended map is checked."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from celery_durable.definitions import Definition
 from celery_durable.model import Claim, OpenWait, StepRow, StepStatus, StepType, format_duration
 from celery_durable.store import items, run_events
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import RunState
+
+_MIN_MAP_CHECK_DELAY = timedelta(minutes=1)
 
 
 class RunLimits:
@@ -17,10 +19,20 @@ class RunLimits:
     def __init__(self, definition: Definition, claim: Claim, run_state: RunState) -> None:
         self._definition, self._claim = definition, claim
         self._open = [row for row in run_state.steps if row.status is StepStatus.WAITING]
-        started_at, limit = run_state.started_at or claim.claimed_at, definition.max_run_duration
-        self.ends_at = None if limit is None else started_at + limit
-        """When the run reaches `max_run_duration`; None if it has no limit."""
+        self._max_run = definition.max_run_duration if claim.max_run is None else claim.max_run
+        started_at = run_state.started_at or claim.claimed_at
+        self.ends_at = None if self._max_run is None else started_at + self._max_run
+        """When the run reaches the limit of its instance, or else its workflow's; None if it has no limit."""
         self._suspended_since = max((find_waiting_start(row) for row in self._open), default=None)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a run that was just claimed may have to be terminated."""
+        return self.ends_at is not None or self._definition.is_limited
+
+    def is_over(self, now: datetime) -> bool:
+        """Whether the run has reached the limit of its whole time."""
+        return self.ends_at is not None and now >= self.ends_at
 
     def reset_suspension(self) -> None:
         """Forget when the last suspension began. Called when the pass records something: the next wait is a new one."""
@@ -32,17 +44,25 @@ class RunLimits:
         ends = [self.ends_at, None if limit is None else (self._suspended_since or now) + limit]
         return [OpenWait(end) for end in ends if end is not None]
 
+    def next_map_check(self, now: datetime) -> OpenWait:
+        """When a run that is suspended now checks its maps although no answer has woken it.
+
+        The process that records the last answer wakes the run in a second transaction. If it dies in between, this
+        check finds the answers. The longer the run has waited, the later the next check: a day takes about ten.
+        """
+        waited = now - (self._suspended_since or now)
+        return OpenWait(now + max(_MIN_MAP_CHECK_DELAY, waited))
+
     def termination_reason(self, tx: Tx) -> str | None:
         """Return why the run that was just claimed must be terminated; None if it may continue.
 
         A run that was suspended for too long still continues if one of its waits is satisfied.
         """
         now, limit = self._claim.claimed_at, self._definition.max_suspend_duration
-        if self.ends_at is not None and now >= self.ends_at:
-            assert self._definition.max_run_duration is not None
-            return (
-                f"The run took longer than its max_run_duration of {format_duration(self._definition.max_run_duration)}"
-            )
+        if self.is_over(now):
+            assert self._max_run is not None
+            name = "max_run_duration" if self._claim.max_run is None else "max_run"
+            return f"The run took longer than its {name} of {format_duration(self._max_run)}"
         if limit is None or self._suspended_since is None or now < self._suspended_since + limit:
             return None
         if any(self._is_satisfied(tx, row) for row in self._open):

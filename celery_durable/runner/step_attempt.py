@@ -1,4 +1,4 @@
-"""One attempt of a step's body: its call, its session, its timeout, its log lines and its outcome.
+"""One attempt of a step's body: its call, its transaction, its timeout, its log lines and its outcome.
 
 The attempt returns an outcome, and the pass commits it. The pass abandons a body that runs past its timeout: the later
 writes of that body are not committed.
@@ -11,18 +11,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_durable.errors import StepInterrupted, Superseded
-from celery_durable.model import LogLine
+from celery_durable.model import LogLine, RunRef
 from celery_durable.runner.body_timer import body_timer
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.session_lock import SessionLock
-from celery_durable.step import TxBuffer, restore_transaction_control
-
-if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
-    from sqlalchemy.orm import Session
+from celery_durable.step import TxBuffer
+from celery_durable.store.external_transactions import StepTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,9 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    pass
+    """The body took longer than its timeout. ``interruption``: the exception that interrupted it, if one did."""
+
+    interruption: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,34 @@ class PassOver:
     error: BaseException
 
 
-AttemptOutcome = Returned | Raised | TimedOut | PassOver
+BodyOutcome = Returned | Raised | TimedOut | PassOver
+"""How the call of a body ended."""
 
 current_attempt: contextvars.ContextVar[StepAttempt | None] = contextvars.ContextVar(
     "celery_durable_body", default=None
 )
 """The attempt whose body runs on this thread, if any."""
+current_run: contextvars.ContextVar[RunRef | None] = contextvars.ContextVar("celery_durable_run", default=None)
+"""The run whose pass runs on this thread, if any."""
 
 
 class StepAttempt:
-    """One attempt of a step's body. ``number`` counts the attempts from 1.
+    """One attempt of a step's body. ``number`` counts the attempts from 1; ``step`` is the name of the step.
 
     ``session_lock``: serializes the sessions of bodies that run concurrently, where the database needs it.
     """
 
     def __init__(
-        self, env: Environment, lease: Lease, step_key: str, number: int, session_lock: SessionLock | None = None
+        self,
+        env: Environment,
+        lease: Lease,
+        step_key: str,
+        number: int,
+        session_lock: SessionLock | None = None,
+        *,
+        step: str = "",
     ) -> None:
-        self.step_key, self.number = step_key, number
+        self.step_key, self.number, self.step, self.ref = step_key, number, step, lease.claim.ref
         self.buffer = TxBuffer()
         self.logs: list[LogLine] = []
         self.call: Callable[[], Any] = _call_nothing
@@ -74,10 +84,10 @@ class StepAttempt:
         self._env, self._lease, self._session_lock = env, lease, session_lock
         self._monotonic = env.runtime.monotonic
         self._lock = threading.Lock()
-        self._is_over = self._is_abandoned = self._is_session_closed = False
+        self._is_over = self._is_abandoned = self._is_transaction_closed = False
         self._started_at: float | None = None
 
-    def run(self) -> AttemptOutcome:
+    def run(self) -> BodyOutcome:
         """Call the body on this thread and return the outcome, which contains an exception that the body raised."""
         token = current_attempt.set(self)
         self._started_at = started_at = self._monotonic()
@@ -85,9 +95,9 @@ class StepAttempt:
         if self._is_abandoned:  # `abandon` may have run before this thread started
             self._lease.exit_user_code(self)
         try:
-            outcome: AttemptOutcome = Returned(self.call())
-        except StepInterrupted:
-            outcome = TimedOut()
+            outcome: BodyOutcome = Returned(self.call())
+        except StepInterrupted as exc:
+            outcome = TimedOut(exc)
         except Superseded as exc:
             outcome = PassOver(exc)
         except BaseException as exc:  # noqa: BLE001  # user code's error fails the step (LAW 9 of docs/design.md)
@@ -100,10 +110,10 @@ class StepAttempt:
         with self._lock:
             self._is_over = True
             if self._is_abandoned:
-                self.close_session()
+                self.close_transaction()
         return outcome
 
-    def run_timed(self, timeout: timedelta | None) -> AttemptOutcome:
+    def run_timed(self, timeout: timedelta | None) -> BodyOutcome:
         """Like `run`, on the main thread, with an alarm signal that interrupts Python code and system calls."""
         if timeout is None:
             return self.run()
@@ -123,42 +133,52 @@ class StepAttempt:
                 self._is_over = True
                 self._lease.exit_user_code(self)
                 current_attempt.set(None)
-        return TimedOut() if limit.has_expired and not isinstance(outcome, PassOver) else outcome
+        return TimedOut() if limit.has_expired and not isinstance(outcome, (PassOver, TimedOut)) else outcome
 
-    # --- its session ----------------------------------------------------------------------------
+    # --- its transaction ------------------------------------------------------------------------
 
     @property
-    def has_session(self) -> bool:
-        """Whether the body has opened the session of its step."""
-        return self.buffer.session is not None
+    def has_transaction(self) -> bool:
+        """Whether the transaction of the step is open, or was."""
+        return self.buffer.transaction is not None
 
-    def open_session(self) -> Session:
-        """Open the session of the step; raises StepInterrupted if the attempt was abandoned."""
+    def run_in_transaction(self, step: str, body: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a call of the body inside the step's transaction, or ``body`` if the store does not want that."""
+        if not self._env.store.step_transactions.opens_before_body:
+            return body
+
+        def run() -> Any:
+            self.open_transaction(step)
+            return body()
+
+        return run
+
+    def open_transaction(self, step: str) -> StepTransaction:
+        """Open the transaction of a step, named ``step``; raises StepInterrupted if the attempt was abandoned."""
         lock = self._session_lock
         if lock is not None:
             lock.acquire(self)
         try:
-            session = self.buffer.session = self._env.store.sessions.open()
+            transaction = self.buffer.transaction = self._env.store.step_transactions.begin(step)
             self.check_not_abandoned()
         except BaseException:
             if lock is not None:
                 lock.release(self)
             raise
-        return session
+        return transaction
 
-    def close_session(self) -> None:
-        """Close the session, which rolls back what is not committed. Does nothing without one."""
-        session = self.buffer.session
-        if session is not None and not self._is_session_closed:
-            self._is_session_closed = True
-            self._env.store.sessions.close(session)
-            restore_transaction_control(session)  # a shared factory may return the same session to the application
+    def close_transaction(self) -> None:
+        """Close the transaction, which rolls back what is not committed. Does nothing without one."""
+        transaction = self.buffer.transaction
+        if transaction is not None and not self._is_transaction_closed:
+            self._is_transaction_closed = True
+            transaction.close()
             if self._session_lock is not None:
                 self._session_lock.release(self)
 
-    def _abandon_session(self) -> None:
-        if self.buffer.session is not None:
-            self._env.store.sessions.abandon(self.buffer.session)
+    def _abandon_transaction(self) -> None:
+        if self.buffer.transaction is not None:
+            self.buffer.transaction.abandon()
 
     # --- after its timeout ----------------------------------------------------------------------
 
@@ -166,22 +186,22 @@ class StepAttempt:
         """Raise StepInterrupted if this attempt was abandoned. Bodies call it before they use the database."""
         with self._lock:
             if self._is_abandoned:
-                self._abandon_session()
+                self._abandon_transaction()
                 raise StepInterrupted
 
     def abandon(self) -> None:
-        """Give up this attempt without a commit. Its session is closed now, or when the body returns.
+        """Give up this attempt without a commit. Its transaction is closed now, or when the body returns.
 
-        The body may end at the same time. The lock makes sure that the later of the two closes the session.
+        The body may end at the same time. The lock makes sure that the later of the two closes the transaction.
         """
         with self._lock:
             self._is_abandoned = True
             if not self.duration and self._started_at is not None:
                 self.duration = timedelta(seconds=self._monotonic() - self._started_at)
             if self._is_over:
-                self.close_session()
+                self.close_transaction()
             else:
-                self._abandon_session()
+                self._abandon_transaction()
         # After the flag, which the body's thread reads when it has entered user code. The pass continues without the
         # body, so it can count as stalled again.
         self._lease.exit_user_code(self)

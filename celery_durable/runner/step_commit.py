@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from celery_durable import notify
 from celery_durable.model import (
@@ -14,6 +14,7 @@ from celery_durable.model import (
     LogLine,
     OpenWait,
     OutboxMessage,
+    PassResult,
     Release,
     ReleaseOutcome,
     RunOutcome,
@@ -22,13 +23,12 @@ from celery_durable.model import (
     StepRow,
     StepWrite,
 )
+from celery_durable.runner.failed_attempts import FailedAttempt
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.step import NewEmission, NewEvent, NewInstance
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-
-if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
-    from sqlalchemy.orm import Session
+from celery_durable.store.external_transactions import UserWrite
 
 
 class BodyRerunRequired(Exception):
@@ -41,6 +41,7 @@ class Decision:
 
     writes: Sequence[StepWrite] = ()
     messages: Sequence[OutboxMessage] = ()
+    failures: Sequence[FailedAttempt] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -52,13 +53,15 @@ class StepCommit:
     ``ending``: how the pass leaves the run; the pass continues without one. A function is called with the rows as they
     were recorded.
 
+    ``failures``: the attempts that did not succeed and end with this commit.
+
     ``shows_progress``: whether the commit shows that the run's crashes are over; None if its rows say so.
     """
 
     commit_id: str = ""
     writes: Sequence[StepWrite] = ()
     logs: Sequence[LogLine] = ()
-    user_writes: Sequence[Callable[[Session], object]] = ()
+    user_writes: Sequence[UserWrite] = ()
     instances: Sequence[NewInstance] = ()
     events: Sequence[NewEvent] = ()
     emissions: Sequence[NewEmission] = ()
@@ -67,6 +70,7 @@ class StepCommit:
     decide: Callable[[Tx, GuardResult], Decision] | None = None
     ending: Ending | Callable[[Sequence[StepRow]], Release | None] | None = None
     shows_progress: bool | None = None
+    failures: Sequence[FailedAttempt] = ()
 
     @property
     def resets_crash_count(self) -> bool:
@@ -77,17 +81,17 @@ class StepCommit:
 
     @property
     def is_single_row(self) -> bool:
-        """Whether the commit is one row and nothing else, so that one statement can write it."""
+        """Whether the commit is one row, perhaps with log lines, so that one statement may be able to write it."""
         return len(self.writes) == 1 and not (
             self.ending
             or self.decide
-            or self.logs
             or self.user_writes
             or self.instances
             or self.events
             or self.emissions
             or self.messages
             or self.labels
+            or self.failures
         )
 
     @property
@@ -95,7 +99,7 @@ class StepCommit:
         """The outcome of the run, if the commit records it and nothing else."""
         if not isinstance(self.ending, RunOutcome) or self.ending.status is Status.TERMINATED:
             return None
-        return None if self.writes or self.decide or self.logs else self.ending
+        return None if self.writes or self.decide or self.logs or self.failures else self.ending
 
 
 def build_suspension(rows: Sequence[StepRow]) -> Release:
@@ -132,8 +136,9 @@ class Committed:
     """What a commit did. ``rows``: as recorded, in the order of the writes.
 
     ``released``: the state of the instance if the commit released it. ``until``: when its earliest wait is due.
-    ``run_outcome``: how the commit ended the run. ``writes``, ``created`` and ``received``: the rows, instances and
-    events for which `notify` sends signals.
+    ``run_outcome``: how the commit ended the run. ``writes``, ``created``, ``received`` and ``failures``: the rows,
+    instances, events and failed attempts for which `notify` sends signals. ``renews_lease``: whether the commit is
+    known to have renewed the lease.
 
     ``is_certain``: False if the commit was in doubt, the claim is gone, and no row shows that it happened: another
     worker may have taken over.
@@ -149,11 +154,17 @@ class Committed:
     writes: Sequence[StepWrite] = ()
     created: Sequence[RunRef] = ()
     received: Sequence[notify.AcceptedEvent] = ()
+    failures: Sequence[FailedAttempt] = ()
     is_certain: bool = True
+    renews_lease: bool = True
 
     @property
-    def summary(self) -> str:
-        """A short sentence for the log about how the pass left the run."""
+    def pass_result(self) -> PassResult:
+        """How the pass left the run, if this is its last commit."""
+        return PassResult(self._summary, self.run_outcome)
+
+    @property
+    def _summary(self) -> str:
         if self.run_outcome is not None:
             return self.run_outcome.summary
         match self.released:
@@ -170,9 +181,9 @@ class Committer(Protocol):
     def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
         """Run one commit.
 
-        If the body of ``attempt`` has opened a session, its transaction becomes this commit.
+        If the transaction of ``attempt`` is open, this commit ends it.
 
-        Raises Superseded, StepEffectFailed and, with a session, BodyRerunRequired.
+        Raises Superseded, StepEffectFailed and, with a transaction, BodyRerunRequired.
         """
         ...
 

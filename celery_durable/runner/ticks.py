@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from celery_durable.config import Settings
-from celery_durable.model import DueRun
+from celery_durable.model import DueRun, PassResult
 from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime
@@ -30,7 +30,7 @@ _MAX_RELEASED_CLAIMS = 100
 class Ticker:
     """Finds due runs and advances them. ``advance``: like `Runner.advance`."""
 
-    def __init__(self, store: Store, settings: Settings, runtime: Runtime, advance: Callable[..., str]) -> None:
+    def __init__(self, store: Store, settings: Settings, runtime: Runtime, advance: Callable[..., PassResult]) -> None:
         self._store, self._settings, self._runtime, self._advance_run = store, settings, runtime, advance
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
@@ -86,15 +86,15 @@ class Ticker:
     def _advance(self, due: DueRun, max_steps: int | None) -> int:
         """Run one pass and return 1.
 
-        Returns 0 if another process claimed the run first, or after a transient database error. Then a sweep or a
-        later tick finds the run again.
+        Returns 0 if this process did not execute the run, because another one claimed it first or must execute it, or
+        because the database failed for a moment. Then a sweep or a later tick finds the run again.
         """
         task_id = f"tick:{self._runtime.new_token()}"
         try:
-            summary = self._advance_run(due.ref, task_id=task_id, node=socket.gethostname(), max_steps=max_steps)
+            result = self._advance_run(due.ref, task_id=task_id, node=socket.gethostname(), max_steps=max_steps)
         except Exception as exc:
             if not self._store.is_transient(exc):
                 raise
             logger.warning("A tick could not advance %s, a later tick tries again: %s", due.ref, exc)
             return 0
-        return 0 if summary.startswith("noop") else 1
+        return int(result.was_executed)

@@ -11,6 +11,8 @@ from celery_durable import values
 from celery_durable.model import OpenWait, Release, StepRow, StepStatus, StepWrite, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.failed_attempts import FailedAttempt
+from celery_durable.runner.retry_delays import choose_retry_delay
 from celery_durable.runner.step_commit import Decision, StepCommit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.runtime import Purpose
@@ -34,6 +36,8 @@ class WaitSpec:
 
     ``timeout``: the length of a wait that has no row yet. A recorded wait keeps the deadline in its row.
     ``has_same_type``: the recorded row waits for this event type.
+    ``record_timeout``: builds the record of the attempt, if this is the wait for a Celery task. The process that takes
+    the answer of a failed task records that attempt.
     ``message_id_to_cancel``: the outbox message of the task that sends the event; it is deleted at the timeout.
     """
 
@@ -43,6 +47,7 @@ class WaitSpec:
     timeout: timedelta = timedelta(0)
     has_same_type: bool = True
     message_id_to_cancel: str | None = None
+    record_timeout: Callable[[StepWrite], FailedAttempt] | None = None
 
 
 class WaitSteps:
@@ -127,6 +132,7 @@ class WaitSteps:
             self._context.build_write, execution, wake_at=until, event_type=wait.event_type, commit_id=commit_id
         )
         event = run_events.find_oldest_event(tx, claim, wait.event_type, deadline=until)
+        failures: list[FailedAttempt] = []
         if event is not None:
             run_events.consume(tx, claim, guard_result, event, key=execution.key)
             write = wait.on_event(event, build_write)
@@ -135,16 +141,24 @@ class WaitSteps:
                 outbox.delete(tx, [wait.message_id_to_cancel])
                 items.delete_task_item(tx, claim.pk, claim.ref.run_number, execution.key)
             write = wait.on_timeout(build_write)
+            failures = [] if wait.record_timeout is None else [wait.record_timeout(write)]
         elif wait.has_same_type:
             return Decision()
         else:
             write = build_write(StepStatus.WAITING)
-        return Decision([write, *self._context.build_race_writes(execution, write)])
+        return Decision([write, *self._context.build_race_writes(execution, write)], failures=failures)
 
     def wait_duration(self, execution: StepExecution, length: timedelta, purpose: Purpose) -> timedelta:
         """Return how long a step waits: ``length``, unless the runtime shortens it, for example in tests."""
         workflow = self._context.lease.claim.ref.workflow
         return self._context.env.runtime.wait_duration(length, purpose=purpose, workflow=workflow, step=execution.name)
+
+    def retry_delay(self, execution: StepExecution, attempt: int, failure: tuple[str, str]) -> timedelta:
+        """Return how long a step waits after a failed attempt; raises RetryDelayInvalid."""
+        env, workflow = self._context.env, self._context.lease.claim.ref.workflow
+        return choose_retry_delay(
+            env, execution.policy, workflow=workflow, step=execution.name, attempt=attempt, failure=failure
+        )
 
     def _peek_event(self, event_type: str) -> bool:
         """Check for an event without the lock. If there is one, the pass records it now and continues.

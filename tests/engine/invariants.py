@@ -97,11 +97,47 @@ QUERIES = {
           ON m.instance_pk = s.instance_pk AND m.run_number = s.run_number AND m.step_key = s.step_key
         WHERE s.type = 'map' AND s.status = 'waiting' AND i.status = 'waiting' AND i.claim_token IS NULL
           AND (m.status = 'failed' OR m.status = 'sent' AND m.due_at < i.run_at)""",
+    "M6 only the items of a map that waits are open, and only of another one are they cancelled": """
+        SELECT m.instance_pk, m.run_number, m.step_key, m.position, m.status FROM workflow_item m
+        JOIN workflow_step s
+          ON s.instance_pk = m.instance_pk AND s.run_number = m.run_number AND s.step_key = m.step_key
+        JOIN workflow_instance i ON i.id = m.instance_pk
+        WHERE s.type = 'map' AND (m.status = 'cancelled') = (s.status = 'waiting' AND i.run_number = m.run_number
+          AND i.status NOT IN ('complete', 'errored', 'terminated')) AND m.status NOT IN ('done', 'dead')""",
     "I5i an answer is for the step that waits for it": """
         SELECT e.instance_pk, e.run_number, e.type FROM workflow_event e LEFT JOIN workflow_step s
           ON s.instance_pk = e.instance_pk AND s.run_number = e.run_number AND s.step_key = e.consumed_by_step_key
         WHERE e.type LIKE 'child:%' AND s.wait_event_type <> e.type
            OR e.type LIKE 'task:%' AND s.type <> 'task'""",
+    "F1 a step whose attempt failed has a record of that attempt, written by the same commit": f"""
+        SELECT s.instance_pk, s.run_number, s.step_key, s.attempts, s.error_name FROM workflow_step s
+        WHERE s.type IN ('do', 'linear') AND s.status IN ('errored', 'waiting', 'DEAD', 'READY')
+          AND s.error_name NOT IN ('LEASE_EXPIRED', 'StepMaxAttemptsExceeded', 'WorkerCrashLoop') AND {_IS_NO_COPY}
+          AND NOT EXISTS (
+            SELECT 1 FROM workflow_attempt a WHERE a.instance_pk = s.instance_pk AND a.run_number = s.run_number
+              AND a.step_key = s.step_key AND a.attempt = s.attempts AND a.error_name = s.error_name)""",
+    "F2 a recorded attempt is one that its step has counted": """
+        SELECT a.instance_pk, a.run_number, a.step_key, a.attempt, s.attempts FROM workflow_attempt a
+        LEFT JOIN workflow_step s
+          ON s.instance_pk = a.instance_pk AND s.run_number = a.run_number AND s.step_key = a.step_key
+        WHERE a.step_key IS NOT NULL AND a.item IS NULL AND (s.step_key IS NULL OR s.attempts < a.attempt
+          AND s.status <> 'cancelled')""",
+    "F3 an attempt is recorded once": """
+        SELECT instance_pk, run_number, step_key, item, attempt FROM workflow_attempt WHERE step_key IS NOT NULL
+        GROUP BY instance_pk, run_number, step_key, item, attempt HAVING count(*) > 1""",
+    "F4 each death of a worker is recorded": """
+        SELECT i.instance_id, i.crash_count FROM workflow_instance i
+        WHERE i.crash_count > (SELECT count(*) FROM workflow_attempt a WHERE a.instance_pk = i.id
+          AND a.run_number = i.run_number AND a.outcome = 'crashed')""",
+    "F5 an item that failed has a record of its last attempt": f"""
+        SELECT m.instance_pk, m.run_number, m.step_key, m.position, m.attempts FROM workflow_item m
+        JOIN workflow_step s
+          ON s.instance_pk = m.instance_pk AND s.run_number = m.run_number AND s.step_key = m.step_key
+        WHERE s.type = 'map' AND m.status IN ('failed', 'dead') AND {_IS_NO_COPY} AND NOT EXISTS (
+          SELECT 1 FROM workflow_item c WHERE c.instance_pk = m.instance_pk AND c.run_number < m.run_number
+            AND c.step_key = m.step_key AND c.position = m.position AND c.attempts = m.attempts) AND NOT EXISTS (
+          SELECT 1 FROM workflow_attempt a WHERE a.instance_pk = m.instance_pk AND a.run_number = m.run_number
+            AND a.step_key = m.step_key AND a.item = m.position AND a.attempt = m.attempts)""",
     "I6 due work is found by a sweep": f"""
         SELECT i.instance_id, i.status, i.run_at, i.next_check_at FROM workflow_instance i
         WHERE {_LIVE} AND (i.run_at IS NULL OR i.next_check_at IS NULL)

@@ -302,10 +302,45 @@ def test_one_invalid_item_rejects_the_batch(world: World, order) -> None:
 
 def test_a_batch_that_is_too_large_is_refused(world: World, order) -> None:
     with pytest.raises(BatchTooLarge) as caught:
-        create_batch(world, *((f"o-{n}", GOOD) for n in range(101)))
-    assert str(caught.value) == "A batch of 101 is too large; create at most 100 instances in one call."
+        create_batch(world, *((f"o-{n}", GOOD) for n in range(1001)))
+    assert str(caught.value) == "A batch of 1001 is too large; create at most 1000 instances in one call."
 
 
 def test_an_empty_batch_is_nothing(world: World, order) -> None:
     assert create_batch(world) == []
     assert world.messages == []
+
+
+# --- no parameters ------------------------------------------------------------------------------
+
+
+class Options(pydantic.BaseModel):
+    depth: int = 3
+
+
+class Target(pydantic.BaseModel):
+    url: str
+    depth: int = 3
+
+
+def test_a_model_whose_fields_all_have_defaults_needs_no_parameters(world: World) -> None:
+    @world.workflow
+    def crawl(event: WorkflowEvent[Options], step: Step) -> int:
+        return event.payload.depth
+
+    @world.workflow
+    def crawl_or_not(event: WorkflowEvent[Options | None], step: Step) -> bool:
+        return event.payload is None
+
+    instance, other = crawl.create(), crawl_or_not.create()
+    world.run_until_idle()
+    assert (instance.output, other.output) == (3, True)
+
+
+def test_without_parameters_the_error_names_the_fields_that_are_required(world: World) -> None:
+    @world.workflow
+    def crawl(event: WorkflowEvent[Target], step: Step) -> None: ...
+
+    with pytest.raises(WorkflowParamsInvalid) as error:
+        crawl.create()
+    assert str(error.value) == "Parameters of workflow 'crawl' are not valid: $.url: Field required."

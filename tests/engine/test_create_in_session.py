@@ -6,7 +6,7 @@ import pydantic
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import Step, WorkflowEvent
+from celery_durable import CreateOptions, Step, WorkflowEvent
 from celery_durable.errors import InstanceAlreadyExists, StoreMismatch
 from tests.engine.world import World, insert_name
 
@@ -68,6 +68,18 @@ def test_nobody_is_told_before_the_outer_transaction_commits(world: World, order
         assert world.messages == []
         session.commit()
         assert len(world.messages) == 1
+
+
+def test_a_batch_in_a_callers_transaction_is_there_when_that_commits(world: World, order) -> None:
+    batch = [CreateOptions("o-1", OrderIn(order_id="1")), CreateOptions("o-2", OrderIn(order_id="2"))]
+    with world.session() as session:
+        assert world.operations.create.batch("order", batch, session=session) == ["o-1", "o-2"]
+        session.rollback()
+        assert world.operations.create.batch("order", batch[:1], session=session) == ["o-1"]
+        assert (ids(world), world.messages) == ([], [])
+        session.commit()
+    assert ids(world) == ["o-1"]
+    assert [due.ref.instance_id for due in world.messages] == ["o-1"]
 
 
 def test_a_savepoint_that_rolls_back_takes_its_instance_with_it(world: World, order) -> None:

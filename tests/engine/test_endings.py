@@ -108,6 +108,20 @@ def test_who_asked_for_it_is_told_that_a_run_took_too_long(world: World, limit: 
     assert told(message) == COMPLETE | {"status": "terminated", "output": None, "reason": reason}
 
 
+def test_the_code_of_the_worker_that_ends_the_run_decides_what_is_sent(world: World) -> None:
+    def deploy(task: str) -> FlowControl:
+        @world.workflow(name="order", on_complete=task)
+        def order(event: WorkflowEvent[Any], step: Step) -> None:
+            step.sleep("a day", "1 day")
+
+        return order
+
+    deploy("shop.old").run()
+    deploy("shop.new")
+    world.run_after(86_400)
+    assert [message.name for message in world.sent] == ["shop.new"]
+
+
 def test_only_what_was_asked_for_is_sent(world: World) -> None:
     flow = echoing(world, on_failure=None)
     flow.run("fail", id="i-1")
@@ -311,8 +325,8 @@ def test_without_a_hook_the_end_is_one_statement(world: World) -> None:
         world.worker.advance(flow.of(name).ref)
         sa.event.remove(world.worker.store.engine, "before_cursor_execute", count)
         ends[name], said[:] = list(said), []
-    assert ends["plain"] == ["UPDATE", "SELECT", "WITH"]
-    assert ends["hooked"][:4] == ["UPDATE", "SELECT", "WITH", "INSERT"]
+    assert ends["plain"] == ["UPDATE", "WITH"]
+    assert ends["hooked"][:4] == ["UPDATE", "WITH", "INSERT", "DELETE"]
 
 
 @pytest.mark.parametrize("size", [1000, 900, 700])

@@ -175,6 +175,21 @@ def test_a_late_event_does_not_wake_and_does_not_complete_the_wait_that_expired(
     assert instance.events() == [("approval", "late", None)]
 
 
+def test_a_late_event_is_kept_for_the_next_wait_of_its_type(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        try:
+            step.wait_for_event("first", "approval", timeout="1 minute")
+        except EventTimeout:
+            return step.wait_for_event("second", "approval").payload
+
+    instance = order.run()
+    world.advance(60.000001)
+    instance.send("approval", "late")
+    world.run_until_idle()
+    assert instance.output == "late"
+
+
 def test_the_default_deadline_is_a_day(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
@@ -255,8 +270,7 @@ def test_nobody_can_send_to_an_instance_that_does_not_exist(world: World, order)
     with pytest.raises(InstanceNotFound) as caught:
         order.of("nobody").send("approval")
     assert str(caught.value) == (
-        "Workflow 'order' has no instance 'nobody'. "
-        "List its instances: celery -A <your app> durable ls --workflow order"
+        "Workflow 'order' has no instance 'nobody'. List its instances: durable.workflows['order'].list()"
     )
 
 

@@ -21,7 +21,7 @@ from celery_durable import (
     WorkflowFailed,
     WorkflowInstance,
 )
-from celery_durable.errors import InstanceNotFound
+from celery_durable.errors import InstanceNotFound, ValueRefused
 from celery_durable.model import RunRef, to_us
 from celery_durable.runtime import Runtime
 from celery_durable.testing import START
@@ -158,6 +158,16 @@ def test_a_workflow_makes_and_lists_many(durable: Durable, order) -> None:
     assert order.delay("wait").status().status == "active"
 
 
+def test_using_needs_a_project_of_django(durable: Durable, order) -> None:
+    with pytest.raises(ValueRefused) as refused:
+        order.create("wait", using="default")
+    assert str(refused.value) == (
+        "using='default': databases have aliases only in a Django project with celery_durable.contrib.django. To join "
+        "a transaction of SQLAlchemy, pass session=."
+    )
+    assert order.list().items == ()
+
+
 # --- for async code -----------------------------------------------------------------------------
 
 NOT_TWINNED = {Workflow: {"name", "host"}, WorkflowInstance: set()}
@@ -170,7 +180,7 @@ def test_every_method_has_an_async_twin_with_the_same_parameters(handle: type) -
     assert twins == {f"a{name}" for name in methods - twins}
     for name in methods - twins:
         parameters, of_twin = (inspect.signature(vars(handle)[each]).parameters for each in (name, f"a{name}"))
-        wanted = [(each.name, each.kind, each.default) for each in parameters.values() if each.name != "session"]
+        wanted = [(each.name, each.kind, each.default) for each in parameters.values()]
         assert [(each.name, each.kind, each.default) for each in of_twin.values()] == wanted, name
 
 
@@ -205,5 +215,7 @@ def test_async_twins_do_what_the_methods_do(durable: Durable, order) -> None:
         failed = await order.acreate("fail", id="o-4")
         durable.tick()
         assert await failed.aretry() == 2
+        assert (await durable.awaiters("prices")).items == ()
+        assert await durable.aemit("prices", {"EUR": 1}) == 0
 
     asyncio.run(use())

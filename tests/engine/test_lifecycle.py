@@ -99,8 +99,7 @@ def test_nobody_can_change_what_does_not_exist(world: World, everything, method:
     with pytest.raises(InstanceNotFound) as caught:
         operator.attrgetter(method)(world.operations)("everything", "nobody")
     assert str(caught.value) == (
-        "Workflow 'everything' has no instance 'nobody'. "
-        "List its instances: celery -A <your app> durable ls --workflow everything"
+        "Workflow 'everything' has no instance 'nobody'. List its instances: durable.workflows['everything'].list()"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -9,12 +11,14 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery
 
-from celery_durable import Retries, Step, StepFailed, WorkflowEvent
+from celery_durable import Retries, Step, StepFailed, WorkflowEvent, signals, values
 from celery_durable.errors import ConfigInvalid, ValueRefused
 from celery_durable.model import OutboxMessage, TaskReference
 from celery_durable.store import lost_tasks
 from tests.engine.answers import answer
-from tests.engine.world import World
+from tests.engine.meetings import SECONDS
+from tests.engine.world import Producer, World
+from tests.signals.conftest import hearing
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 KINDS = pytest.mark.parametrize("kind", ["task", "map"])
@@ -55,6 +59,20 @@ def lose(world: World, message: OutboxMessage, sent_us: int | None = None) -> in
     return found
 
 
+def report(process: Producer, message: OutboxMessage) -> int:
+    """Report a task as lost, from a process with connections of its own."""
+    return process.operations.answers.report_lost([(reference(message), None)], why="its worker died")
+
+
+def accept(process: Producer, message: OutboxMessage) -> str:
+    """Take the task's answer, in a process with connections of its own."""
+    return process.operations.answers.accept(reference(message), values.encode_answer('"ground"')).value
+
+
+def expected(kind: str) -> Any:
+    return "ground" if kind == "task" else ["ground"]
+
+
 def text(kind: str, message: str) -> str:
     return message if kind == "task" else f"item 0: {message}"
 
@@ -77,7 +95,9 @@ def out(world: World, age: float = 0) -> list[lost_tasks.SentTask]:
 def test_a_lost_task_is_sent_again_under_its_id(world: World, kind: str) -> None:
     instance = flow(world, kind)
     (first,) = world.sent
-    assert lose(world, first) == 1
+    with hearing(signals.task_lost) as lost:
+        assert lose(world, first) == 1
+    assert lost == [{"workflow": kind, "instance_id": "i-1", "run_number": 1, "outcome": "resent"}]
     again = world.sent[-1]
     assert (len(world.sent), again.id, again.name, again.content["args"]) == (2, first.id, first.name, [0])
     assert (reference(first).delivery, reference(again).delivery) == (0, 1)
@@ -207,6 +227,56 @@ def test_on_lost_fail_ends_it_at_the_first_loss(world: World, kind: str) -> None
     lose(world, world.sent[0])
     assert len(world.sent) == 1
     assert instance.output == ["TaskLost", text(kind, "Celery task 'mill.grind' was lost: its worker died"), 1]
+
+
+@everywhere
+@KINDS
+def test_an_answer_that_comes_before_the_step_fails_wins_and_nothing_is_reported(world: World, kind: str) -> None:
+    """The report has found the task without an answer, and has not yet failed its step."""
+    instance = flow(world, kind, on_lost="fail")
+    (first,) = world.sent
+    reporting, answering = world.new_producer(), world.new_producer()
+    found: list[str] = []
+    reporting.runtime.at["after-commit"] = lambda: found.append(accept(answering, first))
+    with hearing(signals.task_lost) as lost:
+        assert report(reporting, first) == 0
+    world.run_after(3)
+    assert (found, lost, instance.output) == (["taken"], [], expected(kind))
+
+
+@everywhere
+@KINDS
+def test_an_answer_that_comes_after_the_step_failed_is_ignored(world: World, kind: str) -> None:
+    instance = flow(world, kind, on_lost="fail")
+    (first,) = world.sent
+    with hearing(signals.task_lost) as lost:
+        assert report(world.new_producer(), first) == 1
+    assert [each["outcome"] for each in lost] == ["failed"]
+    assert accept(world.new_producer(), first) == "not awaited"
+    world.run_after(3)
+    assert instance.output[0] == "TaskLost"
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_report_waits_for_an_answer_that_is_being_committed(world: World) -> None:
+    instance = flow(world, "task", on_lost="fail")
+    (first,) = world.sent
+    reporting, answering = world.new_producer(), world.new_producer()
+    is_answered, has_found = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_answered.set()
+        assert has_found.wait(SECONDS)
+
+    answering.runtime.at["before-commit"] = hold
+    reporting.runtime.at["after-commit"] = has_found.set
+    with hearing(signals.task_lost) as lost, ThreadPoolExecutor(2) as threads:
+        answered = threads.submit(accept, answering, first)
+        assert is_answered.wait(SECONDS)
+        reported = threads.submit(report, reporting, first)
+        assert (answered.result(SECONDS), reported.result(SECONDS)) == ("taken", 0)
+    world.run_after(3)
+    assert (lost, instance.output) == ([], "ground")
 
 
 @KINDS

@@ -9,7 +9,7 @@ import pytest
 
 from celery_durable import CreateOptions, Step, WorkflowEvent
 from celery_durable.errors import CursorInvalid, InstanceNotFound, ValueRefused
-from celery_durable.model import Status
+from celery_durable.model import Scope, Status
 from celery_durable.testing import START
 from tests.engine.world import World, on_one_database
 
@@ -40,8 +40,7 @@ def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> 
         with pytest.raises(InstanceNotFound) as caught:
             read("order", "nobody")
         assert str(caught.value) == (
-            "Workflow 'order' has no instance 'nobody'. "
-            "List its instances: celery -A <your app> durable ls --workflow order"
+            "Workflow 'order' has no instance 'nobody'. List its instances: durable.workflows['order'].list()"
         )
 
 
@@ -119,6 +118,30 @@ def test_a_page_of_an_impossible_size_is_refused(world: World, order, limit: int
     with pytest.raises(ValueRefused) as caught:
         world.operations.queries.list("order", limit=limit)
     assert str(caught.value) == f"A page of {limit} items is not possible: ask for 1 to 1000."
+
+
+def test_an_id_is_found_in_several_workflows(world: World, order) -> None:
+    @world.workflow
+    def refund(event: WorkflowEvent[None], step: Step) -> None: ...
+
+    queries = world.operations.queries
+    world.operations.create.instance("order", GOOD, id="a-1", labels={"tenant": "acme"})
+    world.operations.create.instance("refund", id="a-1", labels={"tenant": "other"})
+    world.operations.create.instance("refund", id="a-2")
+    assert [each.workflow for each in queries.find("a-1", ["order", "refund", "\0"])] == ["refund", "order"]
+    assert [each.labels for each in queries.find("a-1", ["order"])] == [{"tenant": "acme"}]
+    assert queries.find("a-1", []) == []
+    assert queries.find("a\0", ["order"]) == queries.find("\ud800", ["order"]) == []
+    for scope, found in (
+        (Scope(labels={"tenant": "acme"}), ["order"]),
+        (Scope(id_prefix="a-"), ["refund", "order"]),
+        (Scope(id_prefix="b-"), []),
+    ):
+        restricted = world.operations.restrict_to(scope).queries
+        assert [each.workflow for each in restricted.find("a-1", ["order", "refund"])] == found
+    with pytest.raises(ValueRefused) as refused:
+        queries.find("a-1", [str(number) for number in range(201)])
+    assert str(refused.value) == "There are 201 workflows: choose one, or search for workflow/id."
 
 
 def test_the_history_tells_what_a_run_was_given_and_when_it_began_and_ended(world: World, order) -> None:

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from celery_durable import Step, StepConfig, StepTx, WorkflowEvent
+from celery_durable import Step, StepConfig, StepTx, WorkflowEvent, signals
 from tests.engine.world import World
+from tests.signals.conftest import hearing
 
 SECONDS = 10
 
@@ -161,6 +162,28 @@ def test_what_stops_a_worker_is_no_failure_and_no_attempt(world: World, stop, wh
     assert attempts == [1] * len(attempts)
     assert instance.steps()[0].attempts == 1
     assert len(world.booked()) == ("session" in where)
+
+
+def test_a_body_that_a_stop_has_interrupted_is_reported_again_as_the_same_attempt(world: World) -> None:
+    worker, stops = world.new_worker(interruptions=(SystemExit,)), [SystemExit("now")]
+
+    def work() -> None:
+        if stops:
+            raise stops.pop()
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        step.do("work", work)
+        step.sleep("rest", "1 hour")
+
+    instance = order.create()
+    with hearing(signals.step_started) as started:
+        with pytest.raises(SystemExit):
+            worker.advance(instance.ref)
+        world.run_until_idle()
+        world.run_after(3600)  # the last pass replays both steps
+    assert instance.status == "complete"
+    assert [(each["step"], each["attempt"]) for each in started] == [("work", 1), ("work", 1), ("rest", 1)]
 
 
 def test_several_branches_that_are_stopped_get_their_attempts_back(world: World) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import ValueRefused
-from celery_durable.model import RunRef
+from celery_durable.model import Count, RunRef
 from celery_durable.store import instances, lifecycle, retention
 from celery_durable.store.retention import EndedFilter
 from tests.engine.world import World, on_one_database
@@ -90,6 +90,21 @@ def test_a_workflow_says_otherwise_than_the_app(make_world) -> None:
 
 
 @on_one_database
+def test_a_later_change_of_the_retention_applies_to_new_instances_only(world: World) -> None:
+    early = world.workflow(busy, name="order", retention="1 day").run(id="early")
+    world.run_until_idle()
+    later = world.workflow(busy, name="order", retention="3 days").run(id="later")
+    world.run_until_idle()
+    for instance in (early, later):
+        instance.send("approval")
+    world.run_until_idle()
+    assert (early.status, later.status) == ("complete", "complete")
+    world.advance(timedelta(days=2))
+    assert world.delete_expired() == 1
+    assert [item.id for item in world.operations.queries.list("order").items] == ["later"]
+
+
+@on_one_database
 def test_without_a_retention_everything_is_kept(world: World) -> None:
     instance = world.workflow(lambda event, step: None, name="order").run()
     world.advance(timedelta(days=365 * 50))
@@ -124,8 +139,8 @@ def test_pruning_deletes_what_ended_long_ago_and_nothing_else(world: World) -> N
     world.advance(timedelta(days=1))
     world.workflow(lambda event, step: None, name="young").run(id="young")
     operations = world.operations
-    assert operations.retention.count_ended(older_than="1 day") == 3
-    assert operations.retention.count_ended(older_than="1 day", workflow="order") == 2
+    assert operations.retention.count_ended(older_than="1 day") == Count(3)
+    assert operations.retention.count_ended(older_than="1 day", workflow="order") == Count(2)
     assert operations.retention.prune(older_than="1 day", workflow="order", statuses=["complete"]) == 1
     assert operations.retention.prune(older_than="1 day", workflow="no such\x00name") == 0
     assert operations.retention.prune(older_than="1 day") == 2
@@ -174,7 +189,9 @@ def test_an_instance_that_somebody_holds_is_left_for_another_time(world: World) 
 
     def restart(tx) -> None:
         row = instances.lock(tx, "order", "o-1")
-        deleted.append(other.transact(lambda tx: retention.delete_ended(tx, EndedFilter(timedelta(0)), limit=5)))
+        deleted.append(
+            other.transact(lambda tx: retention.delete_ended(tx, EndedFilter(timedelta(0)), limit=5)).deleted
+        )
         lifecycle.restart(tx, row, grace=timedelta(0), commit_id="again", reason=None)
 
     world.store.transact(restart)
@@ -200,7 +217,7 @@ def test_what_is_restarted_between_the_search_and_the_lock_is_kept(world: World,
     def work(tx) -> int:
         if delete == "expired":
             return retention.delete_expired(tx, limit=10)
-        return retention.delete_ended(tx, EndedFilter(timedelta(days=1)), limit=10)
+        return retention.delete_ended(tx, EndedFilter(timedelta(days=1)), limit=10).deleted
 
     sa.event.listen(world.store.engine, "before_cursor_execute", restart)
     try:
@@ -220,7 +237,7 @@ def test_what_began_long_ago_and_ended_just_now_is_not_pruned(world: World) -> N
     instance.send("approval")
     world.run_until_idle()
     world.advance(timedelta(minutes=1))
-    assert world.operations.retention.count_ended(older_than="30 days") == 0
+    assert world.operations.retention.count_ended(older_than="30 days") == Count(0)
     assert world.operations.retention.prune(older_than="30 days") == 0
     assert instance.status == "complete"
     world.advance(timedelta(days=30))

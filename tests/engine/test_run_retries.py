@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from celery_durable import EventTimeout, NonRetryableError, Retries, Step, StepConfig, StepFailed, WorkflowEvent
-from celery_durable.errors import InstanceNotErrored
+from celery_durable.errors import DurationInvalid, InstanceNotErrored
+from celery_durable.explain import Code, explain
 from celery_durable.model import Origin
 from tests.engine.rewinds import retry, rewind, say
 from tests.engine.world import World, on_one_database
@@ -195,3 +196,47 @@ def test_event_timeouts_are_not_mistaken_for_results(world: World) -> None:
     instance.send("approval", "in time")
     world.run_until_idle()
     assert instance.output == "in time"
+
+
+def test_a_retry_with_a_delay_starts_after_it(world: World, ran: list[str]) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        a = step.do("a", say, ran, f"a{event.run_number}")
+        if event.run_number == 1:
+            step.do("b", ONCE, ran.index, "nothing")
+        return [a, step.do("b", say, ran, "b2")]
+
+    instance = order.run()
+    assert instance.status == "errored"
+    assert world.operations.rewind.retry("order", "i-1", delay="10 minutes", reason="later") == 2
+    assert (instance.status, instance.run_at - world.now) == ("waiting", timedelta(minutes=10))
+    assert world.tick() == []
+    found = explain(world.operations.queries.facts("order", "i-1"))
+    assert (found.code, found.sentence) == (Code.SCHEDULED, "A new run is to start later, and starts in 10 min.")
+    world.run_after(599)
+    assert ran == ["a1"]
+    world.run_after(1)
+    assert (instance.status, instance.output) == ("complete", ["a1", "b2"])
+
+
+def test_wake_starts_a_delayed_retry_early_and_a_pause_keeps_its_time(world: World, order, ran: list[str]) -> None:
+    del ran[:]
+
+    @world.workflow(name="fails")
+    def fails(event: WorkflowEvent, step: Step):
+        step.do("a", ONCE, ran.index, f"nothing {event.run_number}")
+
+    instance = fails.run()
+    world.operations.rewind.retry("fails", "i-1", delay=60)
+    world.operations.lifecycle.pause("fails", "i-1")
+    world.operations.lifecycle.resume("fails", "i-1")
+    assert (instance.status, instance.run_at - world.now) == ("waiting", timedelta(minutes=1))
+    assert world.operations.lifecycle.wake("fails", "i-1")
+    world.run_until_idle()
+    assert instance.error == "ValueError: 'nothing 2' is not in list"
+
+
+@pytest.mark.parametrize("delay", ["-1 s", "366 days", "soon"])
+def test_a_delay_that_cannot_be_is_refused(world: World, delay: str) -> None:
+    with pytest.raises(DurationInvalid):
+        world.operations.rewind.retry("order", "i-1", delay=delay)

@@ -145,7 +145,7 @@ def test_steps_that_send_events_to_older_and_newer_instances_do_not_deadlock(wor
         (
             lambda tx, child: tx.send_event(child, "nobody", "approval"),
             "InstanceNotFound: Workflow 'child' has no instance 'nobody'. "
-            "List its instances: celery -A <your app> durable ls --workflow child",
+            "List its instances: durable.workflows['child'].list()",
         ),
         (
             lambda tx, child: tx.send_event(child, "ended", "approval"),

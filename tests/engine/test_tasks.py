@@ -336,7 +336,8 @@ def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, medi
     try:
         for ask in (
             operations.answers.read_database_id,
-            lambda: operations.answers.accept(reference, "1", may_retry=False),
+            lambda: operations.answers.accept(reference, values.encode_answer("1"), may_retry=False),
+            lambda: operations.answers.accept(reference, values.encode_error_answer("OSError", "no"), may_retry=False),
         ):
             store.read(lambda tx: tx.conn.exec_driver_sql("SELECT 1").scalar_one())
             proxy.set(Mode.MUTE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ import pytest
 from celery import Celery
 
 from celery_durable import Durable, Status, Step, WorkflowEvent
+from celery_durable.model import RunRef
 from celery_durable.store import claims
+from celery_durable.store.claims import ClaimExpired, ClaimRequest
 from tests.conftest import MovableRuntime
 
 
@@ -113,8 +116,9 @@ def test_a_tick_takes_over_from_a_dead_worker_once_it_was_looked_at_for_a_leases
     handle = site.create("count", 1, "c-1")
     row = site.durable.internals.operations.queries.get("count", handle.id).instance
     store, lease = site.durable.internals.store, site.durable.internals.settings.lease
-    claim = store.transact(lambda tx: claims.claim(tx, row.ref, token="dead", task_id="dead", node="dead", lease=lease))
-    assert claim is not None
+    request = ClaimRequest(row.ref, token="dead", task_id="dead", node="dead", lease=lease)
+    claim = store.transact(lambda tx: claims.claim(tx, request))
+    assert not isinstance(claim, ClaimExpired | None)
     passes = []
     for _ in range(8):
         site.clock.advance(10.5)
@@ -132,3 +136,11 @@ def test_ticks_at_the_same_time_run_each_step_once(site: Site) -> None:
         passes = [tick.result(timeout=50) for tick in ticks]
     assert sum(passes) == 12
     assert sorted(site.ran) == sorted(f"c-{number} {step}" for number in range(12) for step in range(3))
+
+
+def test_only_a_run_that_this_process_executed_counts_as_a_pass(site: Site) -> None:
+    site.create("nap", None, "n-1")
+    advance = functools.partial(site.durable.internals.runner.advance, task_id="t", node="n")
+    results = [advance(RunRef("nap", "n-1", 1)), advance(RunRef("nap", "n-1", 1)), advance(RunRef("napp", "n-1", 1))]
+    assert [result.was_executed for result in results] == [True, False, False]
+    assert site.durable.tick() == 0

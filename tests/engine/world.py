@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -21,7 +23,7 @@ from celery_durable.definitions import Registry, define
 from celery_durable.model import DueRun, OutboxMessage, RunRef
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.redispatch import SLACK
-from celery_durable.runtime import Runtime
+from celery_durable.runtime import ConcurrentBody, Runtime
 from celery_durable.step import StepTx
 from celery_durable.store import schedule
 from celery_durable.store.engine import CompiledStatements
@@ -66,15 +68,52 @@ class WorldRuntime(HarnessRuntime):
         self.clock = _current_time
         self.thread: int | None = None
         """The thread of the pass: what the lease keeper does on its own passes no checkpoint."""
+        self.has_ended = threading.Event()
 
     def checkpoint(self, name: str) -> None:
         if self.thread in (None, threading.get_ident()):
             super().checkpoint(name)
 
     sleep = Runtime.sleep
-    start_periodic_thread = Runtime.start_periodic_thread
     can_interrupt = Runtime.can_interrupt
-    run_concurrently = Runtime.run_concurrently
+
+    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+        """Call ``work`` on a thread, as production does, but at most until the world is closed.
+
+        A thread that slept on would keep its world in memory.
+        """
+
+        def loop() -> None:
+            while not self.has_ended.wait(seconds) and work():
+                pass
+
+        threading.Thread(target=loop, name=name, daemon=True).start()
+
+    def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
+        """Run each body on a thread of its own, as production does.
+
+        If the process dies meanwhile, wait for the bodies that still run: they end at their next statement. sqlite3
+        crashes if a connection is closed while another thread executes on it.
+        """
+        ended = [threading.Event() for _ in branches]
+        try:
+            Runtime.run_concurrently(
+                self,
+                [
+                    replace(branch, run=partial(_run_and_set, branch.run, event))
+                    for branch, event in zip(branches, ended, strict=True)
+                ],
+            )
+        finally:
+            if self.is_dead:
+                assert all(event.wait(60) for event in ended), "a body of a dead process still runs"
+
+
+def _run_and_set(run: Callable[[], Any], ended: threading.Event) -> Any:
+    try:
+        return run()
+    finally:
+        ended.set()
 
 
 def _current_time() -> int:
@@ -113,6 +152,7 @@ class Producer(Process):
     """A process of the application that creates instances and sends events."""
 
     def __init__(self, world: World, name: str) -> None:
+        self.settings = world.settings
         super().__init__(
             name, world.url, WorldRuntime(world, name), world.settings, compiled_statements=World.statements
         )
@@ -186,6 +226,7 @@ class World:
         for process in (*self._workers, *self._others, self._web):
             World.statements.update(process.store.export_statements())
             process.close()
+            process.runtime.has_ended.set()
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -327,7 +368,7 @@ class World:
                 .where(table.c.instance_pk == pk, table.c.run_number == run)
                 .order_by(*table.primary_key)
             )
-            for table in (t.run, t.step, t.event, t.log, t.published)
+            for table in (t.run, t.step, t.event, t.log, t.published, t.item, t.attempt)
         }
 
     @contextmanager

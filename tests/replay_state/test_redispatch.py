@@ -27,6 +27,9 @@ def at(seconds: float) -> datetime:
         (60, QueueProgress(claimed=at(-0.000001)), False),
         (60, QueueProgress(claimed=at(0)), False),  # itself, or one of the same moment
         (3, QueueProgress(claimed=at(0.000001)), True),
+        (60, QueueProgress(gone_before=at(0)), False),
+        (0.3, QueueProgress(gone_before=at(0.2)), True),
+        (0.3, QueueProgress(claimed=at(-1), gone_before=at(0.2)), True),
         (60, QueueProgress(empty=at(0)), False),
         (4.999999, QueueProgress(empty=at(1)), False),
         (5, QueueProgress(empty=at(1)), True),
