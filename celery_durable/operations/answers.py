@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from celery_durable import notify, values
 from celery_durable.errors import InstanceNotFound
-from celery_durable.model import AnswerResult, ItemRef, OutboxMessage, TaskReference, is_task_event_type
+from celery_durable.model import (
+    AnswerResult,
+    DueRun,
+    ItemRef,
+    OutboxMessage,
+    RunRef,
+    TaskReference,
+    is_task_event_type,
+)
 from celery_durable.operations.context import OperationContext
 from celery_durable.store import lost_tasks, task_answers
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Tx
 from celery_durable.store.lost_tasks import GiveUp, Resend
-from celery_durable.store.task_answers import AnswerOutcome
-from celery_durable.store.watchdog import DIRECT
+from celery_durable.store.task_answers import AnswerOutcome, TaskFailure
+from celery_durable.store.time_limits import DIRECT, ORDINARY, TimeBudget, Timeouts
 
 LostDelivery = tuple[TaskReference, int | None]
 """A lost delivery, and when its message was sent, in microseconds; None if the reporter does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskException:
+    """The exception of a Celery task, in the process that ran the task. ``node``: the name of its worker."""
+
+    error: BaseException
+    node: str
+    pid: int
 
 
 class AnswerOperations:
@@ -30,22 +49,34 @@ class AnswerOperations:
         store = self._context.store
         return store.database_id or store.transact_once(read_database_id, timeouts=DIRECT)
 
-    def accept(self, reference: TaskReference, payload: str, *, may_retry: bool = True) -> AnswerResult:
+    def accept(
+        self,
+        reference: TaskReference,
+        payload: str,
+        *,
+        may_retry: bool = True,
+        exception: TaskException | None = None,
+    ) -> AnswerResult:
         """Accept the answer of a Celery task for the step or map item that waits for it, once.
 
         Args:
             reference: The reference that the task's message carried.
             payload: The answer, as `values.encode_answer` returns it.
-            may_retry: If False, there is one try of up to 2 s, and any error is raised.
+            may_retry: If False, there is one try of up to 2 s for each statement, and any error is raised.
+            exception: What the task raised, if it ran in this process. The record of the failed attempt has its
+                traceback.
 
         Returns:
             TAKEN; NOT_AWAITED if the step, its run or its instance is gone or already has an answer; FORGED if the step
             has no answer, but ``reference`` does not belong to its current attempt.
         """
         context, ref, event_type = self._context, reference.ref, reference.event_type
-        event_id = context.runtime.new_id()
-        if ItemRef.read(event_type) is None and not is_task_event_type(event_type):
+        event_id, item = context.runtime.new_id(), ItemRef.read(event_type)
+        if item is None and not is_task_event_type(event_type):
             return AnswerResult.NOT_AWAITED
+        if item is not None and self._record_result(reference, item, payload, may_retry=may_retry):
+            return AnswerResult.TAKEN
+        failure = self._describe_failure(reference, payload, exception, ORDINARY if may_retry else DIRECT)
 
         def work(tx: Tx) -> AnswerOutcome:
             try:
@@ -54,17 +85,76 @@ class AnswerOperations:
                 return AnswerOutcome(AnswerResult.NOT_AWAITED)
             if row.run_number != ref.run_number:
                 return AnswerOutcome(AnswerResult.NOT_AWAITED)
-            grace = context.grace
-            return task_answers.accept_answer(tx, row, reference, payload=payload, event_id=event_id, grace=grace)
+            return task_answers.accept_answer(
+                tx,
+                row,
+                reference,
+                payload=payload,
+                event_id=event_id,
+                grace=context.grace,
+                failure=failure,
+            )
 
         store = context.store
         accepted = store.transact(work) if may_retry else store.transact_once(work, timeouts=DIRECT)
-        context.publish_runs(accepted.due_runs)
-        if accepted.messages:
-            context.send_messages(accepted.messages)
-        if accepted.result is AnswerResult.FORGED:
-            notify.send_answer_refused(ref)
+
+        def notify_and_wake() -> None:
+            context.publish_runs(accepted.due_runs)
+            if accepted.messages:
+                context.send_messages(accepted.messages)
+            if accepted.result is AnswerResult.FORGED:
+                notify.send_answer_refused(ref)
+
+        context.after_commit(notify_and_wake)
         return accepted.result
+
+    def _describe_failure(
+        self, reference: TaskReference, payload: str, exception: TaskException | None, timeouts: Timeouts
+    ) -> TaskFailure | None:
+        """Describe the error of a failed task as its attempt stores it; None if the task has not failed.
+
+        This calls the application's redaction, so it happens before the transaction that locks the instance. It has a
+        traceback if the answer is committed in the process of the task. An answer that comes as a message has none:
+        the worker that sends it may not have the application's redaction of errors.
+        """
+        error = values.read_answer_error(payload)
+        if error is None:
+            return None
+        context, ref = self._context, reference.ref
+        step = context.store.read(lambda tx: lost_tasks.find_step_name(tx, reference), timeouts=timeouts)
+        redaction = context.make_redaction(ref.workflow, ref.instance_id)
+        text = redaction.clean_error(error.name, error.message, step)
+        if exception is None:
+            return TaskFailure(*text)
+        trace = redaction.clean_trace(exception.error, context.settings.tracebacks, step)
+        return TaskFailure(*text, trace, exception.node, exception.pid)
+
+    def _record_result(self, reference: TaskReference, item: ItemRef, payload: str, *, may_retry: bool) -> bool:
+        """Record the result of a map item without the instance's lock; returns False if `accept` must take the lock.
+
+        The items of one map then do not wait for each other. Whether the map needs a pass is checked after the commit:
+        of two results at the same time, neither transaction sees the other one, but the later check sees both. The
+        wake-up is a transaction of its own, since a pass locks the instance first and its items then.
+        """
+        if values.read_answer_error(payload) is not None:
+            return False
+        context, store = self._context, self._context.store
+        budget = TimeBudget(ORDINARY if may_retry else DIRECT)
+        record = functools.partial(task_answers.record_result, reference=reference, item=item, payload=payload)
+        if not store.run_statement(record, timeouts=budget):
+            return False
+        check = functools.partial(task_answers.may_need_pass, item=item, run_number=reference.ref.run_number)
+        if store.run_statement(check, timeouts=budget):
+            wake = functools.partial(self._wake_for_map, reference=reference, item=item)
+            context.publish_runs(store.transact(wake, timeouts=budget))
+        return True
+
+    def _wake_for_map(self, tx: Tx, reference: TaskReference, item: ItemRef) -> list[DueRun]:
+        try:
+            row = self._context.lock_row(tx, reference.ref.workflow, reference.ref.instance_id)
+        except InstanceNotFound:
+            return []
+        return task_answers.wake_for_map(tx, row, reference, item, grace=self._context.grace)
 
     def report_lost(self, lost: Sequence[LostDelivery], *, why: str) -> int:
         """Report lost deliveries: each task is sent again, or its step gets the error TaskLost.
@@ -80,15 +170,18 @@ class AnswerOperations:
         """
         settings = self._context.settings
         given_up: list[tuple[TaskReference, GiveUp]] = []
+        resent: list[RunRef] = []
 
         def work(tx: Tx) -> list[OutboxMessage]:
             given_up.clear()
+            resent.clear()
             messages = []
             for reference, sent_us in lost:
                 limit, grace = settings.lost_limit, self._context.grace
                 match lost_tasks.report_loss(tx, reference, sent_us=sent_us, limit=limit, grace=grace):
                     case Resend(message):
                         messages.append(message)
+                        resent.append(reference.ref)
                     case GiveUp() as end:
                         given_up.append((reference, end))
             return messages
@@ -96,9 +189,15 @@ class AnswerOperations:
         messages = self._context.store.transact(work)
         if messages:
             self._context.send_messages(messages)
+        for ref in resent:
+            notify.send_task_lost(ref, outcome="resent")
+        failed = 0
         for reference, end in given_up:
             # Not retryable: `retries` is about failures, and this task may have done its work.
             times = "" if end.loss_count == 1 else f" {end.loss_count} times"
             text = f"Celery task {end.name!r} was lost{times}: {why}"
-            self.accept(reference, values.encode_error_answer("TaskLost", text, is_non_retryable=True))
-        return len(messages) + len(given_up)
+            accepted = self.accept(reference, values.encode_error_answer("TaskLost", text, is_non_retryable=True))
+            if accepted is AnswerResult.TAKEN:  # else its own answer, or another report of this loss, came first
+                failed += 1
+                notify.send_task_lost(reference.ref, outcome="failed")
+        return len(messages) + failed

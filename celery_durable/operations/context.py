@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
 from celery_durable.errors import InstanceNotFound, InstanceTerminal, NameInvalid, ValueRefused, VersionMismatch
 from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Scope, VersionedInstance
+from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runtime import Runtime
 from celery_durable.store import instances, scopes
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.values import UNSET
 
+T = TypeVar("T")
 PublishRuns = Callable[[Sequence[DueRun]], None]
 SendMessages = Callable[[Sequence[OutboxMessage]], None]
 Versions = Collection[str] | None
@@ -26,6 +29,10 @@ _MAX_PAGE_SIZE = 1000
 
 def send_nothing(_: Sequence[OutboxMessage]) -> None:
     """Leave the messages in the outbox. A dispatcher sends them."""
+
+
+def _find_no_queue(_: str) -> None:
+    """Return nothing: without Celery the routes of tasks are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,10 @@ class OperationContext:
         runtime: Makes ids and tokens.
         publish_runs: Is called after a commit, with the runs that became due.
         send_messages: Is called after a commit, with the messages that the transaction wrote to the outbox.
+        find_task_queue: Returns the queue to which an encoded task is routed; None if that is unknown.
         scope: The only instances that the caller may reach; None means all.
+        read_store: The database for lists and counts, which may be a replica; None means ``store``.
+        make_redaction: Makes what applies the application's redaction to an instance of a workflow.
     """
 
     store: Store
@@ -48,7 +58,18 @@ class OperationContext:
     runtime: Runtime
     publish_runs: PublishRuns
     send_messages: SendMessages = send_nothing
+    find_task_queue: Callable[[str], str | None] = _find_no_queue
     scope: Scope | None = None
+    read_store: Store | None = None
+    make_redaction: Callable[[str, str], Redaction] = make_no_redaction
+
+    def read_list(self, work: Callable[[Tx], T]) -> T:
+        """Run ``work``, which reads a list or a count of many instances."""
+        return (self.read_store or self.store).read(work)
+
+    def after_commit(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` once the last change is committed: now, unless it joined a transaction of the caller."""
+        self.store.after_commit(callback)
 
     @property
     def grace(self) -> timedelta:
@@ -121,13 +142,18 @@ def require_possible_id(workflow: str, instance_id: str) -> str:
 
     Such an id never reaches the database, because databases treat a NUL or a number differently.
     """
+    if not is_possible_id(workflow, instance_id):
+        raise InstanceNotFound(workflow, instance_id)
+    return instance_id
+
+
+def is_possible_id(workflow: str, instance_id: str) -> bool:
+    """Whether an instance of this workflow can have this id."""
     try:
         values.check_instance_id(instance_id, values.MAX_ID_LENGTH)
     except NameInvalid:
-        raise InstanceNotFound(workflow, instance_id) from None
-    if not is_possible_workflow_name(workflow):
-        raise InstanceNotFound(workflow, instance_id)
-    return instance_id
+        return False
+    return is_possible_workflow_name(workflow)
 
 
 def is_possible_workflow_name(workflow: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from celery_durable import notify, values
@@ -29,11 +29,16 @@ from celery_durable.model import (
     Status,
 )
 from celery_durable.operations.context import OperationContext, Versions
-from celery_durable.store import instances, lifecycle, runs, scopes, sessions
+from celery_durable.store import instance_batches, instances, lifecycle, runs, scopes, sessions
 from celery_durable.store.engine import Tx
+from celery_durable.store.instance_batches import NewInstance
+from celery_durable.values import Duration
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
+
+
+_MIN_MAX_RUN, _MAX_MAX_RUN = timedelta(seconds=1), timedelta(days=36_500)
 
 
 class CreateOperations:
@@ -50,6 +55,7 @@ class CreateOperations:
         id: str | None = None,  # the public name
         if_exists: IfExists = "error",
         run_at: datetime | None = None,
+        max_run: Duration | None = None,
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> str:
@@ -63,6 +69,7 @@ class CreateOperations:
             id: The instance's id; None means a random id.
             if_exists: "error" raises if the id is taken; "return" returns the existing instance's id.
             run_at: When to start; None means now.
+            max_run: How long each run may take; None means as long as the workflow says.
             labels: Up to 16 labels.
             session: A session whose transaction writes the instance. Workers are woken after its commit.
 
@@ -79,6 +86,7 @@ class CreateOperations:
             TooManyLabels: There are too many labels.
             InstantInvalid: ``run_at`` has no time zone.
             StartTooFar: ``run_at`` is further ahead than ``durable_max_sleep_seconds``.
+            DurationInvalid: ``max_run`` is no duration between a second and 36,500 days.
             InstanceAlreadyExists: The id is taken.
             OutOfScope: The id or the labels are outside the caller's scope.
             StoreMismatch: ``session`` is bound to another database.
@@ -89,10 +97,15 @@ class CreateOperations:
         max_length = self._context.settings.max_instance_id
         instance_id = self._context.new_id() if id is None else values.check_instance_id(id, max_length)
         row = self._build_row(definition, instance_id, params, labels)
+        row["max_run"] = None if max_run is None else parse_max_run(max_run)
         is_new = self._insert(definition, row, run_at, session)
         if not is_new and (if_exists == "error" or not self._is_existing_in_scope(workflow, instance_id)):
             raise InstanceAlreadyExists(workflow, instance_id)
         return instance_id
+
+    def encode_params(self, workflow: str, params: Any) -> str:
+        """Return the JSON text of parameters of a workflow; raises what `instance` raises for them."""
+        return self._encode_params(self._get_definition(workflow), params)
 
     def _insert(
         self, definition: Definition, row: dict[str, Any], run_at: datetime | None, session: Session | None
@@ -117,9 +130,10 @@ class CreateOperations:
             if is_new:
                 sessions.after_commit(session, notify_and_wake)
         else:
-            is_new = store.transact(insert)
+            is_single = start_at is None and not row["initial_labels"] and not row["plan"].steps
+            is_new = store.run_statement(insert, keeps_connection=False) if is_single else store.transact(insert)
             if is_new:
-                notify_and_wake()
+                self._context.after_commit(notify_and_wake)
         return is_new
 
     def _is_existing_in_scope(self, workflow: str, instance_id: str) -> bool:
@@ -131,7 +145,7 @@ class CreateOperations:
             lambda tx: scopes.filter_in_scope(tx, self._context.scope, [instance])
         )
 
-    def batch(self, workflow: str, batch: Sequence[CreateOptions[Any]]) -> list[str]:
+    def batch(self, workflow: str, batch: Sequence[CreateOptions[Any]], *, session: Session | None = None) -> list[str]:
         """Record up to ``durable_max_batch`` instances in one transaction.
 
         Existing ids and repetitions in the batch are skipped. One invalid item rejects the whole batch.
@@ -139,6 +153,7 @@ class CreateOperations:
         Args:
             workflow: The name of a registered workflow.
             batch: The id, parameters and labels of each instance.
+            session: A session whose transaction writes the instances. Workers are woken after its commit.
 
         Returns:
             The ids of the new instances.
@@ -148,24 +163,40 @@ class CreateOperations:
             WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
             InvalidInstanceId: An id breaks the rules for ids.
             OutOfScope: An item is outside the caller's scope.
+            StoreMismatch: ``session`` is bound to another database.
         """
         definition = self._get_definition(workflow)
-        if len(batch) > self._context.settings.max_batch:
-            raise BatchTooLarge(len(batch), self._context.settings.max_batch)
-        rows: dict[str, dict[str, Any]] = {}
+        settings = self._context.settings
+        if len(batch) > settings.max_batch:
+            raise BatchTooLarge(len(batch), settings.max_batch)
+        new: dict[str, NewInstance] = {}
         for item in batch:
-            instance_id = values.check_instance_id(item.id, self._context.settings.max_instance_id)
-            row = self._build_row(definition, instance_id, item.params, item.labels, item=instance_id)
-            rows.setdefault(instance_id, row)
-        # Sorted, so that two batches with common ids wait for each other instead of deadlocking.
-        created = self._context.store.transact(
-            lambda tx: {key for key in sorted(rows) if instances.insert(tx, **rows[key])}
-        )
-        created_ids = [key for key in rows if key in created]
+            instance_id = values.check_instance_id(item.id, settings.max_instance_id)
+            labels = self._add_scope_labels(instance_id, values.check_labels(item.labels))
+            params = self._encode_params(definition, item.params, item=instance_id)
+            new.setdefault(instance_id, NewInstance(instance_id, params, labels))
+        ordered, commit_id = [new[key] for key in sorted(new)], self._context.runtime.new_token()
+
+        def work(tx: Tx) -> set[str]:
+            return instance_batches.insert(tx, workflow, ordered, commit_id=commit_id, **self._build_start(definition))
+
+        def find_committed(tx: Tx) -> set[str] | None:
+            return instance_batches.find_created(tx, workflow, list(new), commit_id=commit_id) or None
+
+        store = self._context.store
+        created = store.transact(work, find_committed=find_committed) if session is None else work(store.join(session))
+        created_ids = [key for key in new if key in created]
         due_runs = [self._first_run(definition, key) for key in created_ids]
-        for due in due_runs:
-            notify.send_workflow_created(due.ref)
-        self._context.publish_runs(due_runs)
+
+        def notify_and_wake() -> None:
+            for due in due_runs:
+                notify.send_workflow_created(due.ref)
+            self._context.publish_runs(due_runs)
+
+        if session is not None:
+            sessions.after_commit(session, notify_and_wake)
+        else:
+            self._context.after_commit(notify_and_wake)
         return created_ids
 
     def restart_or_create(
@@ -218,12 +249,16 @@ class CreateOperations:
             return None if number is None else _describe_started(row, number)
 
         result, due_runs = self._context.store.transact(work, find_committed=was_applied)
-        for due in due_runs:
-            if result.outcome == "created":
-                notify.send_workflow_created(due.ref)
-            else:
-                notify.send_workflow_restarted(due.ref, reason=reason)
-        self._context.publish_runs(due_runs)
+
+        def notify_and_wake() -> None:
+            for due in due_runs:
+                if result.outcome == "created":
+                    notify.send_workflow_created(due.ref)
+                else:
+                    notify.send_workflow_restarted(due.ref, reason=reason)
+            self._context.publish_runs(due_runs)
+
+        self._context.after_commit(notify_and_wake)
         return result
 
     def _insert_or_restart(
@@ -256,25 +291,41 @@ class CreateOperations:
         instance_id: str,
         params: Any,
         labels: Mapping[str, str] | None,
-        *,
-        item: str | None = None,
     ) -> dict[str, Any]:
-        initial_labels = self._add_scope_labels(instance_id, values.check_labels(labels))
-        try:
-            checked = definition.params.check(params)
-        except values.ValidationFailed as exc:
-            raise WorkflowParamsInvalid(definition.name, exc.problems, item=item) from exc
-        what = f"Parameters of workflow {definition.name!r}" + (f" for instance {item!r}" if item else "")
         return {
             "workflow": definition.name,
             "instance_id": instance_id,
-            "params": definition.params.encode(checked, what=what, limits=self._context.settings.limits),
+            "initial_labels": self._add_scope_labels(instance_id, values.check_labels(labels)),
+            "params": self._encode_params(definition, params),
+            "commit_id": self._context.runtime.new_token(),
+            **self._build_start(definition),
+        }
+
+    def _encode_params(self, definition: Definition, params: Any, *, item: str | None = None) -> str:
+        """Check the parameters and return their JSON. ``item`` is the id of an item of a batch."""
+        try:
+            # A model whose fields all have defaults needs no parameters.
+            has_fields = params is None and definition.params.parameters
+            checked = self._check_no_params(definition) if has_fields else definition.params.check(params)
+        except values.ValidationFailed as exc:
+            raise WorkflowParamsInvalid(definition.name, exc.problems, item=item) from exc
+        what = f"Parameters of workflow {definition.name!r}" + (f" for instance {item!r}" if item else "")
+        return definition.params.encode(checked, what=what, limits=self._context.settings.limits)
+
+    def _check_no_params(self, definition: Definition) -> Any:
+        """Return the parameters of a workflow that was given none: None if its type allows that, else its defaults."""
+        try:
+            return definition.params.check(None)
+        except values.ValidationFailed:
+            return definition.params.check({})
+
+    def _build_start(self, definition: Definition) -> dict[str, Any]:
+        """Return what all new instances of a workflow have in common."""
+        return {
             "queue": definition.queue or self._context.settings.queue,
             "grace": self._context.grace,
             "plan": definition.plan(self._context.settings.step_policy),
-            "commit_id": self._context.runtime.new_token(),
             "retention": self._context.retention(definition.name),
-            "initial_labels": initial_labels,
         }
 
     def _add_scope_labels(self, instance_id: str, labels: Mapping[str, str]) -> Mapping[str, str]:
@@ -298,3 +349,8 @@ def _describe_started(row: InstanceRow, number: int) -> _Started:
     outcome: Literal["created", "restarted"] = "created" if number == 1 else "restarted"
     due = DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
     return RestartOrCreateResult(outcome, row.instance_id, number, Status.ACTIVE), [due]
+
+
+def parse_max_run(max_run: Duration) -> timedelta:
+    """Return the limit of an instance's runs; raises DurationInvalid."""
+    return values.parse_duration(max_run, minimum=_MIN_MAX_RUN, maximum=_MAX_MAX_RUN)

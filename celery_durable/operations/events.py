@@ -63,7 +63,7 @@ class EventOperations:
             sessions.after_commit(session, lambda: sending.notify_and_wake(due_runs))
         else:
             is_new, due_runs = store.transact(sending.insert, find_committed=sending.find_committed)
-            sending.notify_and_wake(due_runs)
+            self._context.after_commit(lambda: sending.notify_and_wake(due_runs))
         return is_new
 
     def _check(

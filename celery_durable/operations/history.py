@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 from celery_durable import values
 from celery_durable.errors import RunNotFound
 from celery_durable.model import (
+    AttemptRecord,
     History,
     HistoryPage,
     InstanceRow,
@@ -25,7 +26,7 @@ from celery_durable.model import (
 from celery_durable.operations import links
 from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.operations.history_pages import HistoryLists
-from celery_durable.store import history, interventions, labels, published_values
+from celery_durable.store import attempts, history, interventions, labels, published_values
 from celery_durable.store.engine import Tx
 
 _MAX_RUN_NUMBER = 2**31 - 1
@@ -43,6 +44,7 @@ class _RunFields(TypedDict):
     origin: Origin | None
     labels: Mapping[str, str]
     parent: ParentStep | None
+    max_run: timedelta | None
 
 
 class HistoryOperations:
@@ -77,6 +79,7 @@ class HistoryOperations:
                     tx, self._context.scope, history.read_events(tx, row.pk, record.run_number)
                 ),
                 audit=interventions.read_audit(tx, row.pk, record.run_number),
+                attempts=tuple(attempts.read(tx, row.pk, record.run_number)),
                 **self._describe_run(tx, row, record),
             )
 
@@ -95,10 +98,12 @@ class HistoryOperations:
         logs_cursor: str | None = None,
         with_logs: bool = False,
         with_audit: bool = False,
+        with_attempts: bool = False,
+        attempts_cursor: str | None = None,
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> HistoryPage:
-        """Return a page of a run's steps, events and log lines. Each list has its own cursor.
+        """Return a page of a run's steps, events, log lines and failed attempts. Each list has its own cursor.
 
         A cursor belongs to one run, order and filter. Without ``run``, a cursor continues with its own run, even after
         a restart.
@@ -114,6 +119,8 @@ class HistoryOperations:
             logs_cursor: Continues the log lines of an earlier page.
             with_logs: Whether to return log lines.
             with_audit: Whether to return all manual changes to steps.
+            with_attempts: Whether to return the attempts that did not succeed.
+            attempts_cursor: Continues the attempts of an earlier page.
             levels: Return only log lines of these levels.
             category: Return only log lines of this category.
 
@@ -135,7 +142,7 @@ class HistoryOperations:
             newest_first=newest_first,
             levels=levels,
             category=category,
-            given={"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor},
+            given={"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor, "attempts": attempts_cursor},
         )
 
         def work(tx: Tx) -> HistoryPage:
@@ -146,6 +153,7 @@ class HistoryOperations:
                 events=lists.read_events(tx, *of_run),
                 logs=lists.read_logs(tx, *of_run) if with_logs else None,
                 audit=interventions.read_audit(tx, *of_run) if with_audit else (),
+                attempts=lists.read_attempts(tx, *of_run) if with_attempts else None,
                 **self._describe_run(tx, row, record),
             )
 
@@ -217,6 +225,31 @@ class HistoryOperations:
 
         return self._context.store.read(work)
 
+    def attempts(
+        self, workflow: str, instance_id: str, *, run: int, after_id: int = 0, limit: int = 1000
+    ) -> list[AttemptRecord]:
+        """Return the attempts of a run that did not succeed.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+            run: The number of the run.
+            after_id: Return only attempts with a greater id.
+            limit: The largest number of attempts to return.
+
+        Returns:
+            The attempts, in the order of their ends.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+        """
+
+        def work(tx: Tx) -> list[AttemptRecord]:
+            row = self._context.read_row(tx, workflow, instance_id)
+            return attempts.read(tx, row.pk, run, after_id=after_id, limit=limit)
+
+        return self._context.store.read(work)
+
     def published(self, workflow: str, instance_id: str, *, run: int | None = None) -> dict[str, Published]:
         """Return the values that a run has published.
 
@@ -272,6 +305,7 @@ class HistoryOperations:
             "origin": links.restrict_origin(tx, self._context.scope, row, record.origin),
             "labels": labels.read(tx, row.pk),
             "parent": links.restrict_parent(tx, self._context.scope, row),
+            "max_run": row.max_run,
         }
 
 

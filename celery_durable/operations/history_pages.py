@@ -1,4 +1,4 @@
-"""The pages of a history: steps, events and log lines of one run, each list with its own cursor."""
+"""The pages of a history: steps, events, log lines and failed attempts of one run, each list with its own cursor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from celery_durable.errors import CursorInvalid
-from celery_durable.model import EventRecord, LogLevel, LogRecord, Page, StepRecord
+from celery_durable.model import AttemptRecord, EventRecord, LogLevel, LogRecord, Page, StepRecord
 from celery_durable.operations import links
 from celery_durable.operations.context import OperationContext
-from celery_durable.store import history
+from celery_durable.store import attempts, history
 from celery_durable.store.engine import Tx
 from celery_durable.values import CursorPart, Cursors
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class HistoryLists:
-    """The three lists of a history, from the cursors of one request on.
+    """The lists of a history, from the cursors of one request on.
 
     A cursor contains the number of its run, and it is valid only for the same order and filter.
 
@@ -41,7 +41,12 @@ class HistoryLists:
         self._context, self._limit = context, limit
         self._options: dict[str, Any] = {"newest_first": newest_first, "limit": limit + 1}
         self._log_filter: dict[str, Any] = {"levels": levels, "category": category}
-        filters: dict[str, tuple[object, ...]] = {"steps": (), "events": (), "logs": (levels, category)}
+        filters: dict[str, tuple[object, ...]] = {
+            "steps": (),
+            "events": (),
+            "logs": (levels, category),
+            "attempts": (),
+        }
         self._cursors: dict[str, Cursors] = {
             kind: context.cursors(kind, *instance, newest_first, *list_filter) for kind, list_filter in filters.items()
         }
@@ -76,6 +81,11 @@ class HistoryLists:
         """Return the page of the log lines, in the order in which they were written."""
         found = history.read_logs(tx, pk, run, after_id=self._last_id("logs"), **self._log_filter, **self._options)
         return self._cut("logs", run, found, lambda line: (line.id,))
+
+    def read_attempts(self, tx: Tx, pk: int, run: int) -> Page[AttemptRecord]:
+        """Return the page of the attempts that did not succeed, in the order of their ends."""
+        found = attempts.read(tx, pk, run, after_id=self._last_id("attempts"), **self._options)
+        return self._cut("attempts", run, found, lambda attempt: (attempt.id,))
 
     def _last_id(self, kind: str) -> int | None:
         return cast("int", self._after[kind][0]) if kind in self._after else None

@@ -17,7 +17,7 @@ from celery_durable.operations.continuations import (
     find_step,
     has_ended_run,
 )
-from celery_durable.store import interventions, items, lifecycle, run_events, runs
+from celery_durable.store import interventions, items, lifecycle, map_ends, run_events, runs
 from celery_durable.store.engine import Tx
 from celery_durable.store.run_events import StoredEvent
 
@@ -160,14 +160,18 @@ class InterventionOperations:
             return None if number is None else (number, [DueRun(RunRef(workflow, instance_id, number), row.queue)])
 
         number, due_runs = self._context.store.transact(work, find_committed=was_applied)
-        assert step_before is not None
         ref = RunRef(workflow, instance_id, number)
-        if starts_new_run:
-            notify.send_workflow_restarted(ref, reason=intervention.reason)
-        notify.send_step_intervened(
-            ref, step_before, action=intervention.action, by=intervention.actor, reason=intervention.reason
-        )
-        self._context.publish_runs(due_runs)
+
+        def notify_and_wake() -> None:
+            assert step_before is not None
+            if starts_new_run:
+                notify.send_workflow_restarted(ref, reason=intervention.reason)
+            notify.send_step_intervened(
+                ref, step_before, action=intervention.action, by=intervention.actor, reason=intervention.reason
+            )
+            self._context.publish_runs(due_runs)
+
+        self._context.after_commit(notify_and_wake)
         return number
 
     def _take_over(self, tx: Tx, row: InstanceRow, key: str) -> tuple[InstanceRow, StepRow, list[DueRun]]:
@@ -238,6 +242,7 @@ def _complete_step(tx: Tx, row: InstanceRow, step: StepRow, intervention: _Inter
             result = None
         case StepType.MAP:
             result = _encode_map_answers(step, intervention.result)
+            map_ends.cancel_open(tx, row.pk, row.run_number, step.step_key)
         case StepType.TASK:
             items.delete_task_item(tx, row.pk, row.run_number, step.step_key)
         case StepType.LINEAR:

@@ -37,7 +37,7 @@ class LifecycleOperations:
 
         ref = self._context.store.transact(work)
         if ref is not None:
-            notify.send_workflow_paused(ref)
+            self._context.after_commit(lambda: notify.send_workflow_paused(ref))
 
     def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
         """End a pause, or cancel a requested pause. Does nothing if there is neither.
@@ -61,7 +61,8 @@ class LifecycleOperations:
                 lifecycle.cancel_pause_request(tx, row)
             return []
 
-        self._context.publish_runs(self._context.store.transact(work))
+        due_runs = self._context.store.transact(work)
+        self._context.after_commit(lambda: self._context.publish_runs(due_runs))
 
     def wake(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> bool:
         """Make a worker check the instance now.
@@ -90,7 +91,7 @@ class LifecycleOperations:
             return [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._context.grace)]
 
         due_runs = self._context.store.transact(work)
-        self._context.publish_runs(due_runs)
+        self._context.after_commit(lambda: self._context.publish_runs(due_runs))
         return bool(due_runs)
 
     def terminate(
@@ -134,6 +135,10 @@ class LifecycleOperations:
             return (True, []) if row.status is Status.TERMINATED else None
 
         is_done, due_runs = self._context.store.transact(work, find_committed=was_applied)
-        if is_done:
-            notify.send_workflow_terminated(RunRef(workflow, instance_id, target_run[0]), reason=reason)
-        self._context.publish_runs(due_runs)
+
+        def notify_and_wake() -> None:
+            if is_done:
+                notify.send_workflow_terminated(RunRef(workflow, instance_id, target_run[0]), reason=reason)
+            self._context.publish_runs(due_runs)
+
+        self._context.after_commit(notify_and_wake)

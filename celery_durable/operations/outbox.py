@@ -30,7 +30,7 @@ class OutboxOperations:
         Returns:
             The entries in the caller's scope.
         """
-        return self._context.store.read(
+        return self._context.read_list(
             lambda tx: outbox.read_entries(tx, given_up=given_up, limit=limit, scope=self._context.scope)
         )
 

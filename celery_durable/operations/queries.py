@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 from celery_durable import values
+from celery_durable.errors import ValueRefused
 from celery_durable.explain import Diagnosis, Facts, explain
 from celery_durable.model import (
+    Count,
     InstanceDetails,
     InstanceRow,
     InstanceStatus,
     InstanceSummary,
     Page,
     Status,
+    StepRecord,
     StepType,
     VersionedInstance,
 )
 from celery_durable.operations import links
-from celery_durable.operations.context import OperationContext, check_limit, is_possible_workflow_name
+from celery_durable.operations.context import OperationContext, check_limit, is_possible_id, is_possible_workflow_name
 from celery_durable.operations.history import get_run
-from celery_durable.store import heartbeats, history, instances, labels, outbox
+from celery_durable.store import (
+    attempts,
+    heartbeats,
+    history,
+    instance_lists,
+    instance_search,
+    instances,
+    items,
+    labels,
+    outbox,
+)
 from celery_durable.store.engine import Tx
+from celery_durable.store.instance_lists import InstanceList
+from celery_durable.store.instance_search import InstanceFilter
+
+_MAX_TASK_QUEUES = 10
+_MAX_WORKFLOWS = 200
+"""In how many workflows an id is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +83,7 @@ class QueryOperations:
             versioned = self._context.read_with_tag(tx, workflow, instance_id)
             row = versioned.instance
             record = get_run(tx, row, row.run_number)
-            step = history.find_current_step(tx, row.pk, row.run_number)
+            step = instance_lists.find_current_step(tx, row.pk, row.run_number)
             return InstanceDetails(
                 instance=row,
                 tag=versioned.tag,
@@ -85,6 +104,7 @@ class QueryOperations:
 
     def facts(self, workflow: str, instance_id: str) -> Facts:
         """Return the facts that `explain` uses; raises InstanceNotFound."""
+        definition = self._context.registry.find(workflow)
 
         def work(tx: Tx) -> Facts:
             row = self._context.read_row(tx, workflow, instance_id)
@@ -93,6 +113,7 @@ class QueryOperations:
             last = None if last is None else links.restrict_steps(tx, self._context.scope, [last])[0]
             buffered = history.read_buffered_types(tx, row.pk, row.run_number)
             run = get_run(tx, row, row.run_number)
+            last_attempt = next(iter(attempts.read(tx, row.pk, row.run_number, newest_first=True, limit=1)), None)
             now, beats = heartbeats.read(tx)
             return Facts(
                 now,
@@ -100,6 +121,7 @@ class QueryOperations:
                 run,
                 open_steps=open_,
                 last_step=last,
+                last_attempt=last_attempt,
                 buffered=buffered,
                 heartbeats=beats,
                 answered=history.count_answered_tasks(tx, row.pk, row.run_number),
@@ -109,9 +131,23 @@ class QueryOperations:
                 ),
                 children=instances.read_statuses(tx, [step.child for step in open_ if step.child is not None]),
                 parent=links.restrict_parent(tx, self._context.scope, row),
+                task_queues=self._find_task_queues(tx, row, open_),
+                is_known_here=definition is not None,
+                max_run_duration=None if definition is None else definition.max_run_duration,
             )
 
         return self._context.store.read(work)
+
+    def _find_task_queues(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> dict[str, str]:
+        """Return the queues of the tasks of the first steps that wait for tasks, by step key, where known."""
+        found: dict[str, str] = {}
+        waiting = [step.step_key for step in steps if step.type in (StepType.TASK, StepType.MAP)]
+        for step_key in waiting[:_MAX_TASK_QUEUES]:
+            sent = items.find_sent_task(tx, row.pk, row.run_number, step_key)
+            queue = None if sent is None else sent[0] or self._context.find_task_queue(sent[1])
+            if queue is not None:
+                found[step_key] = queue
+        return found
 
     def list(
         self,
@@ -132,7 +168,8 @@ class QueryOperations:
             labels: Return only instances that have all of these labels.
 
         Returns:
-            The page; its ``cursor`` is None if it is the last one.
+            The page; its ``cursor`` is None if it is the last one. One read examines at most 10,000 instances. If few
+            of them match, a page has fewer instances than ``limit``, or none, and a cursor to continue.
 
         Raises:
             CursorInvalid: The cursor belongs to another filter or caller.
@@ -141,20 +178,71 @@ class QueryOperations:
             ValueRefused: ``limit`` is out of range.
         """
         check_limit(limit)
-        filters: dict[str, Any] = {
-            "workflow": workflow,
-            "status": None if status is None else Status(status),
-            "with_labels": values.check_labels(labels),
-            "scope": self._context.scope,
-        }
-        cursors = self._context.cursors(
-            "instances", workflow, filters["status"], sorted(filters["with_labels"].items())
+        chosen = InstanceFilter(
+            workflow, None if status is None else Status(status), values.check_labels(labels), self._context.scope
         )
+        cursors = self._context.cursors("instances", workflow, chosen.status, sorted(chosen.labels.items()))
         before = None if cursor is None else cast("int", cursors.read(cursor)[0])
         if workflow is not None and not is_possible_workflow_name(workflow):
             return Page((), None)
-        found = self._context.store.read(
-            lambda tx: history.list_instances(tx, **filters, before_pk=before, limit=limit + 1)
+
+        def work(tx: Tx) -> InstanceList:
+            found = instance_lists.read_page(tx, chosen, before_pk=before, limit=limit)
+            return InstanceList([*self._restrict_steps(tx, found.items)], found.next_pk)
+
+        found = self._context.read_list(work)
+        return Page(tuple(found.items), None if found.next_pk is None else cursors.write(found.next_pk))
+
+    def find(self, instance_id: str, workflows: Collection[str]) -> Sequence[InstanceSummary]:
+        """Return the instances with this id of some workflows, newest first.
+
+        Args:
+            instance_id: The id.
+            workflows: The names of up to 200 workflows.
+
+        Raises:
+            ValueRefused: There are too many workflows.
+        """
+        if len(workflows) > _MAX_WORKFLOWS:
+            raise ValueRefused(f"There are {len(workflows)} workflows: choose one, or search for workflow/id.")
+        names = [name for name in workflows if is_possible_id(name, instance_id)]
+
+        def work(tx: Tx) -> Sequence[InstanceSummary]:
+            found = instance_lists.read_named(tx, names, instance_id, self._context.scope)
+            return self._restrict_steps(tx, found)
+
+        return self._context.read_list(work) if names else []
+
+    def _restrict_steps(self, tx: Tx, found: Sequence[InstanceSummary]) -> Sequence[InstanceSummary]:
+        """Return summaries without what the current steps say of instances outside the caller's scope."""
+        steps = [item.current_step for item in found if item.current_step is not None]
+        shown = iter(links.restrict_steps(tx, self._context.scope, steps))
+        return [item if item.current_step is None else replace(item, current_step=next(shown)) for item in found]
+
+    def count(
+        self,
+        workflow: str | None = None,
+        *,
+        status: Status | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Count:
+        """Count the instances that `list` returns for this filter.
+
+        Args:
+            workflow: Count only instances of this workflow.
+            status: Count only instances in this status.
+            labels: Count only instances that have all of these labels.
+
+        Returns:
+            The number. It ends at 10,000 and examines at most the newest 10,000 instances; ``is_exact`` is then False.
+
+        Raises:
+            InvalidLabel: A label breaks the rules for labels.
+            TooManyLabels: There are too many labels.
+        """
+        chosen = InstanceFilter(
+            workflow, None if status is None else Status(status), values.check_labels(labels), self._context.scope
         )
-        has_more, items = len(found) > limit, found[:limit]
-        return Page(tuple(item for _, item in items), cursors.write(items[-1][0]) if has_more else None)
+        if workflow is not None and not is_possible_workflow_name(workflow):
+            return Count(0)
+        return self._context.read_list(lambda tx: instance_search.count(tx, chosen))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from celery_durable import values
 from celery_durable.errors import ValueRefused
-from celery_durable.model import TERMINAL, Scope, Status
+from celery_durable.model import TERMINAL, Count, Scope, Status
 from celery_durable.operations.context import OperationContext, is_possible_workflow_name
 from celery_durable.store import retention
 from celery_durable.store.retention import EndedFilter
@@ -23,7 +23,7 @@ class RetentionOperations:
 
     def count_ended(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
-    ) -> int:
+    ) -> Count:
         """Count the instances that `prune` would delete.
 
         Args:
@@ -32,14 +32,16 @@ class RetentionOperations:
             statuses: Count only instances in these statuses.
 
         Returns:
-            The count, within the caller's scope.
+            The count, within the caller's scope. It examines at most 10,000 instances.
 
         Raises:
             ValueRefused: A status is not terminal.
             DurationInvalid: ``older_than`` is not a duration.
         """
         ended = _select_ended(older_than, workflow, statuses, self._context.scope)
-        return 0 if ended is None else self._context.store.read(functools.partial(retention.count_ended, ended=ended))
+        if ended is None:
+            return Count(0)
+        return self._context.read_list(functools.partial(retention.count_ended, ended=ended))
 
     def prune(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
@@ -62,11 +64,15 @@ class RetentionOperations:
             DurationInvalid: ``older_than`` is not a duration.
         """
         ended = _select_ended(older_than, workflow, statuses, self._context.scope)
-        deleted, batch = 0, 0 if ended is None else _BATCH
-        while ended is not None and batch == _BATCH:
-            batch = self._context.store.transact(functools.partial(retention.delete_ended, ended=ended, limit=_BATCH))
-            deleted += batch
-        return deleted
+        if ended is None:
+            return 0
+        deleted, position = 0, None
+        while True:
+            delete = functools.partial(retention.delete_ended, ended=ended, limit=_BATCH, after=position)
+            batch = self._context.store.transact(delete)
+            deleted, position = deleted + batch.deleted, batch.next_position
+            if position is None:
+                return deleted
 
 
 def _select_ended(

@@ -7,6 +7,7 @@ that still runs the earlier run loses its claim. The earlier run stays readable.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 from celery_durable import notify, values
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, OutOfScope
@@ -64,7 +65,15 @@ class RewindOperations:
 
         return self._start_run(workflow, instance_id, continuation, reason=reason, if_version=if_version)
 
-    def retry(self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None) -> int:
+    def retry(
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        delay: values.Duration | None = None,
+        reason: str | None = None,
+        if_version: Versions = None,
+    ) -> int:
         """Retry the steps that ended an errored instance, with fresh attempts, in a new run.
 
         The new run keeps the steps that finished before the failure was raised. The failed step of a linear run
@@ -73,6 +82,7 @@ class RewindOperations:
         Args:
             workflow: The workflow's name.
             instance_id: The instance's id.
+            delay: How long the new run waits before it starts; None means that it starts now.
             reason: Recorded with the new run.
             if_version: The version tags at which the change applies; None means any.
 
@@ -80,6 +90,7 @@ class RewindOperations:
             The number of the new run.
 
         Raises:
+            DurationInvalid: ``delay`` cannot be read, or is longer than ``durable_max_sleep_seconds``.
             InstanceNotFound: No instance has this id.
             InstanceNotErrored: The instance has not failed.
             VersionMismatch: The version tag is not in ``if_version``.
@@ -90,7 +101,10 @@ class RewindOperations:
                 raise InstanceNotErrored(workflow, instance_id, row.status)
             return build_continuation_from_failure(row, runs.read_source(tx, row))
 
-        return self._start_run(workflow, instance_id, continuation, reason=reason, if_version=if_version)
+        starts_in = None if delay is None else values.parse_duration(delay, maximum=self._context.settings.max_sleep)
+        return self._start_run(
+            workflow, instance_id, continuation, reason=reason, if_version=if_version, delay=starts_in
+        )
 
     def fork(
         self,
@@ -140,8 +154,12 @@ class RewindOperations:
             return DueRun(RunRef(workflow, new_id, 1), row.queue) if is_committed else None
 
         due = context.store.transact(work, find_committed=was_applied)
-        notify.send_workflow_created(due.ref)
-        context.publish_runs([due])
+
+        def notify_and_wake() -> None:
+            notify.send_workflow_created(due.ref)
+            context.publish_runs([due])
+
+        context.after_commit(notify_and_wake)
         return new_id
 
     def _insert_fork(self, tx: Tx, row: InstanceRow, step: str, new_id: str, commit_id: str) -> DueRun:
@@ -159,6 +177,7 @@ class RewindOperations:
             plan=continuation.plan,
             continuation=continuation,
             retention=self._context.retention(row.workflow),
+            max_run=row.max_run,
             initial_labels=labels.read(tx, row.pk),
         )
         if not is_new:
@@ -173,6 +192,7 @@ class RewindOperations:
         *,
         reason: str | None,
         if_version: Versions,
+        delay: timedelta | None = None,
     ) -> int:
         """Start a run from the continuation that ``continuation`` returns while the instance is locked."""
         commit_id = self._context.runtime.new_token()
@@ -183,7 +203,14 @@ class RewindOperations:
             found = continuation(tx, row)
             plan = self._plan(row) if found is None else found.plan
             return lifecycle.restart(
-                tx, row, grace=self._context.grace, commit_id=commit_id, reason=reason, plan=plan, continuation=found
+                tx,
+                row,
+                grace=self._context.grace,
+                commit_id=commit_id,
+                reason=reason,
+                plan=plan,
+                continuation=found,
+                delay=delay,
             )
 
         def was_applied(tx: Tx) -> DueRun | None:
@@ -192,8 +219,13 @@ class RewindOperations:
             return None if number is None else DueRun(RunRef(workflow, instance_id, number), row.queue)
 
         due = self._context.store.transact(work, find_committed=was_applied)
-        notify.send_workflow_restarted(due.ref, reason=reason)
-        self._context.publish_runs([due])
+
+        def notify_and_wake() -> None:
+            notify.send_workflow_restarted(due.ref, reason=reason)
+            if delay is None:
+                self._context.publish_runs([due])
+
+        self._context.after_commit(notify_and_wake)
         return due.ref.run_number
 
     def _plan(self, row: InstanceRow) -> RunPlan:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from celery_durable.model import Status
+from celery_durable.model import EventWait, Stats
 from celery_durable.operations.context import OperationContext
 from celery_durable.store import overview
 from celery_durable.store.engine import Tx
-from celery_durable.store.overview import ClaimedRun, EventWait, Overdue
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Counts of instances as (workflow, status, count) without zeros, and the overdue runs."""
-
-    counts: Sequence[tuple[str, Status, int]]
-    overdue: Overdue
+from celery_durable.store.overview import ClaimedRun
 
 
 class StatsOperations:
@@ -29,7 +18,7 @@ class StatsOperations:
     def read(self) -> Stats:
         """Count the instances by workflow and status, and the overdue runs.
 
-        The cost grows with the number of instances.
+        Each count ends at 10,000, so the cost does not grow with the number of instances.
 
         Returns:
             The counts, within the caller's scope.
@@ -41,7 +30,7 @@ class StatsOperations:
                 overview.count_overdue(tx, scope=self._context.scope),
             )
 
-        return self._context.store.read(work)
+        return self._context.read_list(work)
 
     def leases(self, *, limit: int = 100) -> list[ClaimedRun]:
         """Return the runs that workers hold, earliest end of the lease first.
@@ -52,7 +41,7 @@ class StatsOperations:
         Returns:
             Each claimed run with its worker node, its Celery task and the end of its lease.
         """
-        return self._context.store.read(
+        return self._context.read_list(
             lambda tx: overview.read_leases(
                 tx, limit=limit, lease=self._context.settings.lease, scope=self._context.scope
             )
@@ -68,8 +57,11 @@ class StatsOperations:
 
         Returns:
             Each step with its instance, its deadline and its event type.
+
+        Raises:
+            FilterTooBroad: Too few of the newest 10,000 entries match.
         """
-        return self._context.store.read(
+        return self._context.read_list(
             lambda tx: overview.read_waits(
                 tx, workflow=workflow, event_type=event_type, limit=limit, scope=self._context.scope
             )

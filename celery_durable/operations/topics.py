@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import Any, cast
 
@@ -72,10 +73,13 @@ class TopicOperations:
             progress = self._deliver_batch(emission_id)
             if progress is None:  # another process has finished it
                 return delivered_count
-            _notify_received(progress)
-            self._context.publish_runs(progress.due_runs)
+            self._context.after_commit(functools.partial(self._notify_and_wake, progress))
             delivered_count, is_over = progress.delivered_count, progress.is_over
         return delivered_count
+
+    def _notify_and_wake(self, progress: EmissionProgress) -> None:
+        _notify_received(progress)
+        self._context.publish_runs(progress.due_runs)
 
     def _deliver_batch(self, emission_id: str) -> EmissionProgress | None:
         """Deliver one batch. Returns None if another process has finished the emission."""
@@ -118,7 +122,7 @@ class TopicOperations:
         check_limit(limit)
         cursors = self._context.cursors("waiters", topic)
         after = None if cursor is None else cast("tuple[int, str]", cursors.read(cursor))
-        found = self._context.store.read(
+        found = self._context.read_list(
             lambda tx: topic_waits.read_page(tx, topic, after=after, limit=limit + 1, scope=self._context.scope)
         )
         items = found[:limit]

@@ -7,18 +7,26 @@ from datetime import timedelta
 
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
+    AttemptRecord,
     AuditRecord,
     Child,
+    Count,
     ErrorInfo,
     EventRecord,
+    EventWait,
     History,
     InstanceStatus,
     InstanceSummary,
     ItemCounts,
+    ItemFailure,
     LogRecord,
     Origin,
+    Overdue,
     ParentStep,
     Published,
+    RunningStep,
+    RunRef,
+    Stats,
     StepRecord,
     StepStatus,
     StepType,
@@ -28,7 +36,7 @@ from celery_durable.wire.responses import StepState
 
 
 def history(workflow: str, instance_id: str, view: responses.HistoryView) -> History:
-    """Return a complete run. ``view`` has the run, and all its steps and events."""
+    """Return a complete run. ``view`` has the run, and all its steps, events and failed attempts."""
     assert view.run is not None
     run, types = view.run, {step.step_key: step.type for step in view.steps}
     origin, parent = run.origin, run.parent
@@ -47,30 +55,37 @@ def history(workflow: str, instance_id: str, view: responses.HistoryView) -> His
         origin=None if origin is None else Origin(origin.instance_id, origin.run_number, origin.step_key),
         audit=tuple(_audit_record(view.run_number, record, types) for record in run.audit),
         labels=run.labels,
+        attempts=tuple(map(attempt_record, view.attempts or ())),
         parent=None
         if parent is None
         else ParentStep(parent.workflow_name, parent.instance_id, parent.run_number, parent.step_key),
+        max_run=None if run.max_run_ms is None else timedelta(milliseconds=run.max_run_ms),
     )
 
 
 def summary(workflow: str, view: responses.ListedInstance) -> InstanceSummary:
     """Return an instance in a list."""
+    running = view.running
     return InstanceSummary(
         id=view.id,
         workflow=workflow,
         run_number=view.run_number,
         status=view.details.status,
         error=_error(view.details.error),
-        run_at=None,  # the API does not return it
+        run_at=view.run_at,
         created_at=view.created_at,
         updated_at=view.updated_at,
         labels=view.labels,
+        current_step=None if view.current_step is None else step_record(view.current_step),
+        running=None if running is None else RunningStep(running.step_key, running.attempt, running.since),
+        worker=view.worker,
     )
 
 
-def step_record(view: responses.StepView) -> StepRecord:
-    """Return a step."""
+def step_record(view: responses.CurrentStep) -> StepRecord:
+    """Return a step. Only a `StepView` has a result and times."""
     child, items = view.child, view.items
+    whole = view if isinstance(view, responses.StepView) else None
     return StepRecord(
         step_key=view.step_key,
         name=view.name,
@@ -82,17 +97,38 @@ def step_record(view: responses.StepView) -> StepRecord:
         next_retry_at=view.next_retry_at,
         wake_at=view.wake_at,
         wait_event_type=view.wait_event_type,
-        result=view.result,
+        result=None if whole is None else whole.result,
         error=_error(view.error),
-        created_at=view.created_at,
-        started_at=view.started_at,
-        finished_at=view.finished_at,
+        created_at=None if whole is None else whole.created_at,
+        started_at=None if whole is None else whole.started_at,
+        finished_at=None if whole is None else whole.finished_at,
         wait_topic=view.wait_topic,
         task=view.task,
         task_id=view.task_id,
         child=None if child is None else Child(child.workflow_name, child.instance_id),
-        items=None if items is None else ItemCounts(items.total, items.done, items.failed),
+        items=None if items is None else _items(items),
     )
+
+
+def _items(view: responses.ItemsView) -> ItemCounts:
+    failures = (
+        ItemFailure(each.position, each.attempts, ErrorInfo(each.error.name, each.error.message))
+        for each in view.failures
+    )
+    return ItemCounts(view.total, view.done, view.failed, tuple(failures))
+
+
+def stats(view: responses.StatsView) -> tuple[Stats, dict[str, int | None]]:
+    """Return counts and due runs, and the lengths of queues by name."""
+    counts = [(each.workflow_name, each.status, Count(each.count, each.is_exact)) for each in view.instances]
+    overdue = Overdue(Count(view.due.count, view.due.is_exact), view.due.oldest)
+    return Stats(counts, overdue), {each.name: each.messages for each in view.queues}
+
+
+def event_wait(view: responses.EventWaitView) -> EventWait:
+    """Return a step that waits for an event."""
+    ref = RunRef(view.workflow_name, view.instance_id, view.run_number)
+    return EventWait(ref, view.status, view.step_name, view.wait_event_type, view.since, view.wake_at)
 
 
 def log_record(view: responses.LogView) -> LogRecord:
@@ -108,6 +144,27 @@ def log_record(view: responses.LogView) -> LogRecord:
         attempt=view.attempt,
         is_replay=view.is_replay,
         created_at=view.created_at,
+    )
+
+
+def attempt_record(view: responses.AttemptView) -> AttemptRecord:
+    """Return an attempt that did not succeed."""
+    return AttemptRecord(
+        id=int(view.id),
+        step_key=view.step_key,
+        item=view.item,
+        attempt=view.attempt,
+        outcome=view.outcome,
+        error=ErrorInfo(view.error.name, view.error.message),
+        traceback=view.traceback,
+        file=view.file,
+        line=view.line,
+        worker=view.worker,
+        pid=view.pid,
+        task_id=view.task_id,
+        started_at=view.started_at,
+        ended_at=view.ended_at,
+        step=view.step or view.step_key,  # a server of an older version sends the key alone
     )
 
 

@@ -77,7 +77,7 @@ def _default(each: DataclassField[Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoBody(RequestModel):
+class EmptyRequest(RequestModel):
     """For requests without a body."""
 
     is_optional: ClassVar[bool] = True
@@ -88,7 +88,8 @@ class CreateInstance(RequestModel):
     """A new instance. ``id`` is unique per workflow; the default is random. ``labels`` are searchable in lists.
 
     ``ifExists`` "return" returns an existing instance instead of an error. ``runAt`` is the earliest start, at most
-    ``durable_max_sleep_seconds`` (365 days) ahead.
+    ``durable_max_sleep_seconds`` (365 days) ahead. ``maxRunMs`` is how long each run may take, at least a second.
+    It may not be longer than the limit of the workflow, which it replaces. Restarts, retries and forks keep it.
     """
 
     __pydantic_config__ = _config(
@@ -99,6 +100,7 @@ class CreateInstance(RequestModel):
     params: Any = None
     if_exists: IfExists = "error"
     run_at: AwareDatetime | None = None
+    max_run_ms: Annotated[int, Field(ge=1_000, le=36_500 * 86_400_000)] | None = None
     labels: Labels = field(default_factory=dict)
 
     @property
@@ -118,7 +120,7 @@ class BatchItem(RequestModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateBatch(RequestModel):
-    """Several instances, up to ``durable_max_batch`` (100). Existing and repeated ids are skipped."""
+    """Several instances, up to ``durable_max_batch`` (1000). Existing and repeated ids are skipped."""
 
     __pydantic_config__ = _config({"instances": [{"id": "order-1", "params": {"orderId": "1"}}]})
 
@@ -133,6 +135,15 @@ class Reason(RequestModel):
     is_optional: ClassVar[bool] = True
 
     reason: Why = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry(Reason):
+    """``delayMs`` is how long the new run waits before it starts, up to 30 days. By default it starts now."""
+
+    __pydantic_config__ = _config({"delayMs": 600000, "reason": "the bank is back in ten minutes"})
+
+    delay_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,4 +245,4 @@ class TickRequest(RequestModel):
     __pydantic_config__ = _config({"maxInstances": 10, "maxSteps": 100})
 
     max_instances: Annotated[int, Field(ge=1, le=100), _REFUSE_BOOL] = 10
-    max_steps: Annotated[Annotated[int, _REFUSE_BOOL] | None, Field(ge=1, le=1024)] = None
+    max_steps: Annotated[int, Field(ge=1, le=1024), _REFUSE_BOOL] | None = None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
+    AttemptRecord,
     AuditRecord,
     Child,
     ErrorInfo,
     EventRecord,
+    EventWait,
     History,
     HistoryPage,
     InstanceStatus,
@@ -21,10 +23,13 @@ from celery_durable.model import (
     Origin,
     ParentStep,
     Published,
+    RunningStep,
+    Stats,
     Status,
     StepRecord,
     StepStatus,
 )
+from celery_durable.values import Parameter
 from celery_durable.wire import responses
 from celery_durable.wire.records import LINEAR_STATUSES
 from celery_durable.wire.responses import StepState
@@ -40,14 +45,75 @@ def status_view(status: InstanceStatus) -> responses.StatusView:
 
 def listed_instance(item: InstanceSummary) -> responses.ListedInstance:
     """Return an item of a list of instances."""
-    return responses.ListedInstance(
-        id=item.id,
-        details=responses.StatusView(status=item.status, **_error(item.error)),
-        run_number=item.run_number,
-        labels=dict(item.labels),
-        created_at=item.created_at,
-        updated_at=item.updated_at,
+    return responses.ListedInstance(**_listed_fields(item))
+
+
+def instance_of_any(item: InstanceSummary) -> responses.InstanceOfAny:
+    """Return an item of a list of the instances of all workflows."""
+    return responses.InstanceOfAny(workflow_name=item.workflow, **_listed_fields(item))
+
+
+def _listed_fields(item: InstanceSummary) -> dict[str, Any]:
+    step = item.current_step
+    more: dict[str, Any] = {} if step is None else {"current_step": current_step_view(step)}
+    more |= {} if item.run_at is None else {"run_at": item.run_at}
+    return {
+        "id": item.id,
+        "details": responses.StatusView(status=item.status, **_error(item.error)),
+        "run_number": item.run_number,
+        "labels": dict(item.labels),
+        "created_at": item.created_at,
+        "updated_at": item.updated_at,
+        **more,
+        **running_fields(item.running, item.worker),
+    }
+
+
+def running_fields(step: RunningStep | None, worker: str | None) -> dict[str, Any]:
+    """Return the fields that say what a worker executes; none if no worker does."""
+    fields: dict[str, Any] = {} if worker is None else {"worker": worker}
+    if step is not None:
+        running = responses.RunningView(step_key=step.step_key, attempt=step.attempt, since=step.since)
+        fields["running"] = running
+    return fields
+
+
+def workflow_view(name: str, parameters: Sequence[Parameter]) -> responses.WorkflowView:
+    """Return a workflow with its parameters."""
+    shown = [responses.ParameterView(name=each.name, type=each.type, required=each.is_required) for each in parameters]
+    more: dict[str, Any] = {"parameters": shown} if shown else {}
+    return responses.WorkflowView(name=name, **more)
+
+
+def stats_view(found: Stats, queues: Mapping[str, int | None]) -> responses.StatsView:
+    """Return counts, due runs and the lengths of queues."""
+    overdue = found.overdue
+    return responses.StatsView(
+        instances=[
+            responses.StatusCount(workflow_name=name, status=status, count=count.number, is_exact=count.is_exact)
+            for name, status, count in found.counts
+        ],
+        due=responses.DueRuns(count=overdue.count.number, is_exact=overdue.count.is_exact, oldest=overdue.oldest),
+        queues=[responses.QueueLength(name=name, messages=length) for name, length in queues.items()],
     )
+
+
+def wait_list(found: Sequence[EventWait]) -> responses.WaitList:
+    """Return the steps that wait for an event."""
+    waits = [
+        responses.EventWaitView(
+            workflow_name=each.ref.workflow,
+            instance_id=each.ref.instance_id,
+            run_number=each.ref.run_number,
+            status=each.status,
+            wait_event_type=each.event_type,
+            step_name=each.step,
+            since=each.since,
+            wake_at=each.until,
+        )
+        for each in found
+    ]
+    return responses.WaitList(waits=waits)
 
 
 def published_views(found: Mapping[str, Published]) -> dict[str, responses.PublishedView]:
@@ -66,6 +132,7 @@ def run_view(page: HistoryPage | History) -> responses.RunView:
     """Return a run, without its steps and events."""
     more: dict[str, Any] = {} if page.origin is None else {"origin": _origin(page.origin)}
     more |= {} if page.parent is None else {"parent": _parent(page.parent)}
+    more |= limit_fields(page.max_run)
     return responses.RunView(
         details=status_view(page.status),
         params=page.params,
@@ -77,6 +144,11 @@ def run_view(page: HistoryPage | History) -> responses.RunView:
         audit=[_audit(record) for record in page.audit],
         **more,
     )
+
+
+def limit_fields(max_run: timedelta | None) -> dict[str, int]:
+    """Return the field for the limit of an instance, if it has one of its own."""
+    return {} if max_run is None else {"max_run_ms": max_run // timedelta(milliseconds=1)}
 
 
 def _audit(record: AuditRecord) -> responses.AuditView:
@@ -138,6 +210,27 @@ def log_view(line: LogRecord) -> responses.LogView:
     )
 
 
+def attempt_view(attempt: AttemptRecord) -> responses.AttemptView:
+    """Return an attempt that did not succeed."""
+    return responses.AttemptView(
+        id=str(attempt.id),
+        step=attempt.step,
+        step_key=attempt.step_key,
+        item=attempt.item,
+        attempt=attempt.attempt,
+        outcome=attempt.outcome,
+        error=responses.ErrorView(name=attempt.error.name, message=attempt.error.message),
+        traceback=attempt.traceback,
+        file=attempt.file,
+        line=attempt.line,
+        worker=attempt.worker,
+        pid=attempt.pid,
+        task_id=attempt.task_id,
+        started_at=attempt.started_at,
+        ended_at=attempt.ended_at,
+    )
+
+
 def _error(error: ErrorInfo | None) -> dict[str, Any]:
     return {} if error is None else {"error": responses.ErrorView(name=error.name, message=error.message)}
 
@@ -160,7 +253,12 @@ def _child(child: Child) -> responses.ChildView:
 
 
 def _items(counts: ItemCounts) -> responses.ItemsView:
-    return responses.ItemsView(total=counts.total, done=counts.done, failed=counts.failed)
+    failures = [
+        responses.ItemFailureView(position=each.position, attempts=each.attempts, **_error(each.error))
+        for each in counts.failures
+    ]
+    more: dict[str, Any] = {"failures": failures} if failures else {}
+    return responses.ItemsView(total=counts.total, done=counts.done, failed=counts.failed, **more)
 
 
 _LINEAR_STATES = {status: state for state, status in LINEAR_STATUSES.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from celery_durable.model import LogLevel
+from celery_durable.model import AttemptOutcome, LogLevel
 from celery_durable.wire.responses.instances import CurrentStep
 from celery_durable.wire.responses.model import WHEN, ErrorView, ResponseModel, StatusView, StepState
 
@@ -45,6 +45,30 @@ class LogView(ResponseModel):
     data: Any
     is_replay: bool
     created_at: datetime
+
+
+class AttemptView(ResponseModel):
+    """An attempt of a step that did not succeed, a worker's death, or an error of the code between steps.
+
+    ``step`` (its name) and ``stepKey`` are null for the last two. ``item`` is the position of a map's item. ``file``
+    and ``line`` are the innermost frame of the application's code. ``traceback`` has at most 16 KiB.
+    """
+
+    id: str
+    step: str | None = None
+    step_key: str | None
+    item: int | None
+    attempt: int | None
+    outcome: AttemptOutcome
+    error: ErrorView
+    traceback: str | None
+    file: str | None
+    line: int | None
+    worker: str | None
+    pid: int | None
+    task_id: str | None
+    started_at: datetime | None
+    ended_at: datetime
 
 
 class OriginView(ResponseModel):
@@ -90,7 +114,7 @@ class RunView(ResponseModel):
     """A run: its parameters, and its status or outcome.
 
     ``origin`` is present only if it continues another run, ``parent`` only if a step created the instance. ``labels``
-    are the current labels of the instance.
+    are the current labels of the instance. ``maxRunMs`` is present only if the instance has a limit of its own.
     """
 
     details: StatusView
@@ -102,13 +126,15 @@ class RunView(ResponseModel):
     reason: str | None
     origin: OriginView | None = None
     parent: ParentView | None = None
+    max_run_ms: int | None = None
     audit: list[AuditView]
 
 
 class HistoryView(ResponseModel):
     """A page of each list of a run.
 
-    ``logs`` is present only with ``includeLogs=true``, ``run`` only with ``includeRun=true``.
+    ``logs`` is present only with ``includeLogs=true``, ``attempts`` only with ``includeAttempts=true``, ``run`` only
+    with ``includeRun=true``.
     """
 
     run_number: int
@@ -122,6 +148,9 @@ class HistoryView(ResponseModel):
     logs: list[LogView] | None = None
     logs_cursor: str | None = None
     logs_has_next_page: bool | None = None
+    attempts: list[AttemptView] | None = None
+    attempts_cursor: str | None = None
+    attempts_has_next_page: bool | None = None
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -12,10 +12,19 @@ from celery_durable.model import StepType
 from celery_durable.wire.responses.model import WHEN, ErrorView, ResponseModel, StatusView, StepState
 
 
-class WorkflowView(ResponseModel):
-    """A workflow."""
+class ParameterView(ResponseModel):
+    """A field of a workflow's parameters. ``type`` is for people."""
 
     name: str
+    type: str
+    required: bool
+
+
+class WorkflowView(ResponseModel):
+    """A workflow. ``parameters`` are the fields of the declared type; none for other types."""
+
+    name: str
+    parameters: list[ParameterView] = []
 
 
 class WorkflowList(ResponseModel):
@@ -23,43 +32,10 @@ class WorkflowList(ResponseModel):
 
     workflows: list[WorkflowView]
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"workflows": [{"name": "order"}]}]})
-
-
-class ListedInstance(ResponseModel):
-    """An instance in a list, without parameters and output."""
-
-    id: str
-    details: StatusView
-    run_number: int
-    labels: dict[str, str] = {}
-    created_at: datetime
-    updated_at: datetime
-
-
-class InstanceList(ResponseModel):
-    """A page, newest first. ``cursor`` is for the next page."""
-
-    instances: list[ListedInstance]
-    cursor: str | None = None
-    has_next_page: bool
-
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {
-                    "instances": [
-                        {
-                            "id": "order-42",
-                            "details": {"status": "waiting"},
-                            "runNumber": 1,
-                            "labels": {"tenant": "acme"},
-                            "createdAt": WHEN,
-                            "updatedAt": WHEN,
-                        }
-                    ],
-                    "hasNextPage": False,
-                }
+                {"workflows": [{"name": "order", "parameters": [{"name": "orderId", "type": "str", "required": True}]}]}
             ]
         }
     )
@@ -72,12 +48,24 @@ class ChildView(ResponseModel):
     instance_id: str
 
 
+class ItemFailureView(ResponseModel):
+    """An item of a map that has failed permanently. ``position`` counts from 0."""
+
+    position: int
+    attempts: int
+    error: ErrorView
+
+
 class ItemsView(ResponseModel):
-    """The progress of a map: how many items it has, are done, and have failed permanently."""
+    """The progress of a map: how many items it has, are done, and have failed permanently.
+
+    ``failures``: the first ten that have failed, in a history.
+    """
 
     total: int
     done: int
     failed: int
+    failures: list[ItemFailureView] = []
 
 
 class CurrentStep(ResponseModel):
@@ -101,8 +89,78 @@ class CurrentStep(ResponseModel):
     error: ErrorView | None = None
 
 
+class RunningView(ResponseModel):
+    """The attempt of a step that a worker runs, at its last renewal of the lease."""
+
+    step_key: str
+    attempt: int
+    since: datetime
+
+
+class ListedInstance(ResponseModel):
+    """An instance in a list, without parameters and output.
+
+    ``currentStep`` is the open step that is due first. ``running`` is missing if no worker runs a step.
+    """
+
+    id: str
+    details: StatusView
+    run_number: int
+    labels: dict[str, str] = {}
+    run_at: datetime | None = None
+    created_at: datetime
+    updated_at: datetime
+    current_step: CurrentStep | None = None
+    running: RunningView | None = None
+    worker: str | None = None
+
+
+_LISTED_EXAMPLE: dict[str, Any] = {
+    "id": "order-42",
+    "details": {"status": "waiting"},
+    "runNumber": 1,
+    "labels": {"tenant": "acme"},
+    "createdAt": WHEN,
+    "updatedAt": WHEN,
+}
+
+
+class InstanceList(ResponseModel):
+    """A page, newest first. ``cursor`` is for the next page."""
+
+    instances: list[ListedInstance]
+    cursor: str | None = None
+    has_next_page: bool
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"instances": [_LISTED_EXAMPLE], "hasNextPage": False}]})
+
+
+class InstanceOfAny(ListedInstance):
+    """An instance in a list of several workflows, with the name of its workflow."""
+
+    workflow_name: str
+
+
+class InstanceListOfAll(ResponseModel):
+    """A page of the instances of all workflows, newest first. ``cursor`` is for the next page."""
+
+    instances: list[InstanceOfAny]
+    cursor: str | None = None
+    has_next_page: bool
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"instances": [{"workflowName": "order", **_LISTED_EXAMPLE}], "hasNextPage": False}]
+        }
+    )
+
+
 class InstanceMeta(ResponseModel):
-    """More about an instance and its current run. With ``pauseRequested`` it pauses at the next step boundary."""
+    """More about an instance and its current run. With ``pauseRequested`` it pauses at the next step boundary.
+
+    ``running`` and ``worker``: the step that a worker runs, and its name. They are missing if no worker runs one.
+    ``maxRunMs``: how long each run may take. It is missing if the instance has no limit of its own.
+    """
 
     workflow_name: str
     run_number: int
@@ -114,7 +172,10 @@ class InstanceMeta(ResponseModel):
     completed_at: datetime | None
     reason: str | None
     pause_requested: bool
+    max_run_ms: int | None = None
     current_step: CurrentStep | None = None
+    running: RunningView | None = None
+    worker: str | None = None
 
 
 class InstanceView(ResponseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import ConfigDict
 
+from celery_durable.errors import DurableError, WorkflowNotFound
 from celery_durable.wire.codes import ProblemCode
 from celery_durable.wire.responses.model import ResponseModel
 
@@ -38,3 +39,9 @@ class Problem(ResponseModel):
             ]
         }
     )
+
+
+def describe_refusal(error: DurableError) -> str:
+    """Return the message of a refused request."""
+    # The error lists the known workflows. A client may lack the permission to list them.
+    return f"No workflow is registered as {error.name!r}." if isinstance(error, WorkflowNotFound) else str(error)
