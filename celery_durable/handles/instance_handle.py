@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import abc
-import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from celery_durable import values
 from celery_durable.explain import Diagnosis
+from celery_durable.handles.async_calls import call_with
+from celery_durable.handles.host import HostInternals
 from celery_durable.model import History, LogLevel, LogRecord, Published
 from celery_durable.operations import Operations
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
+
+T = TypeVar("T")
 
 
 class InstanceHandle(abc.ABC):
@@ -29,8 +34,16 @@ class InstanceHandle(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def _internals(self) -> HostInternals:
+        """The parts of the `Durable` through which it acts."""
+
+    @property
     def _operations(self) -> Operations:
-        """The operations of the `Durable` through which it acts."""
+        return self._internals.operations
+
+    def _call(self, call: Callable[[], T]) -> Awaitable[T]:
+        """Call a function for async code, on a thread."""
+        return self._internals.call_async(call)
 
     def pause(self) -> None:
         """Pause the instance at the next step boundary. Timers and deadlines keep running.
@@ -73,10 +86,12 @@ class InstanceHandle(abc.ABC):
         """
         return self._operations.rewind.restart(self._workflow_name, self.id, from_step=from_step, reason=reason)
 
-    def retry(self, *, reason: str | None = None) -> int:
+    def retry(self, *, delay: values.Duration | None = None, reason: str | None = None) -> int:
         """Retry the failed step, in a new run that keeps all earlier results. The step gets new attempts.
 
         Args:
+            delay: How long the new run waits before it starts: a timedelta, seconds, or text such as "10 minutes".
+                None: it starts now. ``wake`` starts it early.
             reason: Why, for the history; cut to 2048 characters.
 
         Returns:
@@ -84,8 +99,9 @@ class InstanceHandle(abc.ABC):
 
         Raises:
             InstanceNotErrored: The instance has not failed.
+            DurationInvalid: ``delay`` cannot be read, or is longer than ``durable_max_sleep_seconds``.
         """
-        return self._operations.rewind.retry(self._workflow_name, self.id, reason=reason)
+        return self._operations.rewind.retry(self._workflow_name, self.id, delay=delay, reason=reason)
 
     def set_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
         """Complete a step by hand.
@@ -139,6 +155,7 @@ class InstanceHandle(abc.ABC):
         *,
         id: str | None = None,
         session: Session | None = None,
+        using: str | None = None,
     ) -> bool:
         """Send an event to this instance.
 
@@ -149,6 +166,7 @@ class InstanceHandle(abc.ABC):
             payload: JSON data of up to 1 MiB.
             id: Makes sending idempotent: a second event with this id is ignored in the same run.
             session: Send it in the transaction of this SQLAlchemy session. You commit.
+            using: The alias of the database in a Django project, as in `Workflow.create`.
 
         Returns:
             False if an event with this id had been accepted before.
@@ -159,8 +177,11 @@ class InstanceHandle(abc.ABC):
             InvalidEventType: The type breaks the rules.
             NotSerializable: ``payload`` has no JSON form.
             PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
-            StoreMismatch: ``session`` belongs to another database.
+            StoreMismatch: ``session`` is bound to another database.
+            AliasMismatch: ``using`` names another database.
         """
+        if using is not None:
+            self._internals.check_using(using)
         return self._operations.events.send(self._workflow_name, self.id, event_type, payload, id=id, session=session)
 
     def explain(self) -> Diagnosis:
@@ -208,47 +229,59 @@ class InstanceHandle(abc.ABC):
         """Return what the current run has published with `Step.publish`, by key, also after its end."""
         return self._operations.history.published(self._workflow_name, self.id)
 
-    # --- the same for async code: each call runs on a thread of the event loop's executor -------
+    # --- the same for async code: each call runs on a thread ------------------------------------
 
     async def apause(self) -> None:
         """`pause` for async code, on a thread."""
-        await asyncio.to_thread(self.pause)
+        await self._call(self.pause)
 
     async def aresume(self) -> None:
         """`resume` for async code, on a thread."""
-        await asyncio.to_thread(self.resume)
+        await self._call(self.resume)
 
     async def aterminate(self, reason: str | None = None) -> None:
         """`terminate` for async code, on a thread."""
-        await asyncio.to_thread(self.terminate, reason)
+        await self._call(lambda: self.terminate(reason))
 
     async def arestart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
         """`restart` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.restart(from_step=from_step, reason=reason))
+        return await self._call(lambda: self.restart(from_step=from_step, reason=reason))
 
-    async def aretry(self, *, reason: str | None = None) -> int:
+    async def aretry(self, *, delay: values.Duration | None = None, reason: str | None = None) -> int:
         """`retry` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.retry(reason=reason))
+        return await self._call(lambda: self.retry(delay=delay, reason=reason))
 
     async def aset_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
         """`set_result` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.set_result(step, value, by=by, reason=reason))
+        return await self._call(lambda: self.set_result(step, value, by=by, reason=reason))
 
     async def askip(self, step: str, *, by: str, reason: str | None = None) -> int:
         """`skip` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.skip(step, by=by, reason=reason))
+        return await self._call(lambda: self.skip(step, by=by, reason=reason))
 
-    async def asend_event(self, event_type: str, payload: Any = None, *, id: str | None = None) -> bool:
-        """`send_event` for async code, on a thread; without ``session``."""
-        return await asyncio.to_thread(lambda: self.send_event(event_type, payload, id=id))
+    async def asend_event(
+        self,
+        event_type: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,
+        session: AsyncSession | None = None,
+        using: str | None = None,
+    ) -> bool:
+        """`send_event` for async code, in the transaction of ``session`` or on a thread."""
+        return await call_with(
+            session,
+            self._internals,
+            lambda joined: self.send_event(event_type, payload, id=id, session=joined, using=using),
+        )
 
     async def aexplain(self) -> Diagnosis:
         """`explain` for async code, on a thread."""
-        return await asyncio.to_thread(self.explain)
+        return await self._call(self.explain)
 
     async def ahistory(self, run: int | None = None) -> History:
         """`history` for async code, on a thread."""
-        return await asyncio.to_thread(self.history, run)
+        return await self._call(lambda: self.history(run))
 
     async def alogs(
         self,
@@ -260,10 +293,10 @@ class InstanceHandle(abc.ABC):
         category: str | None = None,
     ) -> list[LogRecord]:
         """`logs` for async code, on a thread."""
-        return await asyncio.to_thread(
+        return await self._call(
             lambda: self.logs(run=run, after_id=after_id, limit=limit, levels=levels, category=category)
         )
 
     async def apublished(self) -> dict[str, Published]:
         """`published` for async code, on a thread."""
-        return await asyncio.to_thread(self.published)
+        return await self._call(self.published)

@@ -1,53 +1,53 @@
-"""`Workflow` and `WorkflowInstance`, the handles by which applications start and control workflows."""
+"""`Workflow`, the handle by which applications start and find instances."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-from celery_durable import values
 from celery_durable.definitions import Definition, WorkflowDefinition
-from celery_durable.errors import DefinitionInvalid, ResultTimeout, WorkflowFailed
+from celery_durable.errors import DefinitionInvalid
+from celery_durable.handles import options
+from celery_durable.handles.async_calls import call_with
 from celery_durable.handles.host import Host
-from celery_durable.handles.instance_handle import InstanceHandle
+from celery_durable.handles.signatures import StartSignatures
+from celery_durable.handles.workflow_instance import WorkflowInstance
 from celery_durable.model import (
     TERMINAL,
     CreateOptions,
     IfExists,
-    InstanceStatus,
     InstanceSummary,
     Page,
     RestartOrCreateResult,
     Status,
     WorkflowEvent,
 )
-from celery_durable.operations import Operations
 from celery_durable.step import Step
+from celery_durable.values import Duration
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
-P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 
-class Workflow(Generic[P, R]):
+class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
     """A workflow, made by `durable_workflow`, `Durable.workflow` or `LinearWorkflow`.
 
     Create, find and list its instances here. In a test, call it to run its function directly.
     """
 
     def __init__(self, definition: Definition, host: Callable[[], Host]) -> None:
-        self.definition, self._host = definition, host
+        super().__init__(definition, host)
         if isinstance(definition, WorkflowDefinition):
             functools.update_wrapper(self, definition.fn)
 
-    def __call__(self, event: WorkflowEvent[P], step: Step) -> R:
+    def __call__(self, event: WorkflowEvent[P_contra], step: Step) -> R:
         """Call the workflow's function directly, without storing anything.
 
         Args:
@@ -68,29 +68,30 @@ class Workflow(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Workflow {self.name!r}>"
 
-    @property
-    def name(self) -> str:
-        """The name under which it is registered."""
-        return self.definition.name
+    def _call(self, call: Callable[[], T]) -> Awaitable[T]:
+        return self.host.internals.call_async(call)
 
-    @property
-    def host(self) -> Host:
-        """The `Durable` it runs under.
+    def _check_using(self, using: str | None) -> None:
+        if using is not None:
+            self.host.internals.check_using(using)
 
-        Raises:
-            NotConfigured: This process has none, or several and no current Celery app.
-        """
-        return self._host()
-
+    @overload
+    def create(
+        self: Workflow[None, R], params: None = None, **options: Unpack[options.CreateOptions]
+    ) -> WorkflowInstance[R]: ...
+    @overload
+    def create(self, params: P_contra, **options: Unpack[options.CreateOptions]) -> WorkflowInstance[R]: ...
     def create(
         self,
-        params: P | None = None,
+        params: P_contra | None = None,
         *,
         id: str | None = None,  # the public name
         if_exists: IfExists = "error",
         run_at: datetime | None = None,
+        max_run: Duration | None = None,
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
+        using: str | None = None,
     ) -> WorkflowInstance[R]:
         """Create an instance and have a worker start it. If this raises, nothing is written.
 
@@ -101,9 +102,14 @@ class Workflow(Generic[P, R]):
                 that instance unchanged.
             run_at: An aware datetime before which the instance does not start, up to ``durable_max_sleep_seconds`` (a
                 year) ahead. None: it starts now.
+            max_run: How long each run of the instance may take: a timedelta, seconds or text such as "2 hours". A run
+                that takes longer is terminated. It replaces the ``max_run_duration`` of the workflow. Restarts,
+                retries and forks keep it. None: as long as the workflow says.
             labels: Up to 16 names and values by which `list` finds it.
             session: Create it in the transaction of this SQLAlchemy session, which must be bound to the store's
                 database. You commit; workers are notified after that.
+            using: The alias of the database in a Django project, to make sure that it is the one of the ``atomic()``
+                block around the call. None: that of the workflows.
 
         Returns:
             The handle of the instance.
@@ -120,16 +126,34 @@ class Workflow(Generic[P, R]):
             TooManyLabels: There are more than 16 labels.
             InstantInvalid: ``run_at`` has no time zone.
             StartTooFar: ``run_at`` is too far ahead.
-            StoreMismatch: ``session`` belongs to another database.
+            DurationInvalid: ``max_run`` is no duration between a second and 36,500 days.
+            StoreMismatch: ``session`` is bound to another database.
+            AliasMismatch: ``using`` names another database.
         """
+        self._check_using(using)
         made = self.host.internals.operations.create.instance(
-            self.name, params, id=id, if_exists=if_exists, run_at=run_at, labels=labels, session=session
+            self.name,
+            params,
+            id=id,
+            if_exists=if_exists,
+            run_at=run_at,
+            max_run=max_run,
+            labels=labels,
+            session=session,
         )
         return WorkflowInstance(self, made)
 
+    @overload
+    def restart_or_create(
+        self: Workflow[None, R], params: None = None, **options: Unpack[options.RestartOptions]
+    ) -> RestartOrCreateResult: ...
+    @overload
+    def restart_or_create(
+        self, params: P_contra, **options: Unpack[options.RestartOptions]
+    ) -> RestartOrCreateResult: ...
     def restart_or_create(
         self,
-        params: P | None = None,
+        params: P_contra | None = None,
         *,
         id: str,
         if_status: Collection[Status | str] = TERMINAL,
@@ -161,7 +185,11 @@ class Workflow(Generic[P, R]):
             self.name, params, id=id, if_status=if_status, if_version=if_version, reason=reason, labels=labels
         )
 
-    def delay(self, params: P | None = None) -> WorkflowInstance[R]:
+    @overload
+    def delay(self: Workflow[None, R], params: None = None) -> WorkflowInstance[R]: ...
+    @overload
+    def delay(self, params: P_contra) -> WorkflowInstance[R]: ...
+    def delay(self, params: Any = None) -> WorkflowInstance[R]:
         """Create an instance with a random id, as `create` does. Named as in Celery.
 
         Args:
@@ -172,13 +200,17 @@ class Workflow(Generic[P, R]):
         """
         return self.create(params)
 
-    def create_batch(self, batch: Sequence[CreateOptions[P]]) -> list[WorkflowInstance[R]]:
-        """Create up to ``durable_max_batch`` (100) instances in one transaction.
+    def create_batch(
+        self, batch: Sequence[CreateOptions[P_contra]], *, session: Session | None = None, using: str | None = None
+    ) -> list[WorkflowInstance[R]]:
+        """Create up to ``durable_max_batch`` (1000) instances in one transaction.
 
         An id that exists, or that comes twice in the batch, is skipped. If one item is invalid, nothing is written.
 
         Args:
             batch: The id, the parameters and the labels of each instance.
+            session: As in `create`.
+            using: As in `create`.
 
         Returns:
             The handles of the new instances. Skipped ids are left out.
@@ -187,12 +219,20 @@ class Workflow(Generic[P, R]):
             BatchTooLarge: The batch has too many items.
             WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
             InvalidInstanceId: An id breaks the rules.
+            StoreMismatch: As in `create`.
+            AliasMismatch: As in `create`.
         """
-        return [WorkflowInstance(self, made) for made in self.host.internals.operations.create.batch(self.name, batch)]
+        self._check_using(using)
+        made = self.host.internals.operations.create.batch(self.name, batch, session=session)
+        return [WorkflowInstance(self, each) for each in made]
 
-    async def acreate_batch(self, batch: Sequence[CreateOptions[P]]) -> list[WorkflowInstance[R]]:
-        """`create_batch` for async code, on a thread."""
-        return await asyncio.to_thread(self.create_batch, batch)
+    async def acreate_batch(
+        self, batch: Sequence[CreateOptions[P_contra]], *, session: AsyncSession | None = None, using: str | None = None
+    ) -> list[WorkflowInstance[R]]:
+        """`create_batch` for async code, in the transaction of ``session`` or on a thread."""
+        return await call_with(
+            session, self.host.internals, lambda joined: self.create_batch(batch, session=joined, using=using)
+        )
 
     def get(self, id: str) -> WorkflowInstance[R]:
         """Return the handle of an existing instance.
@@ -235,25 +275,43 @@ class Workflow(Generic[P, R]):
             self.name, status=wanted, cursor=cursor, limit=limit, labels=labels
         )
 
-    # --- the same for async code: each call runs on a thread of the event loop's executor -------
+    # --- the same for async code: each call runs on a thread ------------------------------------
 
+    @overload
+    async def acreate(
+        self: Workflow[None, R], params: None = None, **options: Unpack[options.AsyncCreateOptions]
+    ) -> WorkflowInstance[R]: ...
+    @overload
+    async def acreate(self, params: P_contra, **options: Unpack[options.AsyncCreateOptions]) -> WorkflowInstance[R]: ...
     async def acreate(
         self,
-        params: P | None = None,
+        params: Any = None,
         *,
         id: str | None = None,
         if_exists: IfExists = "error",
         run_at: datetime | None = None,
+        max_run: Duration | None = None,
         labels: Mapping[str, str] | None = None,
+        session: AsyncSession | None = None,
+        using: str | None = None,
     ) -> WorkflowInstance[R]:
-        """`create` for async code, on a thread; without ``session``."""
-        return await asyncio.to_thread(
-            lambda: self.create(params, id=id, if_exists=if_exists, run_at=run_at, labels=labels)
+        """`create` for async code, in the transaction of ``session`` or on a thread."""
+        create = functools.partial(
+            self.create, params, id=id, if_exists=if_exists, run_at=run_at, max_run=max_run, labels=labels, using=using
         )
+        return await call_with(session, self.host.internals, lambda joined: create(session=joined))
 
+    @overload
+    async def arestart_or_create(
+        self: Workflow[None, R], params: None = None, **options: Unpack[options.RestartOptions]
+    ) -> RestartOrCreateResult: ...
+    @overload
+    async def arestart_or_create(
+        self, params: P_contra, **options: Unpack[options.RestartOptions]
+    ) -> RestartOrCreateResult: ...
     async def arestart_or_create(
         self,
-        params: P | None = None,
+        params: Any = None,
         *,
         id: str,
         if_status: Collection[Status | str] = TERMINAL,
@@ -262,19 +320,23 @@ class Workflow(Generic[P, R]):
         labels: Mapping[str, str] | None = None,
     ) -> RestartOrCreateResult:
         """`restart_or_create` for async code, on a thread."""
-        return await asyncio.to_thread(
+        return await self._call(
             lambda: self.restart_or_create(
                 params, id=id, if_status=if_status, if_version=if_version, reason=reason, labels=labels
             )
         )
 
-    async def adelay(self, params: P | None = None) -> WorkflowInstance[R]:
+    @overload
+    async def adelay(self: Workflow[None, R], params: None = None) -> WorkflowInstance[R]: ...
+    @overload
+    async def adelay(self, params: P_contra) -> WorkflowInstance[R]: ...
+    async def adelay(self, params: Any = None) -> WorkflowInstance[R]:
         """`delay` for async code, on a thread."""
-        return await asyncio.to_thread(self.delay, params)
+        return await self._call(lambda: self.delay(params))
 
     async def aget(self, id: str) -> WorkflowInstance[R]:
         """`get` for async code, on a thread."""
-        return await asyncio.to_thread(self.get, id)
+        return await self._call(lambda: self.get(id))
 
     async def alist(
         self,
@@ -285,112 +347,4 @@ class Workflow(Generic[P, R]):
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
         """`list` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.list(status=status, cursor=cursor, limit=limit, labels=labels))
-
-
-class WorkflowInstance(InstanceHandle, Generic[R_co]):
-    """The handle of an instance. It holds no state: every call reads or changes the database.
-
-    Every method raises InstanceNotFound if the instance does not exist, or was deleted.
-
-    Attributes:
-        workflow: The `Workflow`.
-        id: The instance's id.
-    """
-
-    def __init__(self, workflow: Workflow[Any, R_co], id: str) -> None:
-        super().__init__(workflow.name, id)
-        self.workflow = workflow
-
-    def __repr__(self) -> str:
-        return f"<WorkflowInstance {self.workflow.name}/{self.id}>"
-
-    @property
-    def _operations(self) -> Operations:
-        return self.workflow.host.internals.operations
-
-    def status(self) -> InstanceStatus:
-        """Return the current status, with the output of a complete instance or the error of a failed one."""
-        return self._operations.queries.get(self.workflow.name, self.id).status
-
-    def result(self, timeout: values.Duration | None = None) -> R_co:
-        """Wait until the instance ends and return its output.
-
-        Polls the database, at first often, then twice a second. No Celery result backend is needed.
-
-        Args:
-            timeout: How long to wait: a timedelta, seconds, or text such as "5 minutes". None: without end.
-
-        Returns:
-            The workflow's return value, converted to its return annotation.
-
-        Raises:
-            WorkflowFailed: The instance failed or was terminated.
-            ResultTimeout: It did not end in time.
-        """
-        runtime = self.workflow.host.internals.runtime
-        limit = None if timeout is None else values.parse_duration(timeout)
-        deadline = None if limit is None else runtime.monotonic() + limit.total_seconds()
-        pause = 0.01
-        while True:
-            status = self.status()
-            if status.status.is_terminal:
-                return self._output(status)
-            if deadline is not None and limit is not None and runtime.monotonic() >= deadline:
-                raise ResultTimeout(self.workflow.name, self.id, status.status, limit.total_seconds())
-            runtime.sleep(pause if deadline is None else min(pause, max(0.0, deadline - runtime.monotonic())))
-            pause = min(pause * 1.5, 0.5)
-
-    def _output(self, status: InstanceStatus) -> R_co:
-        if status.status is not Status.COMPLETE:
-            error = status.error
-            raise WorkflowFailed(
-                self.workflow.name,
-                self.id,
-                status.status,
-                None if error is None else error.name,
-                None if error is None else error.message,
-            )
-        output: R_co = self.workflow.definition.output.decode(json.dumps(status.output))
-        return output
-
-    def fork(self, step: str, *, id: str | None = None) -> Self:
-        """Create another instance that continues from before a step of the current run. This instance is not changed.
-
-        It gets the same parameters and labels, and copies of the earlier results and of the events.
-
-        Args:
-            step: The step, as in `restart`.
-            id: The new instance's id, as in `Workflow.create`.
-
-        Returns:
-            The handle of the new instance.
-
-        Raises:
-            StepNotFound: The current run has no step with this name.
-            InvalidInstanceId: The id breaks the rules.
-            InstanceAlreadyExists: The id is taken.
-            ValueRefused: A linear run has not reached the step.
-        """
-        return type(self)(self.workflow, self._operations.rewind.fork(self.workflow.name, self.id, step, id=id))
-
-    # --- the same for async code: each call runs on a thread of the event loop's executor -------
-
-    async def astatus(self) -> InstanceStatus:
-        """`status` for async code, on a thread."""
-        return await asyncio.to_thread(self.status)
-
-    async def aresult(self, timeout: values.Duration | None = None) -> R_co:  # noqa: ASYNC109  # as result()
-        """`result` for async code. It occupies a thread of the event loop's executor while it waits."""
-        return await asyncio.to_thread(self.result, timeout)
-
-    async def afork(self, step: str, *, id: str | None = None) -> Self:
-        """`fork` for async code, on a thread."""
-        return await asyncio.to_thread(lambda: self.fork(step, id=id))
-
-
-class WorkflowDecorator(Protocol):
-    """What `durable_workflow` and `Durable.workflow` return if they are called with options."""
-
-    def __call__(self, fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]:
-        """Make the function a workflow."""
+        return await self._call(lambda: self.list(status=status, cursor=cursor, limit=limit, labels=labels))

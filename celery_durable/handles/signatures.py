@@ -1,0 +1,101 @@
+"""`StartSignatures`: a registered workflow as a signature of Celery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from celery_durable.definitions import Definition
+from celery_durable.handles.host import Host
+from celery_durable.model import IfExists
+from celery_durable.tasks.start import make_start_signature
+from celery_durable.values import Duration
+
+if TYPE_CHECKING:  # Celery is known to handles by its types alone
+    from celery.canvas import Signature
+
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+class StartSignatures(Generic[P_contra]):
+    """The signatures that start instances of a workflow, for chains, groups, chords and countdowns.
+
+    The instance starts when a worker runs the signature's task, `celery_durable.start`. The task's result is the
+    instance's id; it does not wait for the instance.
+    """
+
+    def __init__(self, definition: Definition, host: Callable[[], Host]) -> None:
+        self.definition, self._host = definition, host
+
+    @property
+    def name(self) -> str:
+        """The name under which it is registered."""
+        return self.definition.name
+
+    @property
+    def host(self) -> Host:
+        """The `Durable` it runs under.
+
+        Raises:
+            NotConfigured: This process has none, or several and no current Celery app.
+        """
+        return self._host()
+
+    def s(
+        self,
+        params: P_contra | None = None,
+        *,
+        id: str | None = None,  # the public name
+        if_exists: IfExists | None = None,
+        max_run: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Signature[Any]:
+        """Return the signature that starts an instance.
+
+        Args:
+            params: As in `create`. None: in a chain, the result of the task before.
+            id: As in `create`. None: the id of the task, so that a repeated message starts nothing more.
+            if_exists: As in `create`, but by default "return".
+            max_run: As in `create`.
+            labels: As in `create`.
+
+        Returns:
+            A signature. Its countdown or ETA becomes the ``run_at`` of the instance.
+
+        Raises:
+            WorkflowParamsInvalid: ``params`` does not fit the type that the workflow declares.
+            NotSerializable: ``params`` has no JSON form.
+            PayloadTooLarge: ``params`` is larger than ``durable_max_payload_bytes``.
+            DurationInvalid: ``max_run`` is no duration between a second and 36,500 days.
+        """
+        return self._sign(params, is_immutable=False, id=id, if_exists=if_exists, max_run=max_run, labels=labels)
+
+    def si(
+        self,
+        params: P_contra | None = None,
+        *,
+        id: str | None = None,
+        if_exists: IfExists | None = None,
+        max_run: Duration | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Signature[Any]:
+        """Return the signature that starts an instance, whatever the result of the task before it.
+
+        Args:
+            params: As in `create`.
+            id: As in `s`.
+            if_exists: As in `s`.
+            max_run: As in `create`.
+            labels: As in `create`.
+
+        Returns:
+            A signature, as `s` returns it.
+
+        Raises:
+            WorkflowParamsInvalid: As in `s`.
+        """
+        return self._sign(params, is_immutable=True, id=id, if_exists=if_exists, max_run=max_run, labels=labels)
+
+    def _sign(self, params: P_contra | None, *, is_immutable: bool, **options: Any) -> Signature[Any]:
+        internals = self.host.internals
+        return make_start_signature(internals.app, internals, self.name, params, options, is_immutable=is_immutable)
