@@ -15,8 +15,8 @@ from celery_durable import tasks
 from celery_durable.app.internals import Internals
 from celery_durable.app.workflows import Workflows
 from celery_durable.definitions import WorkflowOptions, define
-from celery_durable.errors import ConfigInvalid, DefinitionInvalid, NotConfigured
-from celery_durable.handles import Workflow, WorkflowDecorator
+from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid, NotConfigured
+from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
 from celery_durable.operations.service import Service, WorkflowService
 from celery_durable.packages import RequiredWorkflows, load_from_entry_points, load_from_packages
@@ -27,6 +27,7 @@ from celery_durable.store import migrate
 from celery_durable.tasks.lost.bootstep import InventoryStep
 from celery_durable.tasks.outbox import Handler
 from celery_durable.tasks.queues import install_queue
+from celery_durable.tasks.start import install_start_task
 from celery_durable.tasks.worker import DurableStep
 from celery_durable.values import Retries, check_text_name
 
@@ -101,6 +102,7 @@ class Durable:
         vars(app)["durable"] = self
         _attached.add(self)
         tasks.install_tasks(app, self.internals)
+        install_start_task(app, self.internals)
         install_queue(app)
         app.steps["worker"].update((DurableStep, InventoryStep))
         self.internals.processes.connect(app)
@@ -149,6 +151,8 @@ class Durable:
 
     # --- definitions ----------------------------------------------------------------------------
 
+    @overload
+    def workflow(self, fn: AsyncFunction[P], /) -> AsyncNotSupported: ...  # type: ignore[overload-overlap]  # refused
     @overload
     def workflow(self, fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]: ...
     @overload
@@ -290,6 +294,21 @@ class Durable:
             ValueRefused: ``limit`` is not between 1 and 1000.
         """
         return self.internals.operations.topics.waiters(topic, cursor=cursor, limit=limit)
+
+    async def aemit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:
+        """`emit` for async code, on a thread."""
+        return await self.internals.call_async(lambda: self.emit(topic, payload, id=id))
+
+    async def awaiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
+        """`waiters` for async code, on a thread."""
+        return await self.internals.call_async(lambda: self.waiters(topic, cursor=cursor, limit=limit))
+
+    async def client(self) -> Durable:
+        """Return this Durable: a dependency for FastAPI, as in ``Depends(durable.client)``.
+
+        In a test it returns the Durable of the harness.
+        """
+        return _overridden(self)
 
     def tick(self, *, max_instances: int = 10, max_steps: int | None = None) -> int:
         """Advance due runs in this process without Celery, for example from cron.

@@ -1,29 +1,27 @@
-"""The internal parts of one `Durable`, and their start and stop with Celery's processes."""
+"""The internal parts of one `Durable`, each made at its first use."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
-import os
-import socket
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
-from billiard.exceptions import WorkerLostError
-from celery import Celery, signals
-from celery.utils.text import str_to_list
+from celery import Celery
 
 from celery_durable import tasks
+from celery_durable.app.processes import CeleryProcesses
+from celery_durable.app.stores import open_read_store, open_store
 from celery_durable.config import Settings, read_settings
 from celery_durable.definitions import SHARED, Registry
-from celery_durable.errors import DurableError, NotConfigured
+from celery_durable.errors import NotConfigured
+from celery_durable.handles.host import refuse_using
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
-from celery_durable.runtime import Runtime, real_monotonic
-from celery_durable.signals import listen
+from celery_durable.runtime import CallAsync, Runtime
 from celery_durable.store.engine import Store
 from celery_durable.store.lost_tasks import SentTask
 from celery_durable.tasks.answers import AnswerCommitter
@@ -49,13 +47,14 @@ if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
 logger = logging.getLogger("celery_durable")
 
 _STOP_SECONDS = 3.0
+_SWEEPING_SECONDS = 15.0  # a dispatcher whose last successful check is older does not sweep
 
 
 class Internals:
     """The parts behind one `Durable`, for the other modules of this package and for its tests.
 
-    Each part is made when it is first used. So a process that only creates instances opens no connection to the
-    broker before its first message, and settings may change until then. A test may assign a part before its first use.
+    Each part is made at its first use. So a process that only creates instances opens no connection to the broker
+    before its first message, and settings may change until then. Tests may assign a part before.
     """
 
     def __init__(
@@ -66,8 +65,15 @@ class Internals:
         redact: Redact | None,
         runtime: Runtime | None,
     ) -> None:
-        self._engine, self._session_factory = engine, session_factory
-        self.redact = redact
+        self.make_store: Callable[[Settings, Runtime], Store] | None = None
+        """Makes the store on the database of a web framework. Set by its integration in ``contrib``."""
+        self.call_async: CallAsync = asyncio.to_thread
+        """Calls a function for async code, on a thread. The integration of a web framework chooses the thread."""
+        self.check_using: Callable[[str], None] = refuse_using
+        """Checks the option ``using`` of handles. The integration of Django compares the aliases."""
+        self._engine, self._session_factory, self.redact = engine, session_factory, redact
+        self.has_own_engine = engine is not None or session_factory is not None
+        """Whether the application passed an engine or a session factory to its `Durable`."""
         self.runtime = runtime or Runtime()
         self.registry = Registry(SHARED)
         self.bindings = Bindings(self.registry)
@@ -79,6 +85,8 @@ class Internals:
         """Set while the worker of this process shuts down."""
         self.unsupported_pool: str | None = None
         """The worker's pool if workflows do not run on it, else None."""
+        self.has_threads_pool = False
+        """Whether this process is a worker whose pool runs several passes at the same time."""
         self.background_queue = BackgroundQueue()
         self.processes = CeleryProcesses(self)
         self._stops_process = make_process_stop_check(self.stop_flag.is_set)
@@ -103,15 +111,14 @@ class Internals:
     @functools.cached_property
     def store(self) -> Store:
         """The database with the instances."""
-        return Store(
-            self.settings.database_url,
-            engine=self._engine,
-            session_factory=self._session_factory,
-            schema=self.settings.database_schema,
-            prefix=self.settings.table_prefix,
-            prepared_statements=self.settings.prepared_statements,
-            runtime=self.runtime,
-        )
+        if self.make_store is not None:
+            return self.make_store(self.settings, self.runtime)
+        return open_store(self.settings, self.runtime, engine=self._engine, session_factory=self._session_factory)
+
+    @functools.cached_property
+    def read_store(self) -> Store:
+        """The database for lists and counts."""
+        return open_read_store(self.settings, self.runtime, self.store)
 
     @functools.cached_property
     def operations(self) -> Operations:
@@ -124,6 +131,9 @@ class Internals:
                 self.runtime,
                 self.dispatch_publisher.publish,
                 send_messages=self.outbox.send_committed,
+                find_task_queue=self.message_broker.find_queue,
+                read_store=self.read_store,
+                make_redaction=self.redaction,
             )
         )
 
@@ -142,6 +152,8 @@ class Internals:
             # Eager tasks have no other worker to continue the run, so they ignore a stop flag left from a worker.
             should_stop=lambda: self.stop_flag.is_set() and not self.app.conf.task_always_eager,
             stops_process=self._stops_process,
+            groups_commits=self.has_threads_pool,
+            make_redaction=self.redaction,
         )
 
     @functools.cached_property
@@ -220,6 +232,12 @@ class Internals:
             runtime=self.runtime,
         )
 
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether the dispatcher of this process sweeps."""
+        made = vars(self).get("dispatcher")
+        return made is not None and made.is_alive() and self.sweeper.seconds_since_check() < _SWEEPING_SECONDS
+
     @functools.cached_property
     def heartbeat(self) -> ProcessHeartbeat:
         """Writes the heartbeat of this process, if it is a worker or hosts a dispatcher."""
@@ -244,8 +262,13 @@ class Internals:
                 [(each.reference, each.sent_us) for each in lost], why=LOSS_REASON
             )
 
-        messages = CeleryMessageBroker(self.app, self.publisher, tasks.MARKER)
+        messages = self.message_broker
         return LostTaskSearch(self.store, self.runtime, messages, report, heartbeat_id=lambda: self.heartbeat.row_id)
+
+    @functools.cached_property
+    def message_broker(self) -> CeleryMessageBroker:
+        """Knows the destinations of tasks."""
+        return CeleryMessageBroker(self.app, self.publisher, tasks.MARKER)
 
     @functools.cached_property
     def worker_loss_tracker(self) -> WorkerLossTracker:
@@ -259,133 +282,16 @@ class Internals:
             heartbeat_id=lambda: self.heartbeat.row_id,
         )
 
+    def queue_lengths(self) -> dict[str, int | None]:
+        """Return how many messages wait in each queue of the known workflows; None if the broker cannot say."""
+        known = (self.registry.get(name).queue for name in self.registry)
+        names = sorted({self.settings.queue, *(queue for queue in known if queue)})
+        return {name: self.publisher.queue_length(name) for name in names}
+
     def close(self) -> None:
         """Stop the threads of this process, and close the connections to the broker and the database."""
         self.processes.stop_threads()
         if "publisher" in vars(self):
             self.publisher.close()
-        if "store" in vars(self):
-            self.store.close()
-
-
-def import_for_passes() -> None:
-    """Import what only passes need. A worker does it before its pool forks; clients and commands never pay for it."""
-    for module in ("celery_durable.runner", "sqlalchemy.orm"):
-        import_module(module)
-
-
-class CeleryProcesses:
-    """Starts and stops the internal threads when Celery's beat and workers start and stop.
-
-    Celery sends its signals to all apps of a process, so each receiver checks that the signal is about this app.
-    """
-
-    def __init__(self, internals: Internals) -> None:
-        self._internals = internals
-        self.named_queues: frozenset[str] = frozenset()
-        """The queues that the worker's option ``-Q`` names."""
-
-    def connect(self, app: Celery) -> None:
-        """Connect the receivers of Celery's signals. Called once, by `Durable.init_app`."""
-        app.on_after_configure.connect(self._configure, weak=False)  # sent again if the app's configuration is replaced
-        if app.configured:  # type: ignore[attr-defined]  # celery-types lacks it
-            self._configure()
-        listen(signals.beat_init, self._start_beat)
-        listen(signals.celeryd_init, self._read_worker_options)
-        listen(signals.worker_init, self._prepare_worker)
-        listen(signals.worker_shutting_down, self._set_stop_flag)
-        listen(signals.task_failure, self._release_dead_claim)
-        listen(signals.worker_shutdown, self._end_worker)
-        self._internals.worker_loss_tracker.connect(self._is_own)
-        self._internals.task_end_handler.connect()
-
-    def _is_own(self, app: Any) -> bool:
-        return app is self._internals.celery_app
-
-    def _configure(self, **_: Any) -> None:
-        # These settings are not kept: the application may still change them before their first use.
-        settings = self._internals.read_settings()
-        if settings.dispatcher != "none":
-            tasks.add_beat_entry(self._internals.app.conf.beat_schedule, settings.queue)
-
-    def _start_beat(self, sender: Any, **_: Any) -> None:
-        if not self._is_own(sender.app):
-            return
-        parts = self._internals
-        try:
-            if parts.settings.dispatcher != "none":
-                tasks.ensure_beat_entry(sender.scheduler, parts.settings.queue)
-            if parts.settings.dispatcher in ("beat", "both"):
-                parts.heartbeat.register("dispatcher", f"beat@{socket.gethostname()}")
-                parts.dispatcher.start()
-        except DurableError as exc:
-            # Celery only logs an exception of a signal's receiver: beat would run without a dispatcher.
-            logger.critical("celery beat does not start: %s", exc)
-            raise SystemExit(1) from exc
-
-    def _read_worker_options(self, instance: Any, options: Any, **_: Any) -> None:
-        if self._is_own(instance.app):
-            self.named_queues = frozenset(str_to_list(options.get("queues")) or ())
-
-    def _prepare_worker(self, sender: Any, **_: Any) -> None:
-        if self._is_own(sender.app):
-            self._internals.stop_flag.clear()
-            import_for_passes()
-
-    def _set_stop_flag(self, **_: Any) -> None:
-        self._internals.stop_flag.set()
-
-    def start_worker(self, node: str, pool: str) -> None:
-        """Start the heartbeat, and the dispatcher if settings want one here. The worker's bootstep calls it."""
-        parts = self._internals
-        parts.task_end_handler.set_main_loop_pid(os.getpid() if pool == "prefork" else None)
-        parts.heartbeat.register("worker", node, pool=pool)
-        if parts.settings.dispatcher in ("worker", "both") and parts.unsupported_pool is None:
-            parts.dispatcher.start()  # the dispatcher's thread writes the heartbeat
-        else:
-            parts.heartbeat.start()
-
-    def stop_worker(self) -> None:
-        """Stop the threads. The worker's bootstep calls it before the pool stops, also if Celery sent no signal."""
-        self._internals.stop_flag.set()
-        self.stop_threads()
-
-    def start_inventories(self, consumer: Callable[[], Any]) -> None:
-        """Start to answer which tasks this worker holds.
-
-        ``consumer`` returns the object that receives the worker's messages, or None.
-        """
-        self._internals.heartbeat.is_row_needed = True
-        self._internals.worker_loss_tracker.inventories.start(consumer)
-
-    def stop_inventories(self) -> None:
-        """Stop to answer: the worker's pool has ended, or Celery is about to kill it."""
-        self._internals.worker_loss_tracker.inventories.stop(_STOP_SECONDS)
-        self._internals.heartbeat.is_row_needed = False
-        self._internals.heartbeat.remove_row()
-
-    def _end_worker(self, sender: Any, **_: Any) -> None:
-        if self._is_own(sender.app):
-            self.stop_inventories()
-
-    def stop_threads(self) -> None:
-        """End the threads of this process; waits `_STOP_SECONDS` at most, so that a slow database delays nothing."""
-        end = real_monotonic() + _STOP_SECONDS
-        made = vars(self._internals)
-        threads = [made[name] for name in ("dispatcher", "heartbeat") if name in made]
-        for thread in threads:
-            thread.stop(wait=False)
-        for thread in threads:
-            thread.join(max(0.0, end - real_monotonic()))
-        self._internals.background_queue.close(max(0.0, end - real_monotonic()))
-
-    def _release_dead_claim(self, sender: Any, task_id: str, exception: Any, args: Any, **_: Any) -> None:
-        """Release the claim of a pool process that died in `advance`, so that the run need not wait for the lease."""
-        parts = self._internals
-        if self._is_own(sender.app) and sender.name == tasks.ADVANCE and isinstance(exception, WorkerLostError):
-            parts.background_queue.submit(
-                lambda: tasks.release_dead_claim(
-                    parts.store, parts.publisher.publish, task_id, args, grace=parts.settings.grace
-                ),
-                what=f"The claim of task {task_id}, whose process died,",
-            )
+        for store in {vars(self)[name] for name in ("read_store", "store") if name in vars(self)}:
+            store.close()

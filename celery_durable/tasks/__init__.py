@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from billiard.exceptions import WorkerLostError
 from celery import Celery, states
-from celery.app.routes import Router
-from celery.app.task import Task
 from celery.exceptions import Reject
 from celery.result import EagerResult
+from celery.schedules import schedstate, schedule
 
 from celery_durable import values
-from celery_durable.errors import ConfigInvalid, NameInvalid
+from celery_durable.config import Settings
+from celery_durable.errors import ConfigInvalid, NameInvalid, WorkflowFailed
 from celery_durable.model import RunRef
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
-from celery_durable.store.watchdog import LOOP
+from celery_durable.store.time_limits import LOOP
 from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
 from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
+from celery_durable.tasks.nodes import get_node_name
+from celery_durable.tasks.options import INTERNAL_OPTIONS, send_past_routes
 from celery_durable.tasks.outbox import OutboundDeliverer
 from celery_durable.tasks.task_ends import TaskEndHandler
 
@@ -40,58 +42,28 @@ TASK_DONE = "celery_durable.task_done"
 TASK_FAILED = "celery_durable.task_failed"
 MARKER = "celery_durable.marker"
 _SWEEP_SECONDS = 5
-_ONE_DAY = 86_400
 _MAX_RUN_NUMBER = 2**31 - 1
 _DONE_ARGUMENT_COUNT = 2  # the result, and the `TaskReference` of the waiting step
 _JSON = frozenset({"json", "application/json"})
 
 
-def _send_past_routes(task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-    """An ``apply_async`` for internal tasks that ignores the application's routes and its own task class.
-
-    An explicit queue wins over a route's queue. But a route may also set an exchange, a routing key or a priority. A
-    catch-all route sets them for internal tasks too, and beat's `sweep` messages went to another queue.
-    """
-    app = task.app
-    if not app.conf.task_always_eager:
-        options |= {"router": Router(queues=app.amqp.queues, app=app), "priority": 0}
-    return Task.apply_async(task, args, kwargs, **options)
-
-
-# Early acknowledgement (the lease recovers a run, not the broker), no retries, no result, and time limits longer than
-# any pass. No value is None: Celery replaces None with the global setting.
-_OPTIONS: dict[str, Any] = {
-    "shared": False,
-    "ignore_result": True,
-    "store_errors_even_if_ignored": False,
-    "store_eager_result": False,
-    "acks_late": False,
-    "reject_on_worker_lost": False,
-    "retry_on_worker_lost": False,
-    "autoretry_for": (),
-    "max_retries": 0,
-    "serializer": "json",
-    "rate_limit": 0,
-    "time_limit": _ONE_DAY,
-    "soft_time_limit": _ONE_DAY,
-    "track_started": False,
-    "annotate": classmethod(lambda _: None),  # Celery calls this to apply task_annotations
-    "apply_async": _send_past_routes,
-}
-
 # An answer in a message is not in the database yet: the broker keeps the message until the answer is committed.
-_ANSWERING = _OPTIONS | {"acks_late": True, "reject_on_worker_lost": True}
+_ANSWERING = INTERNAL_OPTIONS | {"acks_late": True, "reject_on_worker_lost": True}
 
 
 class TaskDependencies(Protocol):
     """The objects that the tasks use, created when the first task needs them."""
 
     @property
+    def settings(self) -> Settings: ...
+    @property
     def unsupported_pool(self) -> str | None: ...
     @property
     def runner(self) -> Runner: ...
     @property
     def sweeper(self) -> Sweeper: ...
+    @property
+    def is_sweeping(self) -> bool: ...
     @property
     def sweep_task_heartbeat(self) -> SweepTaskHeartbeat: ...
     @property
@@ -110,7 +82,8 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
     Each option is explicit that global settings, annotations for ``*`` or the app's task class could otherwise set.
     """
 
-    @app.task(name=ADVANCE, bind=True, **_OPTIONS)
+    # ``throws``: Celery logs an expected exception in one line, and error trackers leave it out.
+    @app.task(name=ADVANCE, bind=True, throws=(WorkflowFailed,), **INTERNAL_OPTIONS)
     def advance(self: Any, workflow: Any, instance_id: Any, run_number: Any) -> str:
         """Advance one run of a durable workflow; a lost or repeated message does no harm (LAW 1)."""
         ref = _parse_run(workflow, instance_id, run_number)
@@ -118,31 +91,50 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
             return MALFORMED
         if dependencies.unsupported_pool is not None and not self.request.is_eager:
             return dependencies.runner.postpone_for_other_pools(ref, pool=dependencies.unsupported_pool)
-        return dependencies.runner.advance(ref, task_id=str(self.request.id), node=str(self.request.hostname))
+        result = dependencies.runner.advance(ref, task_id=str(self.request.id), node=get_node_name(self.request))
+        if (failure := result.failure) is not None and _fails_task(self, dependencies):
+            error = (failure.error_name, failure.error_message)
+            raise WorkflowFailed(ref.workflow, ref.instance_id, failure.status, *error)
+        return result.summary
 
-    @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **_OPTIONS)
+    def send_unless_superfluous(task: Any, *args: Any, **options: Any) -> Any:
+        """An ``apply_async`` that sends nothing from a beat whose dispatcher sweeps; not all schedulers ask before."""
+        return None if task.is_superfluous() else send_past_routes(task, *args, **options)
+
+    options = INTERNAL_OPTIONS | {
+        "is_superfluous": staticmethod(lambda: dependencies.is_sweeping),
+        "apply_async": send_unless_superfluous,
+        "send_events": False,  # monitors would show little else
+    }
+
+    @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **options)
     def sweep(self: Any) -> str:
-        """Publish due work; beat sends this task every few seconds, in case no dispatcher runs."""
+        """Publish due work; beat sends this task every few seconds while its dispatcher does not sweep."""
         published = (
             dependencies.sweeper.sweep_as_only_sweeper()
             if dependencies.sweep_task_heartbeat.is_only_sweeper()
             else dependencies.sweeper.sweep()
         )
         dependencies.sweeper.delete_expired()
-        dependencies.sweep_task_heartbeat.write_if_due(str(self.request.hostname))
+        dependencies.sweep_task_heartbeat.write_if_due(get_node_name(self.request))
         return f"{published} published"
 
-    @app.task(name=DELIVER, **_OPTIONS)
+    @app.task(name=DELIVER, **INTERNAL_OPTIONS)
     def deliver(id_: Any) -> str:
         """Deliver an outbound event to its handler; a repeated message does no harm (LAW 1)."""
         return dependencies.deliveries.deliver(id_) if _is_possible_id(id_) else MALFORMED
 
-    @app.task(name=MARKER, **_OPTIONS)
+    @app.task(name=MARKER, **INTERNAL_OPTIONS)
     def marker() -> str:
         """Do nothing: the search for lost tasks only needs a worker to receive the message (see `tasks.lost`)."""
         return "noop"
 
     _install_answers(app, dependencies)
+
+
+def _fails_task(task: Any, dependencies: TaskDependencies) -> bool:
+    """Whether the task of a pass in which the run failed ends as failed. An eager one would raise to its caller."""
+    return dependencies.settings.failed_runs_fail_tasks and not task.request.is_eager
 
 
 def _install_answers(app: Celery, dependencies: TaskDependencies) -> None:
@@ -153,7 +145,7 @@ def _install_answers(app: Celery, dependencies: TaskDependencies) -> None:
         """
         if args and len(args) == _DONE_ARGUMENT_COUNT and dependencies.task_end_handler.commit_result(*args):
             return EagerResult(task_id or "", None, states.SUCCESS, name=task.name)  # a group of links needs a result
-        return _send_past_routes(task, args, kwargs, task_id=task_id, **options)
+        return send_past_routes(task, args, kwargs, task_id=task_id, **options)
 
     @app.task(name=TASK_DONE, bind=True, **{**_ANSWERING, "apply_async": answer_or_send})
     def task_done(self: Any, result: Any, reference: Any = None) -> str:
@@ -182,7 +174,8 @@ def _install_answers(app: Celery, dependencies: TaskDependencies) -> None:
             )
         if rest and isinstance(rest[0], (WorkerLostError, SystemExit)):
             return dependencies.task_end_handler.report_lost_task(error, reference)
-        return dependencies.task_end_handler.commit_or_send_error(error, reference)
+        raised = rest[0] if rest else None
+        return dependencies.task_end_handler.commit_or_send_error(error, reference, request=source, raised=raised)
 
 
 def _commit_or_resend(
@@ -210,7 +203,7 @@ def _commit_or_resend(
 
 def _send_answer(task: Any, answers: AnswerCommitter, message: tuple[Any, Any]) -> None:
     """Send an answer as a message; ``message``: the result or error, and the reference of the waiting step."""
-    _send_past_routes(task, message, queue=answers.find_queue(message[1]), ignore_result=True)
+    send_past_routes(task, message, queue=answers.find_queue(message[1]), ignore_result=True)
 
 
 def make_task_end_handler(app: Celery, dependencies: TaskDependencies, background: BackgroundQueue) -> TaskEndHandler:
@@ -260,9 +253,24 @@ def _is_possible_id(id_: Any) -> TypeGuard[str]:
     return isinstance(id_, str) and len(id_) <= values.MAX_ID_LENGTH and values.sanitize_text(id_, len(id_)) == id_
 
 
+class SweepSchedule(schedule):
+    """Is due every few seconds while the dispatcher of this process does not sweep."""
+
+    def is_due(self, last_run_at: datetime) -> Any:
+        """Return whether the task is due, and in how many seconds to ask again."""
+        task: Any = self.app.tasks[SWEEP]
+        if task.is_superfluous():
+            return schedstate(is_due=False, next=_SWEEP_SECONDS)
+        return super().is_due(last_run_at)
+
+    def __reduce__(self) -> Any:
+        """Return a plain schedule: beat's file of schedules must be readable without this version of this package."""
+        return schedule, super().__reduce__()[1]
+
+
 def _beat_entry(queue: str) -> dict[str, Any]:
     # Whole seconds: some schedulers store no fractions.
-    return {"task": SWEEP, "schedule": timedelta(seconds=_SWEEP_SECONDS), "options": {"queue": queue}}
+    return {"task": SWEEP, "schedule": SweepSchedule(timedelta(seconds=_SWEEP_SECONDS)), "options": {"queue": queue}}
 
 
 def release_dead_claim(

@@ -18,6 +18,7 @@ from celery_durable.config import Settings
 from celery_durable.errors import NonRetryableError, ValueRefused
 from celery_durable.model import AnswerResult, TaskReference
 from celery_durable.operations import Operations
+from celery_durable.operations.answers import TaskException
 from celery_durable.runtime import Runtime
 
 logger = logging.getLogger("celery_durable.tasks")
@@ -74,20 +75,28 @@ class AnswerCommitter:
             payload = values.encode_error_answer(type(exc).__name__, str(exc), is_non_retryable=True)
         return self._commit(payload, reference, is_direct=is_direct)
 
-    def commit_error(self, error: Mapping[str, Any], reference: Any, *, is_direct: bool = False) -> str:
+    def commit_error(
+        self,
+        error: Mapping[str, Any],
+        reference: Any,
+        *,
+        is_direct: bool = False,
+        exception: TaskException | None = None,
+    ) -> str:
         """Record that a task has failed; returns and raises as `commit_result`.
 
-        ``error`` has the keys ``name`` and ``message``. If ``final`` is True, the step is not retried.
+        ``error`` has the keys ``name`` and ``message``. If ``final`` is True, the step is not retried. ``exception``:
+        what the task raised, if it ran in this process.
         """
         name, message, is_non_retryable = error.get("name"), error.get("message"), error.get("final") is True
         payload = values.encode_error_answer(str(name), str(message), is_non_retryable=is_non_retryable)
-        return self._commit(payload, reference, is_direct=is_direct)
+        return self._commit(payload, reference, is_direct=is_direct, exception=exception)
 
-    def _commit(self, payload: str, reference: Any, *, is_direct: bool) -> str:
+    def _commit(self, payload: str, reference: Any, *, is_direct: bool, exception: TaskException | None = None) -> str:
         found = TaskReference.read(reference)
         if found is None:
             return MALFORMED
-        result = self._operations().answers.accept(found, payload, may_retry=not is_direct)
+        result = self._operations().answers.accept(found, payload, may_retry=not is_direct, exception=exception)
         if result is AnswerResult.FORGED:
             logger.warning(
                 "An answer to %s (%s) is refused: it does not have the task's token", found.ref, found.event_type

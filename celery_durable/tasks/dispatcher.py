@@ -23,11 +23,12 @@ from celery_durable.model import DueRun, Outage
 from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import SLACK, Redispatch
 from celery_durable.runtime import Runtime
-from celery_durable.store import queues, retention, schedule, sweeps
+from celery_durable.store import queues, retention, sweeps
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import Agenda
-from celery_durable.store.watchdog import LOOP
+from celery_durable.store.time_limits import LOOP
+from celery_durable.tasks.agenda import AgendaReader
 from celery_durable.tasks.flow_control import RECHECK_SECONDS, FlowControl
 from celery_durable.tasks.fork_safety import ForkSafeThread
 from celery_durable.tasks.heartbeats import ProcessHeartbeat
@@ -38,8 +39,6 @@ from celery_durable.tasks.publishing import BrokerOutage, PublishReport
 logger = logging.getLogger("celery_durable.dispatcher")
 
 _RETRY_SECONDS = 1.0
-_UNCLAIMED_CHECK_DELAY = timedelta(seconds=1.5)
-"""If a run is not claimed for this long after its dispatch message was sent, its queue's length is read."""
 _RETENTION_CHECK_SECONDS = 60.0
 _DELETE_BATCH_SIZE, _MAX_DELETE_BATCHES = 25, 20
 """The deletion of expired instances: instances in one transaction, and transactions in one call."""
@@ -63,7 +62,9 @@ class Sweeper:
     ) -> None:
         self._store, self._settings, self._runtime = store, settings, runtime
         self._publish, self._outbox = publish, outbox
+        self._agenda = AgendaReader(store, runtime)
         self._flow = FlowControl(settings, runtime, queue_length)
+        self.full_queues, self.assume_local_queues = self._flow.full_queues, self._flow.assume_local_queues
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
@@ -78,18 +79,15 @@ class Sweeper:
         Work for a queue that is full or refuses messages is not due until that queue is checked again.
         """
         with self._record_check():
-            agenda = self._store.read(schedule.read, timeouts=LOOP)
-        times = [
-            math.inf if agenda.next_emission_at is None else (agenda.next_emission_at - agenda.now).total_seconds()
-        ]
+            agenda = self._agenda.read()
+        times = [agenda.seconds_until(agenda.next_emission_at)]
         if self._outbox is not None and agenda.next_outbox_at is not None:
             times.append(max((agenda.next_outbox_at - agenda.now).total_seconds(), self._flow.broker_backoff))
         for name, queue in agenda.queues.items():
             blocked = max(self._flow.queue_backoff(name), self._flow.broker_backoff)
-            if queue.next_at is not None:
-                times.append(_seconds_until_allowed((queue.next_at - agenda.now).total_seconds(), blocked))
+            times.append(_seconds_until_allowed(agenda.seconds_until(queue.next_at), blocked))
             if queue.oldest_sent_at is not None:
-                check_due_in = (queue.oldest_sent_at + _UNCLAIMED_CHECK_DELAY - agenda.now).total_seconds()
+                check_due_in = (queue.oldest_sent_at + self._flow.unclaimed_check_delay - agenda.now).total_seconds()
                 not_before_in = max(self._flow.seconds_to_lost_check(name), blocked)
                 times.append(_seconds_until_allowed(check_due_in, not_before_in))
         return min(times)
@@ -167,7 +165,7 @@ class Sweeper:
 
         No kind waits until another one is empty: 100,000 messages in the outbox delay a timer by one batch.
         """
-        agenda = self._store.read(schedule.read, timeouts=LOOP)
+        agenda = self._agenda.read()
         published, is_behind = 0, False
         if self._flow.broker_backoff == 0:
             for kind in (self._publish_due_runs, self._republish_lost, self._send_outbox):
@@ -222,6 +220,7 @@ class Sweeper:
                 may_expire=self._runtime.monotonic() >= self._leases_expire_from,
                 lease=self._settings.lease,
                 progress=self._flow.build_queue_progress(name, agenda.now, self._newest_claims.get(name)),
+                since=agenda.queues[name].due[priority],
             )
             for name, limit in shares
         ]
@@ -234,7 +233,7 @@ class Sweeper:
         """
         published, has_more = 0, False
         for name, queue in agenda.queues.items():
-            if queue.oldest_sent_at is None or agenda.now - queue.oldest_sent_at < _UNCLAIMED_CHECK_DELAY:
+            if queue.oldest_sent_at is None or agenda.now - queue.oldest_sent_at < self._flow.unclaimed_check_delay:
                 continue
             if self._flow.seconds_to_lost_check(name) > 0:
                 continue
@@ -313,13 +312,16 @@ class Dispatcher(ForkSafeThread):
         self._sweeper, self._settings, self._heartbeat, self._lost_search = sweeper, settings, heartbeat, lost_search
         self._outages, self._wall_clock = outages, (runtime or Runtime()).wall_clock
         self._database_outage: Outage | None = None
-        self._stop = threading.Event()
+        self._pid, self._stop = os.getpid(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs in this process."""
+        return self._thread is not None and self._thread.is_alive() and self._pid == os.getpid()
 
     def start(self) -> None:
         """Start the thread, unless it runs already in this process."""
-        if self._thread is not None and self._thread.is_alive() and self._pid == os.getpid():
+        if self.is_alive():
             return
         self._pid, self._stop = os.getpid(), threading.Event()
         self.reset_fork_lock()
@@ -380,10 +382,11 @@ class Dispatcher(ForkSafeThread):
     def _list_outages(self) -> list[Outage]:
         """The outages that keep this dispatcher from its work: of the database, the broker, or single queues."""
         found = [] if self._database_outage is None else [self._database_outage]
-        for queue, outage in self._outages().items():
+        for queue, each in self._outages().items():
             what: Literal["broker", "queue"] = "broker" if queue is None else "queue"
-            found.append(Outage(what, outage.where, outage.since, outage.error, outage.failures))
-        return found
+            found.append(Outage(what, each.where, each.since, each.error, each.failures))
+        error = f"QueueFull: {self._settings.queue_high_water} or more messages wait in it (durable_queue_high_water)"
+        return [*found, *(Outage("full", *full, error, 0) for full in self._sweeper.full_queues().items())]
 
     def _record_database_outage(self, exc: Exception) -> None:
         """Record the failed check as an outage, and write it to the heartbeat if the database accepts that."""

@@ -23,6 +23,10 @@ RECHECK_SECONDS = 1.0
 
 To ask Redis for the length of a queue takes milliseconds.
 """
+_UNCLAIMED_CHECK_DELAY = timedelta(seconds=1.5)
+"""If a run is not claimed for this long after its dispatch message was sent, its queue's length is read."""
+_LOCAL_SECONDS = 0.25
+"""The same two for queues in the memory of this process, which cost nothing to count."""
 _MAX_BACKOFF_SECONDS = 60.0
 _PROBE_LIMIT = 10
 """How many rows are offered to a broker or a queue that took no messages the last time."""
@@ -38,6 +42,10 @@ class _QueueState:
     backoff_until: float = -math.inf
     backoff: float = 0.0
     empty: list[datetime] = field(default_factory=list)
+    is_empty: bool = False
+    """Whether the queue was empty when its length was last read."""
+    full_since: datetime | None = None
+    """Since when the queue is at the high water mark, by this machine's clock."""
 
     def record_empty(self, at: datetime, slack: timedelta) -> None:
         """Record that the queue was empty at this time of the database."""
@@ -73,12 +81,30 @@ class FlowControl:
     queue_length: Callable[[str], int | None]
     slack: timedelta = SLACK
     """How old an observation of an empty queue must be before it counts."""
+    _has_local_queues: bool = False
     _queues: dict[str, _QueueState] = field(default_factory=dict)
     _unavailable_until: float = -math.inf
     _is_unavailable: bool = False
 
     def _queue(self, name: str) -> _QueueState:
         return self._queues.setdefault(name, _QueueState())
+
+    def assume_local_queues(self) -> None:
+        """Count an unclaimed message as lost while its queue is empty, for `durable dev`.
+
+        Its broker is in the memory of its process. Other processes send their messages to the configured broker, or to
+        the memory of their own, so these messages never arrive.
+        """
+        self._has_local_queues = True
+
+    @property
+    def unclaimed_check_delay(self) -> timedelta:
+        """How long after its dispatch message an unclaimed run makes the dispatcher read the length of its queue."""
+        return timedelta(seconds=_LOCAL_SECONDS) if self._has_local_queues else _UNCLAIMED_CHECK_DELAY
+
+    @property
+    def _recheck_seconds(self) -> float:
+        return _LOCAL_SECONDS if self._has_local_queues else RECHECK_SECONDS
 
     @property
     def broker_backoff(self) -> float:
@@ -102,7 +128,10 @@ class FlowControl:
         if monotonic_now >= queue.length_check_at:
             length = self.queue_length(name)
             queue.remaining = math.inf if length is None else self.settings.queue_high_water - length
-            queue.length_check_at = monotonic_now + RECHECK_SECONDS
+            queue.length_check_at = monotonic_now + self._recheck_seconds
+            queue.is_empty = length == 0
+            is_full = queue.remaining <= 0
+            queue.full_since = (queue.full_since or self.runtime.wall_clock()) if is_full else None
             if length == 0:
                 queue.record_empty(now, self.slack)
         remaining = max(queue.remaining, 0)
@@ -114,14 +143,22 @@ class FlowControl:
         full = queue.length_check_at - now if queue.remaining <= 0 and queue.length_check_at > now else 0.0
         return max(full, queue.backoff_until - now, 0.0)
 
+    def full_queues(self) -> dict[str, datetime]:
+        """The queues that get no messages because too many wait in them, and since when."""
+        return {name: queue.full_since for name, queue in self._queues.items() if queue.full_since is not None}
+
     def build_queue_progress(self, name: str, now: datetime, claimed: datetime | None) -> QueueProgress:
-        """Combine the times at which a queue was empty with ``claimed``.
+        """Return what is known about how far the workers have consumed a queue.
 
         ``claimed``: the send time of the newest dispatch message of this queue that was claimed at least `SLACK` ago;
         None if unknown.
+
+        If the queues are in the memory of this process and this one is empty, no message that was sent before ``now``
+        can arrive. A worker of this process that has just taken one gets a superfluous copy.
         """
         empty, empty_lately = self._queue(name).empty_times(now, self.slack)
-        return QueueProgress(claimed, empty, empty_lately)
+        gone_before = now if self._has_local_queues and self._queue(name).is_empty else None
+        return QueueProgress(claimed, empty, empty_lately, gone_before)
 
     # --- lost dispatch messages -----------------------------------------------------------------
 
@@ -131,7 +168,7 @@ class FlowControl:
 
     def record_lost_check(self, name: str, *, is_over: bool) -> None:
         """Record a check for lost dispatch messages; if ``is_over`` is False, the next check follows at once."""
-        self._queue(name).lost_check_at = self.runtime.monotonic() + RECHECK_SECONDS if is_over else -math.inf
+        self._queue(name).lost_check_at = self.runtime.monotonic() + self._recheck_seconds if is_over else -math.inf
 
     # --- results of publishing -----------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from celery_durable.model import HEARTBEAT_INTERVAL, SWEEP_TASK, Outage
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
-from celery_durable.store.watchdog import LOOP
+from celery_durable.store.time_limits import LOOP
 from celery_durable.tasks.fork_safety import ForkSafeThread
 
 logger = logging.getLogger("celery_durable.heartbeat")

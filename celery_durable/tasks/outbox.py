@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -30,7 +30,6 @@ logger = logging.getLogger("celery_durable.outbox")
 Send = Callable[[Sequence[OutboxMessage]], PublishReport]
 
 _RETRY_DELAY = timedelta(seconds=1)
-_PART_SIZE = 200
 _LEASE = timedelta(minutes=5)
 _RETRIES = Retries(limit=10, delay=timedelta(seconds=10), backoff="exponential", max_delay=timedelta(minutes=10))
 
@@ -65,7 +64,7 @@ class Outbox:
         Raises only an exception that stops the process.
         """
         try:
-            self._send_in_parts(messages)
+            self._send_in_parts(self._divide_and_keep(messages))
         except Exception as exc:
             if self._stops_process(exc):
                 raise
@@ -84,7 +83,8 @@ class Outbox:
         """Send up to ``limit`` due messages."""
         take = functools.partial(outbox.lock_due, limit=limit, redispatch=self._redispatch)
         messages = self._store.transact(take)
-        report = self._send_in_parts(messages)
+        states = self._send_in_parts(_divide(messages))
+        report = PublishReport(states + [SendState.UNSENT] * (len(messages) - len(states)))
         unsent = report.with_state(messages, SendState.UNSENT)
         # `lock_due` has postponed all rows: a message that was refused or is in doubt is sent again after that delay.
         sent = len(report.with_state(messages, SendState.SENT, SendState.UNKNOWN))
@@ -92,17 +92,29 @@ class Outbox:
             self._store.transact(functools.partial(outbox.postpone, messages=unsent, delay=_RETRY_DELAY))
         return BatchResult(sent, has_more=len(messages) >= limit and not unsent, is_broker_down=bool(unsent))
 
-    def _send_in_parts(self, messages: Sequence[OutboxMessage]) -> PublishReport:
-        """Send messages a part at a time, so that a crash repeats only one part.
+    def _divide_and_keep(self, messages: Sequence[OutboxMessage]) -> Iterator[Sequence[OutboxMessage]]:
+        """Divide messages into parts. A part that a sweep would send soon is kept first, or left to that sweep."""
+        monotonic, grace = self._store.runtime.monotonic, self._settings.grace
+        began = monotonic()
+        for number, part in enumerate(_divide(messages)):
+            left = grace + number * outbox.PART_GRACE - timedelta(seconds=monotonic() - began)
+            is_late = number > 0 and left < grace / 2
+            yield self._keep(part) if is_late else part
+
+    def _keep(self, part: Sequence[OutboxMessage]) -> Sequence[OutboxMessage]:
+        return self._store.transact(functools.partial(outbox.keep, messages=part, grace=self._settings.grace))
+
+    def _send_in_parts(self, parts: Iterable[Sequence[OutboxMessage]]) -> list[SendState]:
+        """Send messages a part at a time, until one is unsent. So a crash repeats only one part.
 
         The row of a sent task is removed. The row of an event stays until the event is delivered.
         """
         states: list[SendState] = []
-        for start in range(0, len(messages), _PART_SIZE):
-            states += self._send_part(messages[start : start + _PART_SIZE]).states
+        for part in parts:
+            states += self._send_part(part).states if part else []
             if SendState.UNSENT in states:
                 break
-        return PublishReport(states + [SendState.UNSENT] * (len(messages) - len(states)))
+        return states
 
     def _send_part(self, messages: Sequence[OutboxMessage]) -> PublishReport:
         report = self._send(messages)
@@ -111,6 +123,11 @@ class Outbox:
         if done:
             self._store.transact(lambda tx: outbox.delete(tx, done))
         return report
+
+
+def _divide(messages: Sequence[OutboxMessage]) -> Iterator[Sequence[OutboxMessage]]:
+    for start in range(0, len(messages), outbox.PART_SIZE):
+        yield messages[start : start + outbox.PART_SIZE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +201,11 @@ class OutboundDeliverer:
         error = f"{name}: {message}"
         if values.forbids_retry(exc) or handler.exceeds_max_attempts(delivery.attempt + 1):
             return self._give_up(delivery, error)
-        self._release(delivery, retry_in=handler.policy.delay_after(delivery.attempt), error=error)
+        try:
+            delay = handler.policy.delay_after(delivery.attempt, exc, draw=self._store.runtime.random_fraction)
+        except Exception as delay_error:  # noqa: BLE001  # from the author's function
+            return self._give_up(delivery, f"{error} (its delay function failed: {delay_error!r})")
+        self._release(delivery, retry_in=delay, error=error)
         logger.warning(
             "The handler of outbound event %r (%s) failed and will be called again: %s",
             delivery.name,

@@ -8,6 +8,7 @@ consume the workflow queue (LAW 8).
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
@@ -53,3 +54,9 @@ def stop_consuming(app: Any, queue: str, pool: str, *, is_named_by_user: bool) -
         )
     queues.deselect([queue])
     logger.info("This worker's pool, %r, runs no workflows: it does not consume queue %r. %s.", pool, queue, REMEDY)
+
+
+def import_for_passes() -> None:
+    """Import what only passes need. A worker does it before its pool forks; clients and commands never pay for it."""
+    for module in ("celery_durable.runner", "sqlalchemy.orm"):
+        import_module(module)

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from celery_durable import notify
 from celery_durable.tasks.fork_safety import ForkSafeThread
 
 logger = logging.getLogger("celery_durable.tasks")
@@ -73,6 +74,7 @@ class RedisWatchdog(ForkSafeThread):
                 "its prefetch limit. The watchdog has repeated this, and the worker consumes again.",
                 "1 acknowledgement" if repeated == 1 else f"{repeated} acknowledgements",
             )
+            notify.send_consuming_resumed(repeated)
 
 
 def _record_failures(method: Callable[..., object], failed: dict[str, _Acknowledge]) -> Callable[..., object]:

@@ -21,10 +21,12 @@ from kombu import serialization
 from kombu.exceptions import ContentDisallowed
 
 from celery_durable.model import REFERENCE_HEADER, TaskReference
+from celery_durable.operations.answers import TaskException
 from celery_durable.signals import listen
 from celery_durable.tasks.answers import AnswerCommitter, encode_exception
 from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.lost.held_tasks import is_requeued
+from celery_durable.tasks.nodes import get_node_name
 
 logger = logging.getLogger("celery_durable.tasks")
 
@@ -91,8 +93,13 @@ class TaskEndHandler:
         )
         return _call_despite_soft_limit(commit, reference)
 
-    def commit_or_send_error(self, error: Mapping[str, Any], raw_reference: Any) -> str:
+    def commit_or_send_error(
+        self, error: Mapping[str, Any], raw_reference: Any, *, request: Any = None, raised: object = None
+    ) -> str:
         """Commit or send a task's error; returns a short text for the log.
+
+        ``request`` and ``raised``: the task's request, and its exception if it has one. Only a commit has the
+        traceback; a message has not.
 
         Raises nothing if the database fails: Celery 5.5 would call the errback again.
         """
@@ -103,7 +110,10 @@ class TaskEndHandler:
             what = f"The answer of a task of {reference.ref}"
             self._background.submit(lambda: self._commit_or_send(error, reference), what=what)
             return "committed in the background"
-        return _call_despite_soft_limit(lambda: self._commit_or_send(error, reference), reference)
+        exception = None
+        if isinstance(raised, BaseException) and raised.__traceback__ is not None:
+            exception = TaskException(raised, get_node_name(request), os.getpid())
+        return _call_despite_soft_limit(lambda: self._commit_or_send(error, reference, exception), reference)
 
     def report_lost_task(self, error: Mapping[str, Any], raw_reference: Any) -> str:
         """Report in the background that a task is lost: its process died, or the task ended the process.
@@ -123,10 +133,13 @@ class TaskEndHandler:
         self._background.submit(report, what=f"A task of {reference.ref} whose process died")
         return "lost"
 
-    def _commit_or_send(self, error: Mapping[str, Any], reference: TaskReference) -> str:
+    def _commit_or_send(
+        self, error: Mapping[str, Any], reference: TaskReference, exception: TaskException | None = None
+    ) -> str:
         raw_reference = reference.to_json()
         commit = self._make_commit(
-            reference, lambda: self._answers().commit_error(error, raw_reference, is_direct=True)
+            reference,
+            lambda: self._answers().commit_error(error, raw_reference, is_direct=True, exception=exception),
         )
         if commit():
             return "committed"
@@ -180,7 +193,7 @@ class TaskEndHandler:
             return
         error = _find_task_exception(exception)
         if not isinstance(error, Retry):  # Celery sends a retry's message before it stores the state
-            self.commit_or_send_error(encode_exception(error), raw_reference)
+            self.commit_or_send_error(encode_exception(error), raw_reference, request=request, raised=error)
 
     def _handle_revoked(self, sender: Any, request: Any, terminated: bool, expired: bool, **_: Any) -> None:  # noqa: FBT001
         if sender.app is not self._app or (raw_reference := request.get(REFERENCE_HEADER)) is None:

@@ -50,6 +50,7 @@ class DurableStep(bootsteps.StartStopStep):
         self._timers: list[Any] = []
         self._redis_watchdog = RedisWatchdog()
         self._internals.unsupported_pool = None if runs_workflows(self._pool) else self._pool
+        self._internals.has_threads_pool = self._pool == "threads"
         if not runs_workflows(self._pool):
             self._stop_consuming(parent.app)
         super().__init__(parent, **kwargs)

@@ -227,7 +227,7 @@ def test_an_application_on_spawned_processes_can_still_be_pickled(make_app: Make
     ids=["queue", "exchange", "priority", "name"],
 )
 def test_a_catch_all_route_does_not_catch_beats_sweeps(make_app: MakeApp, route: Any) -> None:
-    app = make_app(task_routes={"*": route})
+    app = make_app(task_routes={"*": route}, durable_dispatcher="beat")
     Durable(app)
     entry = app.conf.beat_schedule[SWEEP]
     app.tasks[entry["task"]].apply_async(**entry["options"])  # as beat does
@@ -239,8 +239,9 @@ def test_a_catch_all_route_does_not_catch_beats_sweeps(make_app: MakeApp, route:
 # --- beat's schedule ----------------------------------------------------------------------------
 
 
-def test_beat_is_given_the_sweep(attached: Callable[..., Celery]) -> None:
-    app = attached()
+@pytest.mark.parametrize("attach", [before, after])
+def test_beat_is_given_the_sweep(make_app: MakeApp, attach: Callable[..., Celery]) -> None:
+    app = attach(make_app, durable_dispatcher="beat")
     assert app.conf.beat_schedule[SWEEP]["task"] == SWEEP
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +16,13 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery
 from celery.beat import Service
+from celery.schedules import schedule as interval
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.store import claims, schedule
+from celery_durable.store.claims import ClaimRequest
 from celery_durable.tasks import SWEEP
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.publishing import PublishReport, SendState
@@ -66,7 +70,8 @@ def test_the_sweep_task_alone_is_enough(make_app: MakeApp, tmp_path: Path) -> No
     beats = make_app(durable_dispatcher="worker", durable_queue=workers.conf.durable_queue)
     workflow = nap(Durable(workers))
     Durable(beats)
-    beats.conf.beat_schedule[SWEEP]["schedule"] = 0.05
+    queue = {"queue": workers.conf.durable_queue}
+    beats.conf.beat_schedule = {SWEEP: {"task": SWEEP, "schedule": 0.05, "options": queue}}
     with worker(workers), beat(beats, tmp_path):
         assert workflow.create().result("20 seconds") == "rested"
 
@@ -74,7 +79,7 @@ def test_the_sweep_task_alone_is_enough(make_app: MakeApp, tmp_path: Path) -> No
 def test_a_schedule_that_is_assigned_later_loses_the_sweep_and_beat_puts_it_back(
     make_app: MakeApp, tmp_path: Path
 ) -> None:
-    app = make_app(durable_dispatcher="worker")
+    app = make_app(durable_dispatcher="beat")
     Durable(app)
     assert SWEEP in app.conf.beat_schedule
     app.conf.beat_schedule = {"mine": {"task": "mine", "schedule": 60.0}}
@@ -83,6 +88,48 @@ def test_a_schedule_that_is_assigned_later_loses_the_sweep_and_beat_puts_it_back
     entry = entries[SWEEP]
     assert (entry.task, entry.schedule.seconds, entry.options) == (SWEEP, 5.0, {"queue": app.conf.durable_queue})
     assert "mine" in entries
+
+
+def test_beat_sends_no_sweep_while_its_dispatcher_sweeps(make_app: MakeApp, tmp_path: Path) -> None:
+    """Neither by the schedule, nor for a scheduler that stores a plain interval, as those in a database do."""
+    app = make_app(durable_dispatcher="beat")
+    durable = Durable(app)
+    app.conf.beat_schedule[SWEEP]["schedule"].run_every = timedelta(seconds=0.01)
+    app.conf.beat_schedule["plain"] = {**app.conf.beat_schedule[SWEEP], "schedule": 0.01}
+    with beat(app, tmp_path) as service:
+        until(lambda: durable.internals.is_sweeping)
+        messages(app)  # beat may have sent one before the first sweep
+        asked = service.scheduler.schedule["plain"].total_run_count
+        until(lambda: service.scheduler.schedule["plain"].total_run_count > asked + 3)
+        assert messages(app) == []
+        sent = service.scheduler.schedule[SWEEP].total_run_count
+        durable.internals.sweeper._last_check_at = -math.inf
+        durable.internals.sweeper._store = None  # the dispatcher does not reach the database any more
+        until(lambda: service.scheduler.schedule[SWEEP].total_run_count > sent)  # counted before it is sent
+        found: list[Any] = []
+        until(lambda: found.extend(messages(app)) or found)
+        assert {message.headers["task"] for message in found} == {SWEEP}
+
+
+def test_a_beat_that_was_stopped_reads_its_file_without_this_package(make_app: MakeApp) -> None:
+    app = make_app(durable_dispatcher="beat")
+    Durable(app)
+    stored = pickle.loads(pickle.dumps(app.conf.beat_schedule[SWEEP]["schedule"]))
+    assert type(stored) is interval
+    assert stored.run_every == timedelta(seconds=5)
+
+
+def test_beat_has_no_sweep_for_dispatchers_in_workers(make_app: MakeApp, tmp_path: Path) -> None:
+    app = make_app(durable_dispatcher="worker")
+    Durable(app)
+    with beat(app, tmp_path) as service:
+        assert SWEEP not in service.scheduler.schedule
+
+
+def test_monitors_get_no_events_of_sweeps(make_app: MakeApp) -> None:
+    app = make_app()
+    Durable(app)
+    assert app.tasks[SWEEP].send_events is False
 
 
 def test_beat_of_another_app_gets_nothing_from_us(make_app: MakeApp, tmp_path: Path) -> None:
@@ -185,7 +232,7 @@ def _claim(durable: Durable) -> Any:
     ref = RunRef("nap", "n-1", 1)
     lease = durable.internals.settings.lease
     return durable.internals.store.transact(
-        lambda tx: claims.claim(tx, ref, token="t" * 36, task_id="task", node="node", lease=lease)
+        lambda tx: claims.claim(tx, ClaimRequest(ref, token="t" * 36, task_id="task", node="node", lease=lease))
     )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from celery_durable import Durable, Step, StepTx, WorkflowEvent
-from celery_durable.store.watchdog import limit_database_time
+from celery_durable.store.time_limits import limit_database_time
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import worker
 

@@ -18,6 +18,7 @@ from celery_durable.contrib import prometheus
 from celery_durable.model import RunRef, task_event_type
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.tasks import ADVANCE, DELIVER, MARKER, SWEEP, TASK_DONE, TASK_FAILED
+from celery_durable.tasks.start import START
 from tests.celery.embedded import messages, until, worker
 from tests.references import reference_of
 
@@ -97,8 +98,10 @@ def call(app: Celery, name: str, *args: Any) -> None:
 
 
 def test_whatever_is_forged_changes_nothing_but_what_a_hint_may(app: Celery, durable: Durable, waits: Any) -> None:
-    ours = {name for name in app.tasks if name.startswith("celery_durable.")}
-    assert ours == {ADVANCE, SWEEP, DELIVER, MARKER, TASK_DONE, TASK_FAILED}  # a new one needs its forgery here
+    # Another test of this process may have imported an integration, which adds a task that is run as any other.
+    ours = {name for name in app.tasks if name.startswith("celery_durable.") and "django" not in name}
+    # A new one needs its forgery here. A message of START that is in order starts an instance, as any task is run.
+    assert ours == {ADVANCE, SWEEP, DELIVER, MARKER, START, TASK_DONE, TASK_FAILED}
     before = dump(durable)
     assert len(before["workflow_item"]) == 3
     for name, args in itertools.product(ours, MALFORMED):

@@ -99,7 +99,8 @@ def test_the_sweep_task_says_that_due_work_was_looked_for(make_app: MakeApp, tmp
     beats = make_app(durable_dispatcher="worker", durable_queue=workers.conf.durable_queue)
     durable = Durable(workers)
     Durable(beats)
-    beats.conf.beat_schedule[SWEEP]["schedule"] = 0.05
+    queue = {"queue": workers.conf.durable_queue}
+    beats.conf.beat_schedule = {SWEEP: {"task": SWEEP, "schedule": 0.05, "options": queue}}
     with worker(workers), beat(beats, tmp_path):
         until(lambda: SWEEP_TASK in {found.id for found in rows(durable)})
     (found,) = [found for found in rows(durable) if found.id == SWEEP_TASK]

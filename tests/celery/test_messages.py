@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import pytest
 from celery import Celery, Task
 from kombu import Exchange, Queue
 
-from celery_durable import CreateOptions, Durable, Step, WorkflowEvent
+from celery_durable import CreateOptions, Durable, NonRetryableError, Step, WorkflowEvent
 from celery_durable.tasks import ADVANCE, SWEEP
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import messages, worker
@@ -184,3 +185,16 @@ def test_a_message_that_makes_no_sense_changes_nothing(app: Celery, durable: Dur
     assert instance.status().status == "active"
     assert advance.apply(args=("one", "i-1", 1)).get() == "complete"
     assert advance.apply(args=("one", "i-1", 1)).get() == "noop: not due, or claimed by another worker"
+
+
+def test_a_pass_outside_of_a_worker_names_its_machine(app: Celery, durable: Durable) -> None:
+    """Celery sets no hostname where its task is called as a function."""
+
+    @durable.workflow(name="failing")
+    def failing(event: WorkflowEvent[Any], step: Step) -> None:
+        raise NonRetryableError("no such order")
+
+    failing.create(id="i-1")
+    app.tasks[ADVANCE]("failing", "i-1", 1)
+    (attempt,) = durable.internals.operations.history.read("failing", "i-1").attempts
+    assert attempt.worker == socket.gethostname()

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Message, Queue
 
+from celery_durable import signals
 from celery_durable.tasks.redis_watchdog import RedisWatchdog
 from tests.celery.embedded import until
 from tests.services import missing
+from tests.signals.conftest import hearing
 from tests.smoke.proc import RedisServer
 
 Take = Callable[[], Message]
@@ -77,8 +79,10 @@ def test_what_redis_did_not_take_is_repeated_when_it_is_back(
         watchdog.check()
         return bool(qos.can_consume())
 
-    until(consumes_again)
-    until(lambda: caplog.messages)
+    with hearing(signals.consuming_resumed) as resumed:
+        until(consumes_again)
+        until(lambda: resumed)
+    assert resumed == [{"acknowledgements": 1}]
     assert caplog.messages == [
         "This worker had stopped consuming: Redis had not taken 1 acknowledgement, which counted against its "
         "prefetch limit. The watchdog has repeated this, and the worker consumes again."

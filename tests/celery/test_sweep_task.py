@@ -41,7 +41,7 @@ def durable(app: Celery) -> Durable:
 
 
 def sweep(app: Celery) -> str:
-    return str(app.tasks[SWEEP].apply().get())
+    return str(app.tasks[SWEEP].apply().get(disable_sync_subtasks=False))  # this is no task
 
 
 def test_it_sends_a_lost_hint_again_at_its_first_look(app: Celery, durable: Durable) -> None:

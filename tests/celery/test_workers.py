@@ -13,6 +13,7 @@ from celery.concurrency.thread import TaskPool as ThreadsPool
 
 from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.explain import Code
+from celery_durable.runner.group_commit import GroupCommit
 from celery_durable.tasks import ADVANCE
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import messages, until, worker
@@ -47,6 +48,25 @@ def test_a_workflow_completes(durable: Durable, app: Celery, pool: type) -> None
         instance.send_event("answer", 7)
         assert instance.result("20 seconds") == [42, 2, 7, 1, 2]
     assert ran == ["flaky", "flaky"]
+
+
+@pytest.mark.parametrize("pool", [ThreadsPool, SoloPool], ids=["threads", "solo"])
+def test_runs_commit_together_on_a_threads_pool_alone(
+    durable: Durable, app: Celery, pool: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped: list[str] = []
+    commit = GroupCommit.commit
+    monkeypatch.setattr(
+        GroupCommit, "commit", lambda self, step, alone: grouped.append(step.write.name) or commit(self, step, alone)
+    )
+
+    @durable.workflow
+    def order(event: WorkflowEvent[None], step: Step) -> int:
+        return step.do("charge", lambda: 5)
+
+    with worker(app, pool=pool, concurrency=2 if pool is ThreadsPool else 1):
+        assert order.create().result("20 seconds") == 5
+    assert grouped == (["charge"] if pool is ThreadsPool else [])
 
 
 def test_many_instances_run_side_by_side(durable: Durable, app: Celery) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -29,6 +30,22 @@ class Ear:
 
     def told(self, name: str) -> list[dict[str, Any]]:
         return [told for heard, _, told in self.heard if heard == name]
+
+
+@contextmanager
+def hearing(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """Collect what one signal carries, without its name."""
+    heard: list[dict[str, Any]] = []
+
+    def receive(signal: Signal, sender: Any, **told: Any) -> None:
+        heard.append(told)
+
+    signal.connect(receive, weak=False)
+    try:
+        yield heard
+    finally:
+        signal.disconnect(receive)
+        assert all(set(told) == set(signal.providing_args) for told in heard)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def shipping(event: WorkflowEvent[Any], step: Step) -> Any:
 
 
 def to_step_row(name: str, type_: str = "do", attempt: int = 1) -> dict[str, Any]:
-    return {**RUN, "step": name, "type": type_, "attempt": attempt}
+    return {**RUN, "step": name, "step_key": name, "type": type_, "attempt": attempt}
 
 
 listed = LinearWorkflow("listed", 1, [LinearStep("CHECK", delay="10s", backoff="constant"), LinearStep("PAY")])

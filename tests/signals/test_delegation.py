@@ -26,7 +26,7 @@ def media(event: WorkflowEvent[Any], step: Step) -> Any:
 
 
 def of_step(name: str, type_: str, attempt: int = 1) -> dict[str, Any]:
-    return {**RUN, "step": name, "type": type_, "attempt": attempt}
+    return {**RUN, "step": name, "step_key": name, "type": type_, "attempt": attempt}
 
 
 def test_each_attempt_of_a_task_and_a_child_are_told(ear: Ear, make_harness: MakeHarness) -> None:
@@ -36,7 +36,7 @@ def test_each_attempt_of_a_task_and_a_child_are_told(ear: Ear, make_harness: Mak
     harness.create(media, id="m-1")
     harness.advance("2 hours")
     told = [(name, about) for name, sender, about in ear.heard if sender == "media" and name.startswith("step_")]
-    failed = {"error_name": "OSError", "error_message": "disk full"}
+    failed = {"error_name": "OSError", "error_message": "disk full", "exception": None}
     assert told == [
         ("step_started", of_step("thumb", "task")),
         ("step_retrying", {**of_step("thumb", "task"), "duration": None, "delay": timedelta(seconds=30), **failed}),
@@ -55,7 +55,7 @@ def test_the_ends_of_those_that_fail_are_told(ear: Ear, make_harness: MakeHarnes
     harness.mocks.disable_retry_delays()
     harness.create(media, id="m-1")
     harness.run_until_idle()
-    failed = {"duration": None, "error_name": "OSError", "error_message": "disk full"}
+    failed = {"duration": None, "error_name": "OSError", "error_message": "disk full", "exception": None}
     assert ear.told("step_failed") == [{**of_step("thumb", "task", 2), **failed}]
 
     ear.heard.clear()

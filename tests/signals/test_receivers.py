@@ -106,7 +106,7 @@ def test_what_goes_around_a_pass_and_a_body(store_url: str, make_harness: Any) -
         each.disconnect(broken)
     assert diary == [
         ("enter", {**RUN, "latency": timedelta(0)}),
-        ("enter", {**RUN, "step": "charge", "attempt": 1}),
+        ("enter", {**RUN, "step": "charge", "step_key": "charge", "attempt": 1}),
         ("exit", "OSError"),
         ("exit", None),
     ]

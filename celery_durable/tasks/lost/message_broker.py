@@ -38,6 +38,11 @@ class CeleryMessageBroker:
         priority = routed.get("priority") or self._app.conf.task_default_priority or 0
         return None if queue is None else Destination(queue, int(priority))
 
+    def find_queue(self, body: str) -> str | None:
+        """The queue to which Celery routes a stored task now; None if it is not one known queue."""
+        found = self.destination(body)
+        return None if found is None else found.queue
+
     def _queue(self, routed: dict[str, Any]) -> str | None:
         exchange, key = routed.get("exchange"), routed.get("routing_key")
         if not exchange:

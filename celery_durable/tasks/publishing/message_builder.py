@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -124,4 +123,4 @@ class MessageBuilder:
         return recorder.messages
 
     def _nonce(self) -> str:
-        return uuid.UUID(self._runtime.new_token()).hex[:8]
+        return self._runtime.new_token()[:8]

@@ -1,0 +1,198 @@
+"""The start and stop of the internal threads with Celery's processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from billiard.exceptions import WorkerLostError
+from celery import Celery, signals
+from celery.utils.text import str_to_list
+
+from celery_durable import tasks
+from celery_durable.config import Settings
+from celery_durable.errors import DurableError
+from celery_durable.runtime import real_monotonic
+from celery_durable.signals import listen
+from celery_durable.store.engine import Store
+from celery_durable.tasks import beat_schedules
+from celery_durable.tasks.background_queue import BackgroundQueue
+from celery_durable.tasks.dispatcher import Dispatcher
+from celery_durable.tasks.heartbeats import ProcessHeartbeat
+from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
+from celery_durable.tasks.pools import import_for_passes
+from celery_durable.tasks.publishing import Publisher
+from celery_durable.tasks.start import START
+from celery_durable.tasks.task_ends import TaskEndHandler
+from celery_durable.tasks.worker import StopFlag
+
+logger = logging.getLogger("celery_durable")
+
+_STOP_SECONDS = 3.0
+
+
+class ProcessParts(Protocol):
+    """The parts of a `Durable` that `CeleryProcesses` starts, stops and uses."""
+
+    stop_flag: StopFlag
+    celery_app: Celery | None
+
+    @property
+    def app(self) -> Celery:
+        """The Celery app."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings."""
+
+    @property
+    def store(self) -> Store:
+        """The database."""
+
+    @property
+    def publisher(self) -> Publisher:
+        """Publishes dispatch messages."""
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """Finds due work, on a thread of its own."""
+
+    @property
+    def heartbeat(self) -> ProcessHeartbeat:
+        """Writes the row of this process."""
+
+    @property
+    def background_queue(self) -> BackgroundQueue:
+        """Does what the main loop of Celery must not wait for."""
+
+    @property
+    def worker_loss_tracker(self) -> WorkerLossTracker:
+        """Finds the tasks of lost workers."""
+
+    @property
+    def task_end_handler(self) -> TaskEndHandler:
+        """Commits the answers of tasks."""
+
+    @property
+    def unsupported_pool(self) -> str | None:
+        """The name of this worker's pool, if it cannot run workflows."""
+
+    def read_settings(self) -> Settings:
+        """Read the settings, without keeping them."""
+
+
+class CeleryProcesses:
+    """Starts and stops the internal threads when Celery's beat and workers start and stop.
+
+    Celery sends its signals to all apps of a process, so each receiver checks that the signal is about this app.
+    """
+
+    def __init__(self, internals: ProcessParts) -> None:
+        self._internals = internals
+        self.named_queues: frozenset[str] = frozenset()
+        """The queues that the worker's option ``-Q`` names."""
+
+    def connect(self, app: Celery) -> None:
+        """Connect the receivers of Celery's signals. Called once, by `Durable.init_app`."""
+        app.on_after_configure.connect(self._configure, weak=False)  # sent again if the app's configuration is replaced
+        if app.configured:  # type: ignore[attr-defined]  # celery-types lacks it
+            self._configure()
+        listen(signals.beat_init, self._start_beat)
+        listen(signals.celeryd_init, self._read_worker_options)
+        listen(signals.worker_init, self._prepare_worker)
+        listen(signals.worker_shutting_down, self._set_stop_flag)
+        listen(signals.task_failure, self._release_dead_claim)
+        listen(signals.worker_shutdown, self._end_worker)
+        self._internals.worker_loss_tracker.connect(self._is_own)
+        self._internals.task_end_handler.connect()
+
+    def _is_own(self, app: Any) -> bool:
+        return app is self._internals.celery_app
+
+    def _configure(self, **_: Any) -> None:
+        # These settings are not kept: the application may still change them before their first use.
+        settings = self._internals.read_settings()
+        if settings.dispatcher in ("beat", "both"):
+            tasks.add_beat_entry(self._internals.app.conf.beat_schedule, settings.queue)
+
+    def _start_beat(self, sender: Any, **_: Any) -> None:
+        if not self._is_own(sender.app):
+            return
+        parts = self._internals
+        try:
+            beat_schedules.note_occurrences(sender.scheduler, START)
+            if parts.settings.dispatcher in ("beat", "both"):
+                tasks.ensure_beat_entry(sender.scheduler, parts.settings.queue)
+                parts.heartbeat.register("dispatcher", f"beat@{socket.gethostname()}")
+                parts.dispatcher.start()
+        except DurableError as exc:
+            # Celery only logs an exception of a signal's receiver: beat would run without a dispatcher.
+            logger.critical("celery beat does not start: %s", exc)
+            raise SystemExit(1) from exc
+
+    def _read_worker_options(self, instance: Any, options: Any, **_: Any) -> None:
+        if self._is_own(instance.app):
+            self.named_queues = frozenset(str_to_list(options.get("queues")) or ())
+
+    def _prepare_worker(self, sender: Any, **_: Any) -> None:
+        if self._is_own(sender.app):
+            self._internals.stop_flag.clear()
+            import_for_passes()
+
+    def _set_stop_flag(self, **_: Any) -> None:
+        self._internals.stop_flag.set()
+
+    def start_worker(self, node: str, pool: str) -> None:
+        """Start the heartbeat, and the dispatcher if settings want one here. The worker's bootstep calls it."""
+        parts = self._internals
+        parts.task_end_handler.set_main_loop_pid(os.getpid() if pool == "prefork" else None)
+        parts.heartbeat.register("worker", node, pool=pool)
+        if parts.settings.dispatcher in ("worker", "both") and parts.unsupported_pool is None:
+            parts.dispatcher.start()  # the dispatcher's thread writes the heartbeat
+        else:
+            parts.heartbeat.start()
+
+    def stop_worker(self) -> None:
+        """Stop the threads. The worker's bootstep calls it before the pool stops, also if Celery sent no signal."""
+        self._internals.stop_flag.set()
+        self.stop_threads()
+
+    def start_inventories(self, consumer: Callable[[], Any]) -> None:
+        """Start to answer which tasks this worker holds. ``consumer`` returns what receives its messages, or None."""
+        self._internals.heartbeat.is_row_needed = True
+        self._internals.worker_loss_tracker.inventories.start(consumer)
+
+    def stop_inventories(self) -> None:
+        """Stop to answer: the worker's pool has ended, or Celery is about to kill it."""
+        self._internals.worker_loss_tracker.inventories.stop(_STOP_SECONDS)
+        self._internals.heartbeat.is_row_needed = False
+        self._internals.heartbeat.remove_row()
+
+    def _end_worker(self, sender: Any, **_: Any) -> None:
+        if self._is_own(sender.app):
+            self.stop_inventories()
+
+    def stop_threads(self) -> None:
+        """End the threads of this process; waits `_STOP_SECONDS` at most, so that a slow database delays nothing."""
+        end = real_monotonic() + _STOP_SECONDS
+        made = vars(self._internals)
+        threads = [made[name] for name in ("dispatcher", "heartbeat") if name in made]
+        for thread in threads:
+            thread.stop(wait=False)
+        for thread in threads:
+            thread.join(max(0.0, end - real_monotonic()))
+        self._internals.background_queue.close(max(0.0, end - real_monotonic()))
+
+    def _release_dead_claim(self, sender: Any, task_id: str, exception: Any, args: Any, **_: Any) -> None:
+        """Release the claim of a pool process that died in `advance`, so that the run need not wait for the lease."""
+        parts = self._internals
+        if self._is_own(sender.app) and sender.name == tasks.ADVANCE and isinstance(exception, WorkerLostError):
+            parts.background_queue.submit(
+                lambda: tasks.release_dead_claim(
+                    parts.store, parts.publisher.publish, task_id, args, grace=parts.settings.grace
+                ),
+                what=f"The claim of task {task_id}, whose process died,",
+            )
