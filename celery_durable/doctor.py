@@ -197,8 +197,7 @@ def _check_database(durable: Durable) -> Generator[Finding, None, Processes | No
         return None
     except Exception as exc:  # noqa: BLE001  # many drivers, many errors, one meaning
         answer = getattr(exc, "orig", None) or exc
-        remedy = "Is the server running, and is durable_database_url right?"
-        yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", remedy)
+        yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", find_remedy(str(exc), of="database"))
         return None
     url = durable.internals.store.engine.url.render_as_string()
     if found.is_read_only:
@@ -209,12 +208,22 @@ def _check_database(durable: Durable) -> Generator[Finding, None, Processes | No
     if found.isolation not in ("READ COMMITTED", "SERIALIZABLE" if found.name == "sqlite" else ""):
         remedy = "Let engine= use isolation_level='READ COMMITTED'."
         yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups can be lost.", remedy)
+    yield from _check_lock_timeout(durable)
     is_current = yield from _check_tables(durable)
     direction = "ahead of" if offset > timedelta(0) else "behind"
     ahead = f"{format_duration(abs(offset))} {direction} the database's"
     sentence = f"This machine's clock is {ahead}. Workflows use only the database's clock."
     yield Finding(Level.OK, "clock", sentence)
     return durable.internals.store.read(heartbeats.read) if is_current else None
+
+
+def _check_lock_timeout(durable: Durable) -> Iterator[Finding]:
+    if not server_info.has_lock_timeout(durable.internals.store):
+        sentence = "Statements outside a transaction, such as a claim, wait for locks forever: lock_timeout is 0."
+        remedy = "Run: ALTER ROLE CURRENT_USER SET lock_timeout = '5s'"
+        if durable.internals.settings.prepared_statements:
+            remedy += ". Behind PgBouncer in transaction mode, also set durable_prepared_statements = False."
+        yield Finding(Level.WARN, "lock_timeout", sentence, remedy)
 
 
 def _check_tables(durable: Durable) -> Generator[Finding, None, bool]:
@@ -261,6 +270,7 @@ def _check_outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Find
     for outage in first_seen.values():
         who = {
             "queue": f"Queue {outage.where!r} has refused messages",
+            "full": f"Queue {outage.where!r} has been full",
             "broker": f"The broker {outage.where} has taken no messages",
         }
         what = who.get(outage.what, "The dispatcher has not reached the database")

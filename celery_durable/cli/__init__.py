@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 import click
 
-_MODULES = {
+MODULES = {
     "init": "init",
     "dev": "dev",
     "migrate": "maintenance",
     "doctor": "doctor",
+    "lint": "lint",
     "workflows": "reading",
     "start": "start",
     "ls": "reading",
@@ -37,25 +39,33 @@ _MODULES = {
     "set-result": "changes",
     "skip": "changes",
     "wake": "changes",
-    "stats": "overview",
-    "waits": "overview",
+    "stats": "stats",
+    "waits": "stats",
     "leases": "overview",
     "sweep": "maintenance",
     "outbox": "overview",
     "export": "export",
     "replay": "replay",
+    "preflight": "preflight",
+    "debug": "debug",
     "prune": "maintenance",
     "chaos": "chaos",
 }
 
 
 class CommandGroup(click.Group):
-    """A group that imports the module of a command when the command is called. Help lists them in this order."""
+    """A group that imports the module of a command when the command is called.
 
-    module_by_command: Mapping[str, str] = _MODULES
-    """The module of each command: ``module``, or ``module.function`` if the function has another name."""
+    ``module_by_command``: the module of each command, in the order of the help: ``module``, or ``module.function`` if
+    the function has another name.
+    """
+
     aliases: Mapping[str, str] = {"cancel": "terminate"}
     """Other names of commands. Help does not list them."""
+
+    def __init__(self, *args: Any, module_by_command: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.module_by_command = module_by_command
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """Return the names of the commands, without importing their modules."""
@@ -87,6 +97,7 @@ class CommandGroup(click.Group):
 
 @click.group(
     cls=CommandGroup,
+    module_by_command=MODULES,
     epilog="""\b
 Try it without any server:
   celery -A proj durable dev

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 
 from celery_durable.cli.backends.backend import Backend, Connection
-from celery_durable.cli.errors import INTERRUPTED, convert_error
-from celery_durable.cli.inputs import Given
+from celery_durable.cli.errors import INTERRUPTED, NOT_FOUND, CliError, command_line, convert_error
+from celery_durable.cli.inputs import Given, Option
 from celery_durable.cli.output.console import Console, Format
 from celery_durable.errors import DurableError
 
@@ -20,30 +21,34 @@ from celery_durable.errors import DurableError
 def command(*examples: str, options: Sequence[Callable[..., Any]] = ()) -> Callable[[Callable[..., Any]], Command]:
     """Make a command of a function, with its name and its docstring.
 
-    Each parameter is annotated with the decorator of click that declares it, or with `Given`. ``options`` follow them.
+    Each parameter is annotated with `Option`, `Given`, or a decorator of click. ``options`` follow them.
     """
 
     def declare(fn: Callable[..., Any]) -> Command:
         hints = get_type_hints(fn, include_extras=True)
-        metadata = {name: each for name, hint in hints.items() for each in getattr(hint, "__metadata__", ())}
+        annotated = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
+        sources = {name: each.get for name, (_, each) in annotated.items() if isinstance(each, Given)}
+        decorators = [
+            each.declare(value_type) if isinstance(each, Option) else each
+            for name, (value_type, each) in annotated.items()
+            if name not in sources
+        ]
 
         @functools.wraps(fn)
         def run(**values: Any) -> None:
             ctx = click.get_current_context()
-            given = {name: each.get(ctx) for name, each in metadata.items() if isinstance(each, Given)}
-            fn(**given, **values)
+            fn(**{name: get(ctx) for name, get in sources.items()}, **values)
 
-        decorators = [*(each for each in metadata.values() if not isinstance(each, Given)), *options]
-        for decorate in reversed(decorators):
+        for decorate in reversed([*decorators, *options]):
             decorate(run)
         return click.command(cls=Command, examples=examples)(run)
 
     return declare
 
 
-def open_backend(ctx: click.Context) -> Backend:
+def open_backend(ctx: click.Context, *, needs_database: bool = True) -> Backend:
     """Return the backend of this program: the database of the app given by -A, or the HTTP API."""
-    return _connection(ctx).open()
+    return _connection(ctx).open(needs_database=needs_database)
 
 
 def _connection(ctx: click.Context) -> Connection:
@@ -94,7 +99,9 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except DurableError as exc:
-            raise convert_error(exc) from exc
+            raise _name_unknown_workflow(ctx, convert_error(exc)) from exc
+        except CliError as exc:
+            raise _name_unknown_workflow(ctx, exc) from exc
         except KeyboardInterrupt:
             click.echo("Interrupted", err=True)
             ctx.exit(INTERRUPTED)
@@ -103,6 +110,23 @@ class Command(click.Command):
         except Exception as exc:
             _connection(ctx).explain(exc)
             raise
+
+
+def _name_unknown_workflow(ctx: click.Context, error: CliError) -> CliError:
+    """Return an error that suggests a similar workflow, if what the user named was not found and is not known."""
+    name = str(ctx.params.get("workflow") or "").partition("/")[0]
+    if error.exit_code != NOT_FOUND or not name:
+        return error
+    known = [each.name for each in open_backend(ctx).workflows()]
+    if name in known:
+        return error
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return CliError(
+        f"The app knows no workflow {name!r}.",
+        f"{hint}To list them: {command_line(ctx, 'workflows')}",
+        exit_code=NOT_FOUND,
+    )
 
 
 def convert_arguments_to_options(command: Command, group: str, name: str) -> Command:

@@ -23,7 +23,7 @@ _COMMAND_PREFIX = f"celery -A {YOUR_APP} durable"
 
 
 class Program:
-    """The program that the user typed, if it is not `celery`; it is then in ``ctx.obj``."""
+    """The program that the user typed, if it is not `celery`. What is then in ``ctx.obj`` has its name."""
 
     name: str
     no_color = False
@@ -34,9 +34,9 @@ class CliError(click.ClickException):
 
     exit_code: int  # type: ignore[misc]  # click reads it from the exception, not from its class
 
-    def __init__(self, error: str, hint: str = "", *, exit_code: int = REFUSED) -> None:
+    def __init__(self, error: str, hint: str = "", *, exit_code: int = REFUSED, code: str = "") -> None:
         super().__init__(error)
-        self.hint, self.exit_code = hint, exit_code
+        self.hint, self.exit_code, self.code = hint, exit_code, code
         self._ctx = click.get_current_context(silent=True)
 
     def show(self, file: IO[Any] | None = None) -> None:
@@ -63,12 +63,14 @@ def make_cli_error(message: str, *, code: str, http_status: int, target: Sequenc
     ``http_status`` decides the exit code. ``target``: the workflow and the instance that suggested commands name.
     """
     error, _, hint = re.sub(r"(?<=[.!?])\s+(?=[^\W\d_])", "\n", message, count=1).partition("\n")
-    match code:  # the messages of these two advise Python calls
-        case "INSTANCE_TERMINAL":
+    match code:  # the messages of these advise Python calls
+        case "INSTANCE_NOT_FOUND" if target:
+            hint = f"List its instances: {_COMMAND_PREFIX} ls --workflow {shlex.quote(target[0])}"
+        case "INSTANCE_TERMINAL" | "INSTANCE_NOT_ERRORED":
             hint = f"To start a new run: {_COMMAND_PREFIX} restart {shlex.join(target)}"
         case "INSTANCE_ID_ALREADY_EXISTS":
             hint = f"Use another --id, or inspect this one: {_COMMAND_PREFIX} show {shlex.join(target)}"
-    return CliError(error, hint, exit_code=_EXIT_CODES.get(http_status, REFUSED))
+    return CliError(error, hint, exit_code=_EXIT_CODES.get(http_status, REFUSED), code=code)
 
 
 def app_name(ctx: click.Context) -> str:
@@ -84,5 +86,5 @@ def adapt_commands(ctx: click.Context, text: str) -> str:
 
 def command_line(ctx: click.Context, arguments: str) -> str:
     """Return a command line that the user can copy."""
-    name = ctx.obj.name if isinstance(ctx.obj, Program) else f"celery -A {app_name(ctx)} durable"
+    name = getattr(ctx.obj, "name", None) or f"celery -A {app_name(ctx)} durable"
     return f"{name} {arguments}"

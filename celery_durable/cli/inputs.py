@@ -1,6 +1,7 @@
 """What commands take: types of options and arguments, and the parameters that several commands have.
 
-A command declares its parameters as annotations of its function, such as ``run: RunNumber``.
+A command declares its parameters as annotations of its function, such as ``run: RunNumber``. The type of an option
+follows from the annotation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import click
 
@@ -39,21 +40,19 @@ class JsonInput(click.ParamType[Any]):
         """Read and parse the JSON text."""
         if not isinstance(value, str):
             return value
+        text, source = value, repr(value)
         if value == "-":
-            return self._parse(sys.stdin.read(), "standard input", param, ctx)
-        if not value.startswith("@"):
-            return self._parse(value, repr(value), param, ctx)
-        try:
-            text = Path(value[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            self.fail(f"{value[1:]} cannot be read: {exc}", param, ctx)
-        return self._parse(text, value[1:], param, ctx)
-
-    def _parse(self, text: str, where: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+            text, source = sys.stdin.read(), "standard input"
+        elif value.startswith("@"):
+            source = value[1:]
+            try:
+                text = Path(source).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as exc:
+                self.fail(f"{source} cannot be read: {exc}", param, ctx)
         try:
             return _load(text)
         except ValueError as exc:
-            self.fail(f"{where} is not JSON ({exc}). A text needs quotes inside the shell's: '\"text\"'", param, ctx)
+            self.fail(f"{source} is not JSON ({exc}). A text needs quotes inside the shell's: '\"text\"'", param, ctx)
 
 
 class DurationInput(click.ParamType[timedelta]):
@@ -85,14 +84,38 @@ class WordInput(click.Choice[str]):
         return self._by_text[super().convert(value, param, ctx)]
 
 
-def option(*names: str, help: str, **more: Any) -> Callable[[Any], Any]:
-    """Declare an option. Help shows its default, if it has one."""
-    return click.option(*names, help=help, show_default="default" in more or None, **more)
+_SETTINGS_BY_TYPE: dict[Any, dict[str, Any]] = {
+    Any: {"type": JsonInput(), "metavar": JsonInput.name},
+    LogLevel: {"type": WordInput(LogLevel)},
+    Path: {"type": click.Path(path_type=Path)},
+    Status: {"type": WordInput(Status)},
+    bool: {"is_flag": True},
+    int: {"type": int},
+    timedelta: {"type": DurationInput()},
+}
 
 
-def flag(*names: str, help: str) -> Callable[[Any], Any]:
-    """Declare an option without a value."""
-    return click.option(*names, is_flag=True, help=help)
+class Option:
+    """Annotates a parameter that is an option. Help shows its default, if it has one.
+
+    ``settings`` are those of click.option. The annotated type, such as ``timedelta | None``, decides those that are not
+    given: a bool is a flag, and a tuple is an option that the user may repeat.
+    """
+
+    def __init__(self, *names: str, help: str, **settings: Any) -> None:
+        self._names = names
+        self._settings = {"help": help, "show_default": "default" in settings or None, **settings}
+
+    def declare(self, annotated: Any) -> Callable[[Any], Any]:
+        """Return the decorator of click for a parameter of this type."""
+        value_type, *_ = get_args(annotated) or (annotated,)
+        settings = {"multiple": get_origin(annotated) is tuple, **_SETTINGS_BY_TYPE.get(value_type, {})}
+        return click.option(*self._names, **settings | self._settings)
+
+
+def label_option(help: str) -> Option:
+    """Declare the option for labels."""
+    return Option("--label", "labels", metavar="NAME=VALUE", help=help)
 
 
 Workflow = Annotated[str, click.argument("workflow")]
@@ -101,24 +124,14 @@ OptionalWorkflow = Annotated[str | None, click.argument("workflow", required=Fal
 OptionalId = Annotated[str | None, click.argument("id", required=False)]
 Step = Annotated[str, click.argument("step")]
 RunNumber = Annotated[
-    int | None, option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
+    int | None, Option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
 ]
-OfWorkflow = Annotated[str | None, option("-w", "--workflow", help="Only instances of this workflow.")]
-OfStatus = Annotated[
-    Status | None, option("-s", "--status", type=WordInput(Status), help="Only instances with this status.")
-]
-Payload = Annotated[
-    Any,
-    option(
-        "--payload",
-        type=JsonInput(),
-        metavar=JsonInput.name,
-        help="The payload as JSON, from a file, or from standard input.",
-    ),
-]
-PageLimit = Annotated[int, option("--limit", type=click.IntRange(1, 1000), default=25, help="Maximum number of rows.")]
-RowLimit = Annotated[int, option("--limit", type=click.IntRange(1, 10000), default=100, help="Maximum number of rows.")]
-Cursor = Annotated[str | None, option("--cursor", help="The cursor that the previous page printed.")]
+OfWorkflow = Annotated[str | None, Option("-w", "--workflow", help="Only instances of this workflow.")]
+OfStatus = Annotated[Status | None, Option("-s", "--status", help="Only instances with this status.")]
+Payload = Annotated[Any, Option("--payload", help="The payload as JSON, from a file, or from standard input.")]
+PageLimit = Annotated[int, Option("--limit", type=click.IntRange(1, 1000), default=25, help="Maximum number of rows.")]
+RowLimit = Annotated[int, Option("--limit", type=click.IntRange(1, 10000), default=100, help="Maximum number of rows.")]
+Cursor = Annotated[str | None, Option("--cursor", help="The cursor that the previous page printed.")]
 
 
 def merged_params(given: Any, singles: Sequence[str]) -> Any:

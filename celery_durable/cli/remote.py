@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
-from celery_durable.cli import CommandGroup
+from celery_durable.cli import MODULES, CommandGroup
 from celery_durable.cli.backends.backend import Backend, Connection
 from celery_durable.cli.command import Command, convert_arguments_to_options
 from celery_durable.cli.errors import UNREACHABLE, CliError
@@ -28,18 +30,20 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
+@dataclass(frozen=True, kw_only=True)
 class HttpConnection(Connection):
-    """The connection that the options of `celery-durable` describe."""
+    """The connection that the options of `celery-durable` describe. Its fields have the names of the options."""
 
     name = "celery-durable"
+    base_url: str | None
+    headers: Sequence[tuple[str, str]] = field(repr=False)
+    timeout: timedelta
+    retries: int
+    retry_delay: timedelta
+    verbose: bool
+    no_color: bool
 
-    def __init__(self) -> None:
-        self.base_url: str | None = None
-        self.headers: Sequence[tuple[str, str]] = ()
-        self.timeout_seconds, self.retries, self.retry_delay_seconds = 15.0, 2, 0.5
-        self.is_verbose = False
-
-    def open(self) -> Backend:
+    def open(self, *, needs_database: bool = True) -> Backend:  # noqa: ARG002  # the server has the database
         """Return the backend, without sending a request; raises CliError without a base URL."""
         if self.base_url is None:
             raise CliError(
@@ -59,17 +63,17 @@ class HttpConnection(Connection):
         client = Client(
             self.base_url,
             self.headers,
-            timeout_seconds=self.timeout_seconds,
-            retries=RetryPolicy(self.retries, self.retry_delay_seconds),
+            timeout_seconds=self.timeout.total_seconds(),
+            retries=RetryPolicy(self.retries, self.retry_delay.total_seconds()),
             sleep=runtime.sleep,
-            log_request=_print_request if self.is_verbose else None,
+            log_request=_print_request if self.verbose else None,
         )
         click.get_current_context().call_on_close(client.close)
         return HttpBackend(client, runtime)
 
     def explain(self, exc: Exception) -> None:
         """Hide tracebacks without --verbose. An OSError means a closed pipe, which click handles."""
-        if self.is_verbose or isinstance(exc, OSError):
+        if self.verbose or isinstance(exc, OSError):
             return
         what = textwrap.shorten(f"{type(exc).__name__}: {exc}", 200)
         raise CliError(
@@ -120,7 +124,7 @@ def _base_url(_: click.Context, __: click.Parameter, value: str | None) -> str |
 
 def _shared_commands(*names: str) -> dict[str, str]:
     """Return the modules of commands that `celery -A proj durable` has too."""
-    return {name: CommandGroup.module_by_command[name] for name in names}
+    return {name: MODULES[name] for name in names}
 
 
 class OptionCommands(CommandGroup):
@@ -132,27 +136,18 @@ class OptionCommands(CommandGroup):
         return convert_arguments_to_options(found, self.name or "", cmd_name) if isinstance(found, Command) else None
 
 
-class InstanceCommands(OptionCommands):
-    """`instances ...`."""
-
-    module_by_command: Mapping[str, str] = {
-        "list": "reading.ls",
-        "get": "show.show",
-        "create": "start.start",
-        **_shared_commands(
-            "explain", "history", "logs", "watch", "pause", "resume", "wake", "restart", "retry", "rewind",
-            "set-result", "skip", "terminate", "send-event",
-        ),
-    }  # fmt: skip
+_INSTANCE_COMMANDS = {
+    "list": "reading.ls",
+    "get": "show.show",
+    "create": "start.start",
+    **_shared_commands(
+        "explain", "history", "logs", "watch", "pause", "resume", "wake", "restart", "retry", "rewind",
+        "set-result", "skip", "terminate", "send-event",
+    ),
+}  # fmt: skip
 
 
-class WorkflowCommands(OptionCommands):
-    """`workflows ...`."""
-
-    module_by_command: Mapping[str, str] = {"list": "reading.workflows"}
-
-
-@click.group(cls=InstanceCommands)
+@click.group(cls=OptionCommands, module_by_command=_INSTANCE_COMMANDS)
 def instances() -> None:
     """Commands on instances, with options instead of arguments.
 
@@ -160,7 +155,7 @@ def instances() -> None:
     """
 
 
-@click.group(cls=WorkflowCommands)
+@click.group(cls=OptionCommands, module_by_command={"list": "reading.workflows"})
 def workflows() -> None:
     """Commands on workflows.
 
@@ -168,17 +163,16 @@ def workflows() -> None:
     """
 
 
-class RemoteCommands(CommandGroup):
-    """The commands of `celery-durable`."""
-
-    module_by_command: Mapping[str, str] = _shared_commands(
-        "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "wake",
-        "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "export",
-    )  # fmt: skip
+_COMMANDS = _shared_commands(
+    "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "wake",
+    "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "stats", "waits", "export",
+    "lint",
+)  # fmt: skip
 
 
 @click.group(
-    cls=RemoteCommands,
+    cls=CommandGroup,
+    module_by_command=_COMMANDS,
     commands=[workflows, instances],
     epilog=f"""\b
 Examples:
@@ -236,29 +230,17 @@ Programs should call the API directly, for example
 @click.option("--no-color", is_flag=True, help="Disable colours, like NO_COLOR.")
 @click.version_option(package_name="celery-durable")
 @click.pass_context
-def celery_durable(
-    ctx: click.Context,
-    base_url: str | None,
-    headers: tuple[tuple[str, str], ...],
-    timeout: Any,
-    retries: int,
-    retry_delay: Any,
-    verbose: bool,
-    no_color: bool,
-) -> None:
+def celery_durable(ctx: click.Context, /, headers: tuple[tuple[str, str], ...], no_color: bool, **options: Any) -> None:
     """Operate durable workflows over their HTTP API.
 
     It needs neither the app nor its database. The base URL is the one under which the API is mounted: use
     https://shop.example/api if https://shop.example/api/workflows lists the workflows.
     """
-    connection = HttpConnection()
-    ctx.obj = connection
-    connection.base_url = base_url
-    connection.headers = [*_headers_of_environment(ctx), *headers]
-    connection.timeout_seconds = timeout.total_seconds()
-    connection.retries, connection.retry_delay_seconds = retries, retry_delay.total_seconds()
-    connection.is_verbose = verbose
-    connection.no_color = no_color or bool(os.environ.get("NO_COLOR"))
+    ctx.obj = HttpConnection(
+        headers=[*_headers_of_environment(ctx), *headers],
+        no_color=no_color or bool(os.environ.get("NO_COLOR")),
+        **options,
+    )
 
 
 def _headers_of_environment(ctx: click.Context) -> list[tuple[str, str]]:

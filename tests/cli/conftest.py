@@ -128,9 +128,8 @@ class Shop:
             raise NonRetryableError("out of \x1b]0;title\x07paper", name="NoPaper")
 
     def work(self, workflow: str, instance_id: str, run: int = 1) -> str:
-        return self.durable.internals.runner.advance(
-            RunRef(workflow, instance_id, run), task_id="task-1", node="celery@tests"
-        )
+        ref = RunRef(workflow, instance_id, run)
+        return self.durable.internals.runner.advance(ref, task_id="task-1", node="celery@tests").summary
 
     def work_at_once(self) -> None:
         """From now on a command that makes something due also has it advanced."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from celery_durable import Completed, Dead, LinearStep
+from celery_durable import Completed, Dead, LinearStep, Step, WorkflowEvent
 from celery_durable.cli.backends import http
 from celery_durable.definitions import define_linear
 from celery_durable.model import from_us
@@ -16,6 +18,12 @@ from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, OverHttp, served
 
 AT = "2030-01-01T00:00:02.012Z"
+
+
+class TripIn(BaseModel):
+    where: str
+    days: int
+    tags: list[str] = []
 
 
 @pytest.fixture(params=["direct", "http"])
@@ -100,7 +108,10 @@ def test_wake_starts_a_scheduled_instance_now(shop: Shop, connection: Any) -> No
     [
         (("show", "order", "none"), "Workflow 'order' has no instance 'none'.", 3),
         (("logs", "order", "o-1", "--run", "7"), "Instance 'o-1' of workflow 'order' has no run 7; it has runs 1", 3),
-        (("start", "ordre"), "No workflow is registered as 'ordre'", 3),
+        (("start", "ordre"), "The app knows no workflow 'ordre'.", 3),
+        (("ls", "-w", "ordre", "-s", "errored"), "The app knows no workflow 'ordre'.", 3),
+        (("explain", "ordre/o-1"), "The app knows no workflow 'ordre'.", 3),
+        (("start", "order"), "'order' needs order_id (str).", 1),
         (("start", "order", "-P", "order_id=1", "--id", "o-1"), "Workflow 'order' already has an instance 'o-1'.", 1),
         (("start", "order", "-P", "cents=1"), "Parameters of workflow 'order' are not valid: $.order_id", 1),
         (
@@ -293,3 +304,97 @@ def test_a_linear_run_goes_on_from_the_step_that_failed(shop: Shop, connection: 
     said = connection("skip", "parcel", "p-1", "PAYS", "--by", "eve")
     assert said.err.startswith("error: Cannot skip a step of instance 'p-1' of workflow 'parcel': it is complete.")
     assert connection("fork", "parcel", "p-1", "PAY", "--id", "p-2").rows == [["p-2"]]
+
+
+def test_what_each_instance_is_at(shop: Shop, connection: Any) -> None:
+    """A step that a worker runs, a wait, and a start that is to come."""
+    rows: list[Any] = []
+    renewer = shop.durable.internals.runner._renewer
+
+    def write_report() -> None:
+        renewer._renew_all()
+        shop.clock.advance(seconds=57)
+        renewer._renew_all()
+        rows[:] = [row[6:] for row in connection("ls", "-w", "report").rows]
+        rows.append(connection("explain", "report", "r-1").rows[0])
+        rows.append(json.loads(connection("ls", "-w", "report", "-o", "json").out)["instances"][-1])
+
+    @shop.durable.workflow(name="report")
+    def report(event: WorkflowEvent[None], step: Step) -> None:
+        if event.instance_id == "r-2":
+            step.gather(
+                step.submit_sleep("rest", "3 days"), step.submit_wait_for_event("sign", "signature", timeout="2 days")
+            )
+        step.do("long report", write_report)
+
+    for instance_id in ("r-1", "r-2"):
+        connection("start", "report", "--id", instance_id, "--label", "tenant=acme", "--label", "stage=new")
+    report.create(id="r-3", run_at=from_us(shop.clock.now_us) + timedelta(days=1))
+    shop.work("report", "r-2")
+    shop.work("report", "r-1")
+    *listed, explained, running = rows
+    assert listed == [
+        ["starts at 2030-01-02T00:00:00.000Z", "", ""],
+        ['sign: event "signature", times out at 2030-01-03T00:00:00.000Z', "stage=new tenant=acme", ""],
+        [
+            'step "long report", attempt 1, since 2030-01-01T00:00:00.000Z, on celery@tests',
+            "stage=new tenant=acme",
+            "",
+        ],
+    ]
+    assert explained == [
+        "RUNNING",
+        'It runs step "long report", attempt 1, for 57 s, on celery@tests; the lease is valid for 30 s.',
+    ]
+    assert (running["running"], running["worker"]) == (
+        {"stepKey": "long report", "attempt": 1, "since": "2030-01-01T00:00:00Z"},
+        "celery@tests",
+    )
+
+
+def test_a_mistyped_workflow_and_missing_parameters_are_named(shop: Shop, connection: Any) -> None:
+    @shop.durable.workflow(name="trip")
+    def trip(event: WorkflowEvent[TripIn], step: Step) -> None: ...
+
+    mistyped = connection("show", "tripp", "t-1")
+    assert (mistyped.code, mistyped.err) == (
+        3,
+        "error: The app knows no workflow 'tripp'.\n"
+        f"hint: Did you mean 'trip'? To list them: {connection.name} workflows\n",
+    )
+    assert connection("show", "unlike", "t-1").err.splitlines()[1] == f"hint: To list them: {connection.name} workflows"
+    missing = connection("start", "trip")
+    assert (missing.code, missing.err) == (
+        1,
+        f"error: 'trip' needs where (str), days (int).\nhint: {connection.name} start trip -P where=... -P days:=...\n",
+    )
+    listed = connection("workflows") if connection.name != "celery-durable" else connection("workflows", "list")
+    assert [row[1] for row in listed.rows if row[0] == "trip"] == ["where: str, days: int, tags?: list"]
+
+
+def test_a_workflow_that_only_the_database_knows_is_no_mistake(shop: Shop) -> None:
+    """Its code was removed, and its instances are still there."""
+    definition = shop.durable.workflows["nap"]
+    definition.create(id="n-1")
+    del shop.durable.internals.registry._definitions["nap"]
+    assert shop.pipe("ls", "-w", "nap", "-s", "errored").code == 0
+
+
+def test_operators_see_the_same_of_all_workflows(order: Shop, connection: Any) -> None:
+    connection("start", "echo", "--id", "e-1", "--params", "1")
+    assert [row[:3] for row in connection("ls").rows] == [["echo", "e-1", "active"], ["order", "o-1", "waiting"]]
+    document = json.loads(connection("ls", "-o", "json").out)
+    assert [each["workflowName"] for each in document["instances"]] == ["echo", "order"]
+    assert connection("stats").rows[:3] == [
+        ["count", "echo", "active", "1"],
+        ["count", "order", "waiting", "1"],
+        ["due", "1", AT],
+    ]
+    stats = json.loads(connection("stats", "-o", "json").out)
+    assert stats["instances"][0] == {"workflowName": "echo", "status": "active", "count": 1, "isExact": True}
+    assert stats["queues"][0]["name"] == "durable"
+    waits = connection("waits", "-t", "approval").rows
+    assert waits == [["approval", "order", "o-1", "await approval", AT, "2030-01-02T00:00:02.012Z", "waiting"]]
+    [wait] = json.loads(connection("waits", "-o", "json").out)["waits"]
+    assert (wait["instanceId"], wait["stepName"], wait["runNumber"]) == ("o-1", "await approval", 1)
+    assert connection("waits", "-t", "other").err == "No instance waits for an event of type 'other'.\n"

@@ -12,7 +12,7 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent, values
 from celery_durable.cli.output.render import describe_run
-from celery_durable.model import RunRef, to_us
+from celery_durable.model import ItemRef, RunRef, to_us
 from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, OverHttp, served
 from tests.references import reference_of
@@ -77,11 +77,12 @@ def test_who_does_the_steps_is_shown_and_told(album: Shop, connection: Any) -> N
     first = album.durable.internals.operations.history.read("album", "a-1").steps[0].task_id
     assert connection("explain", "album", "a-1").rows == [
         [
-            "WAITING_TASKS",
+            "TASK_NOT_CONSUMED",
             f"Waits for 2 Celery tasks, 0 of 2 have answered; the oldest is media.resize ({first}), under way for "
-            '0 ms, at step "cover"; the next times out in 1 h. Also: step "rest" waits for instance "n-1" of '
-            'workflow "nap".',
+            "0 ms, at step \"cover\"; the next times out in 1 h. No worker of this app consumes its queue 'celery'. If "
+            'no other application does, start one. Also: step "rest" waits for instance "n-1" of workflow "nap".',
         ],
+        ["action", "celery -A <your app> worker -Q celery"],
         ["action", f"celery -A <your app> inspect query_task {first}"],
     ]
 
@@ -106,10 +107,11 @@ def test_what_they_answer_is_followed_to_the_end(album: Shop, connection: Any) -
     answer(album, "back", values.encode_answer(None))
     with connection.when_it_waits(lambda: _wake(album)):
         said = connection("watch", "album", "a-1")
-    late, later = "2030-01-01T00:00:10.000Z", "2030-01-04T00:00:00.000Z"
+    start, late, later = "2030-01-01T00:00:00.000Z", "2030-01-01T00:00:10.000Z", "2030-01-04T00:00:00.000Z"
     assert (said.code, [row for row in said.rows if "waiting" not in row]) == (
         0,
         [
+            [start, "attempt", "failed", "step cover, attempt 1, failed: OSError: disk full"],
             [late, "step", "completed", "cover", "10 s", "2 attempts", ""],
             [late, "step", "completed", "back", "10 s", "", ""],
             [later, "step", "completed", "rest", ""],
@@ -264,3 +266,33 @@ def test_code_that_does_a_step_itself_does_not_follow(album: Shop, replayed: Any
     album.durable.workflow(name="album")(today)
     said = "Step 'cover' is recorded as 'task', but the code now calls it as 'do'."
     assert replayed()[-2][:2] == ["differs", said]
+
+
+def test_a_map_shows_its_counts_and_the_items_that_failed(shop: Shop, connection: Any) -> None:
+    @shop.durable.workflow(name="press")
+    def press(event: WorkflowEvent[None], step: Step) -> Any:
+        return step.map("pages", "media.resize", range(13), return_exceptions=True)
+
+    connection("start", "press", "--id", "p-1")
+    shop.work("press", "p-1")
+    shown = connection("show", "press", "p-1").rows
+    assert [row for row in shown if row[0] == "item"] == [["item", "pages", "13", "0", "0", "", "", ""]]
+    store, ref = shop.durable.internals.store, RunRef("press", "p-1", 1)
+    pk = shop.durable.internals.operations.queries.get("press", "p-1").instance.pk
+    fail = values.encode_error_answer("OSError", "disk full", is_non_retryable=True)
+    for position in range(12):
+        answered = values.encode_answer('"done"') if position == 4 else fail
+        reference = reference_of(store, ref, ItemRef(pk, "pages", position, 1).type)
+        assert shop.durable.internals.operations.answers.accept(reference, answered).is_taken
+    rows = [row for row in connection("show", "press", "p-1").rows if row[0] == "item"]
+    assert [row[:5] for row in rows] == [["item", "pages", "13", "1", "11"] for _ in range(10)]
+    assert [row[5] for row in rows] == ["0", "1", "2", "3", "5", "6", "7", "8", "9", "10"]
+    assert rows[0][6:] == ["1", "OSError: disk full"]
+    document = json.loads(connection("show", "press", "p-1", "-o", "json").out)
+    [step] = document["steps"]
+    assert {**step["items"], "failures": len(step["items"]["failures"])} == {
+        "total": 13, "done": 1, "failed": 11, "failures": 10,
+    }  # fmt: skip
+    assert step["items"]["failures"][4] == {
+        "position": 5, "attempts": 1, "error": {"name": "OSError", "message": "disk full"},
+    }  # fmt: skip

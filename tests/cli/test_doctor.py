@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,57 +17,16 @@ from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import Outage
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
+from celery_durable.store.schema import REVISION
 from celery_durable.tasks import ADVANCE
 from tests.celery.embedded import until, worker
 from tests.cli.conftest import Said
+from tests.cli.installations import Make, findings, make, one
 from tests.cli.test_refusals import call
-from tests.services import BROKERS, missing
+from tests.services import BROKERS
 
+__all__ = ["make"]
 REDIS, RABBITMQ = BROKERS["redis"], BROKERS["rabbitmq"]
-Make = Callable[..., Celery]
-
-
-@pytest.fixture
-def make(store_url: str) -> Iterator[Make]:
-    made: list[Celery] = []
-
-    def build(broker: str = "memory://", **settings: Any) -> Celery:
-        app = Celery("shop", broker=broker, set_as_current=False)
-        app.conf.durable_database_url = store_url
-        app.conf.control_exchange = f"control-{uuid.uuid4().hex[:8]}"
-        app.conf.broker_transport_options = {"polling_interval": 0.01}
-        app.conf.update(settings)
-        durable = Durable(app)
-        made.append(app)
-
-        @durable.workflow(name="order")
-        def order(event: WorkflowEvent[Any], step: Step) -> None:
-            step.sleep("nap", "1 day")
-
-        return app
-
-    yield build
-    for app in made:
-        app.durable.close()
-        app.close()
-
-
-def findings(app: Celery) -> dict[str, list[tuple[str, str, str]]]:
-    said = call(app, "doctor")
-    found: dict[str, list[tuple[str, str, str]]] = {}
-    for level, about, sentence, *remedy in (line.split("\t") for line in said.out.splitlines()):
-        found.setdefault(about, []).append((level, sentence, *remedy))
-    levels = {level for each in found.values() for level, *_ in each}
-    assert said.code == (1 if "FAIL" in levels else 0), said
-    for each in found.values():
-        for level, _, remedy in each:
-            assert bool(remedy) is (level != "OK"), each
-    return found
-
-
-def one(app: Celery, about: str) -> tuple[str, str, str]:
-    (found,) = findings(app)[about]
-    return found
 
 
 def live(app: Celery, *pulses: HeartbeatUpdate) -> None:
@@ -122,7 +79,7 @@ def test_the_database_is_told_with_version_isolation_and_revision(make: Make, da
     ((level, sentence, _),) = found["database"]
     isolation = "SERIALIZABLE" if database == "sqlite" else "READ COMMITTED"
     assert (level, sentence.startswith(f"{database} "), sentence.endswith(f", {isolation}.")) == ("OK", True, True)
-    assert found["tables"] == [("OK", "The tables are at revision 0001; this version needs 0001.", "")]
+    assert found["tables"] == [("OK", f"The tables are at revision {REVISION}; this version needs {REVISION}.", "")]
     ((level, sentence, _),) = found["clock"]
     assert (level, sentence.startswith("This machine's clock is ")) == ("OK", True)
 
@@ -197,72 +154,6 @@ def test_pools_and_eagerness_that_do_not_fit_are_told(make: Make) -> None:
 def test_a_visibility_timeout_below_the_lease_is_told(make: Make, options: dict[str, Any], level: str) -> None:
     app = make("redis://127.0.0.1:1/0", broker_transport_options=options)
     assert one(app, "visibility_timeout")[0] == level
-
-
-# --- servers ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://guest:secret@127.0.0.1:1//"])
-def test_a_broker_that_does_not_answer_is_a_failure(make: Make, url: str) -> None:
-    level, sentence, remedy = one(make(url), "broker")
-    assert (level, remedy) == ("FAIL", "Is the server running, and is broker_url right?")
-    assert sentence.startswith("The broker ")
-    assert "secret" not in sentence
-
-
-@pytest.mark.parametrize(
-    ("kind", "url", "option"), [("redis", REDIS, "socket_timeout"), ("rabbitmq", RABBITMQ, "read_timeout")]
-)
-@pytest.mark.parametrize("is_set", [False, True])
-def test_a_broker_whose_silence_is_not_bounded_is_told(
-    make: Make, kind: str, url: str, option: str, is_set: bool
-) -> None:
-    found = findings(make(url, broker_transport_options={option: 5} if is_set else {}))
-    if found["broker"][0][0] == "FAIL":
-        missing(kind, found["broker"][0][1])
-    ((level, sentence, remedy),) = found[option]
-    assert level == ("OK" if is_set else "WARN"), sentence
-    assert (option in remedy) is not is_set
-
-
-@pytest.mark.parametrize(
-    ("url", "sentence"),
-    [
-        ("postgresql+psycopg://nobody@127.0.0.1:1/none", "The database cannot be used: "),
-        ("mysql+pymysql://nobody@127.0.0.1:1/none", "The database cannot be used: "),
-        ("oracle://nobody@127.0.0.1/none", "oracle is not supported."),
-        (None, "durable_database_url is not set."),
-    ],
-)
-def test_a_database_that_cannot_be_used_is_a_failure(
-    make: Make, url: str | None, sentence: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = findings(make(durable_database_url=url))
-    ((level, said, _),) = found["database"]
-    assert (level, said.startswith(sentence)) == ("FAIL", True), said
-    assert "tables" not in found
-    assert "workers" not in found
-
-
-def test_missing_tables_are_a_failure(make: Make, tmp_path: Any) -> None:
-    found = findings(make(durable_database_url=f"sqlite:///{tmp_path}/empty.sqlite3"))
-    assert found["tables"] == [
-        ("FAIL", "The tables do not exist; this version needs 0001.", "celery -A <your app> durable migrate")
-    ]
-    assert "dispatcher" not in found
-
-
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
-    engine = sa.create_engine(store_url, connect_args={"options": "-c default_transaction_read_only=on"})
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    durable = Durable(app, engine=engine)
-    level, sentence, remedy = one(app, "database")
-    assert (level, sentence.endswith(" is read-only: a standby?")) == ("FAIL", True)
-    assert remedy == "Name the server that takes writes in durable_database_url."
-    durable.close()
-    engine.dispose()
 
 
 # --- processes ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ def test_a_person_reads_a_sentence_and_what_to_type(order: Shop) -> None:
     assert plain(order.terminal("explain", "order/o-1")) == (
         "order/o-1   WAITING_EVENT\n"
         '  Waits for event "approval" at step "await approval"; times out in 23 h 20 min. An event "aproval" is '
-        'buffered, but the wait is for "approval": a typing mistake?\n'
+        'stored, but the wait is for "approval": a typing mistake?\n'
         "  Try: celery -A <your app> durable send-event order o-1 approval --payload '{...}'"
     )
 

@@ -14,9 +14,14 @@ SHOP = """
 from celery import Celery
 from celery_durable import Durable
 
-app = Celery("shop")
+app = Celery("shop", broker="memory://")
 app.conf.durable_database_url = "sqlite:///durable.sqlite3"
-Durable(app)
+durable = Durable(app)
+
+
+@durable.workflow
+def order(event, step):
+    pass
 """
 PROGRAM = """
 import sys
@@ -71,8 +76,9 @@ def test_a_call_on_the_database_imports_no_http_and_no_terminal(
 ) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     shutil.copy(sqlite_template, tmp_path / "durable.sqlite3")
+    subprocess.run([sys.executable, "-c", "import shop; shop.order.create(id='o-1')"], cwd=tmp_path, check=True)
     status, modules = call(tmp_path, "celery.bin.celery", "-A", "shop", "durable", *words)
-    assert status == ("EXIT 3" if "explain" in words else "EXIT 0")
+    assert status == "EXIT 0"
     assert "celery_durable.store" in modules
     assert modules & (HTTP_CLIENT | TERMINAL | SERVER | TESTING | MODELS | PASSES | {"alembic"}) == set()
 

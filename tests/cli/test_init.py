@@ -6,6 +6,8 @@ import os
 import shlex
 import subprocess
 import sys
+import tomllib
+from importlib import resources
 from pathlib import Path
 
 import click
@@ -34,24 +36,30 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(120)
-def test_what_it_writes_runs_passes_its_test_and_is_typed(folder: Path) -> None:
+def test_what_it_writes_runs_and_passes_its_test(folder: Path) -> None:
     said = call(Default("default", set_as_current=False), "init")
     assert (said.code, said.rows[:2]) == (0, [["wrote", "shop.py"], ["wrote", "test_shop.py"]]), said.err
     tested = run(folder, "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py")
     assert tested.returncode == 0, tested.stdout
     assert "2 passed" in tested.stdout
+    asked = run(folder, "celery", "-A", "shop", "durable", "replay", "--file", "none.json")
+    assert "error: none.json cannot be read" in asked.stderr  # the app is found, and its Durable
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_what_it_writes_is_typed(folder: Path) -> None:
+    assert call(Default("default", set_as_current=False), "init").code == 0
     typed = run(folder, "mypy", "--strict", "shop.py", "test_shop.py")
     assert typed.returncode == 0, typed.stdout
     assert run(folder, "ruff", "check", "--isolated", ".").returncode == 0
-    asked = run(folder, "celery", "-A", "shop", "durable", "replay", "--file", "none.json")
-    assert "error: none.json cannot be read" in asked.stderr  # the app is found, and its Durable
 
 
 def test_what_it_says_to_type_can_be_typed() -> None:
     said = call(Default("default", set_as_current=False), "init", "orders")
     lines = [words for what, words in said.rows if what == "do"]
-    assert lines[-1] == "python -m pytest test_orders.py"
-    for line in lines[:-1]:
+    assert lines[-2:] == ["python -m pip install pytest", "python -m pytest test_orders.py"]
+    for line in lines[:-2]:
         *prefix, name = shlex.split(line)[:5]
         assert prefix == ["celery", "-A", "orders", "durable"]
         command = durable_command.get_command(click.Context(durable_command), name)
@@ -93,3 +101,12 @@ def test_an_app_of_ones_own_gets_the_workflow_alone(folder: Path) -> None:
     said = call(app, "init", "others")
     assert (said.code, said.err.splitlines()[0]) == (1, "error: The app has a workflow 'order' already.")
     assert not (folder / "others.py").exists()
+
+
+def test_the_wheel_has_the_templates() -> None:
+    templates = resources.files("celery_durable.cli") / "templates"
+    assert {each.name for each in templates.iterdir()} == {
+        "imports.txt", "imports_and_app.txt", "test.txt", "workflow.txt"
+    }  # fmt: skip
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert built == {"packages": ["celery_durable"]}  # all files of the package that git does not ignore

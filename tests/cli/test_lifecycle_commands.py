@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from celery_durable.store.schema import REVISION
 from tests.cli.conftest import Shop
 
 # --- start --------------------------------------------------------------------------------------
@@ -100,6 +102,22 @@ def test_waiting_ends_at_the_timeout_and_the_instance_goes_on(shop: Shop) -> Non
     assert said.err == (
         "error: Instance 'n-1' of workflow 'nap' is still active after 3 s.\n"
         "hint: The instance continues by itself; ask again, or wait longer.\n"
+    )
+
+
+def test_start_limits_the_duration_of_runs(shop: Shop) -> None:
+    assert shop.pipe("start", "nap", "--id", "n-1", "--max-run", "2 hours").code == 0
+    shop.work("nap", "n-1")
+    assert ["limit", "7200"] in shop.pipe("show", "nap", "n-1").rows
+    assert "  Each run may take 2 h\n" in shop.terminal("show", "nap", "n-1")
+    assert json.loads(shop.pipe("show", "nap", "n-1", "-o", "json").out)["run"]["maxRunMs"] == 7_200_000
+    shop.clock.advance(seconds=7200)
+    shop.work("nap", "n-1")
+    assert shop.durable.internals.operations.queries.read("nap", "n-1").status == "terminated"
+    said = shop.pipe("start", "nap", "--id", "n-1", "--restart", "--max-run", "2 hours")
+    assert (said.code, said.err.splitlines()[-1]) == (
+        2,
+        "Error: --max-run is for a new instance: a restarted one keeps its limit.",
     )
 
 
@@ -210,13 +228,13 @@ def test_migrate_makes_the_tables_once(tmp_path: Path, monkeypatch: pytest.Monke
     hint = "hint: Bring it up to date: celery -A <your app> durable migrate\n"
     for words in (("migrate", "--check"), ("ls",), ("start", "echo")):
         said = shop.pipe(*words)
-        assert (
-            said.err == "error: The database has no celery_durable tables; this version needs revision '0001'.\n" + hint
+        assert said.err == (
+            f"error: The database has no celery_durable tables; this version needs revision '{REVISION}'.\n" + hint
         )
         assert said.code == 1
-    assert shop.pipe("migrate").rows == [["Migrated", "revision none -> 0001"]]
-    assert shop.pipe("migrate").rows == [["Up to date", "revision 0001"]]
-    assert shop.pipe("migrate", "--check").rows == [["Up to date", "revision 0001"]]
+    assert shop.pipe("migrate").rows == [["Migrated", f"revision none -> {REVISION}"]]
+    assert shop.pipe("migrate").rows == [["Up to date", f"revision {REVISION}"]]
+    assert shop.pipe("migrate", "--check").rows == [["Up to date", f"revision {REVISION}"]]
     assert shop.pipe("ls").code == 0
     with shop.durable.internals.store.engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE workflow_label")

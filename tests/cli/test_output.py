@@ -18,9 +18,9 @@ from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, served
 
 CREATED, COUNTED = "2030-01-01T00:00:00Z", "2030-01-01T00:00:02.012000Z"
-CLI_PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+CLI_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 READING = ("workflows", "ls", "show", "history", "logs", "watch", "explain")
-READING_THE_DATABASE = ("waiters", "waits", "leases", "stats", "outbox", "replay", "doctor")
+READING_THE_DATABASE = ("waiters", "waits", "leases", "stats", "outbox", "preflight", "replay", "doctor")
 WAIT = {
     "stepKey": "await approval",
     "name": "await approval",
@@ -86,6 +86,7 @@ def test_a_list_is_a_page_of_the_api_with_the_workflow_of_each_instance(order: S
                 "details": {"status": "active"},
                 "runNumber": 1,
                 "labels": {"tenant": "acme"},
+                "runAt": COUNTED,
                 "createdAt": COUNTED,
                 "updatedAt": COUNTED,
             }
@@ -95,13 +96,14 @@ def test_a_list_is_a_page_of_the_api_with_the_workflow_of_each_instance(order: S
     rest = read(Direct(order), "ls", "--limit", "1", "--cursor", cursor)
     assert [each["id"] for each in rest["instances"]] == ["o-1"]
     assert rest["hasNextPage"] is False
-    assert read(Direct(order), "ls", "-w", "none") == {"instances": [], "hasNextPage": False}
+    assert read(Direct(order), "ls", "-w", "echo") == {"instances": [], "hasNextPage": False}
 
 
 def test_show_prints_the_run_with_its_steps_events_and_published_values(order: Shop) -> None:
     found = read(Direct(order), "show", "order", "o-1")
     assert list(found) == [
-        "workflowName", "instanceId", "runNumber", "run", "steps", "events", "published", "currentRunNumber",
+        "workflowName", "instanceId", "runNumber", "run", "steps", "events", "attempts", "published",
+        "currentRunNumber",
     ]  # fmt: skip
     assert found["run"] == {
         "details": {"status": "waiting"},
@@ -134,12 +136,15 @@ def test_updates_are_one_line_each(order: Shop) -> None:
 
 def test_overviews_of_the_database(order: Shop) -> None:
     direct = Direct(order)
-    assert read(direct, "workflows") == {
-        "workflows": [{"name": name} for name in ("bad", "charge", "echo", "nap", "order")]
-    }
+    *others, order_in = read(direct, "workflows")["workflows"]
+    assert others == [{"name": name} for name in ("bad", "charge", "echo", "nap")]
+    assert order_in["parameters"] == [
+        {"name": "order_id", "type": "str", "required": True},
+        {"name": "cents", "type": "int", "required": False},
+    ]
     stats = read(direct, "stats")
-    assert stats["instances"] == [{"workflowName": "order", "status": "waiting", "count": 1}]
-    assert stats["due"] == {"count": 0, "oldest": None}
+    assert stats["instances"] == [{"workflowName": "order", "status": "waiting", "count": 1, "isExact": True}]
+    assert stats["due"] == {"count": 0, "isExact": True, "oldest": None}
     assert [list(queue) for queue in stats["queues"]] == [["name", "messages"]]
     run = {"workflowName": "order", "instanceId": "o-1", "runNumber": 1}
     assert read(direct, "waits") == {
@@ -169,7 +174,7 @@ def test_overviews_of_the_database(order: Shop) -> None:
 
 def test_a_table_may_go_into_a_pipe_and_records_onto_a_terminal(order: Shop) -> None:
     assert order.pipe("ls", "-o", "table").out.splitlines()[0].split() == [
-        "WORKFLOW", "ID", "STATUS", "RUN", "CREATED", "CHANGED", "NEXT",
+        "WORKFLOW", "ID", "STATUS", "RUN", "CREATED", "CHANGED", "AT",
     ]  # fmt: skip
     assert order.terminal("ls", "-o", "tsv") == order.pipe("ls").out.rstrip()
     assert json.loads(order.terminal("explain", "order", "o-1", "--json"))["code"] == "WAITING_EVENT"
@@ -182,7 +187,7 @@ def test_an_unknown_format_is_wrong_usage(shop: Shop) -> None:
 
 
 def documented_fields() -> dict[str, set[str]]:
-    """The fields that docs/cli.md names for each command that reads."""
+    """The fields that docs/reference/cli.md names for each command that reads."""
     page = CLI_PAGE.read_text(encoding="utf-8").partition("| Command | JSON |")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ", maxsplit=1) for line in page.splitlines() if line.startswith("| `")]
     return {command.strip("`"): set(re.findall(r"`([a-zA-Z]+)`", fields)) for command, fields in rows}
@@ -209,7 +214,8 @@ def full(order: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     lists: dict[str, Any] = {}
 
     def print_lists() -> None:
-        for words in ("ls --limit 1", "workflows", "waiters prices --limit 1", "waits", "leases", "outbox", "stats"):
+        order.durable.internals.runner._renewer._renew_all()
+        for words in ("ls --limit 2", "workflows", "waiters prices --limit 1", "waits", "leases", "outbox", "stats"):
             lists[words.split()[0]] = read(Direct(order), *words.split())
         lists["explain"] = read(Direct(order), "explain", "order", "o-1")
         lists["doctor"] = json.loads(order.pipe("doctor", "-o", "json").out)
@@ -235,7 +241,7 @@ def test_the_page_names_the_fields_of_every_list(full: dict[str, Any]) -> None:
     other_words = {"ls": {"true"}, "stats": {"null"}, "outbox": {"null"}, "explain": {"json"}, "doctor": {"json"}}
     found = {command: printed_fields(document) for command, document in full.items()}
     stated = {command: documented[command] - other_words.get(command, set()) for command in found}
-    assert found["stats"] | {"count", "oldest"} == stated.pop("stats")
+    assert found["stats"] | {"count", "isExact", "oldest"} == stated.pop("stats")
     assert {command: found[command] for command in stated} == stated
 
 

@@ -103,10 +103,18 @@ def test_a_sweep_that_comes_once_sends_again_what_was_lost_and_nothing_that_wait
     assert sweep() == [["Published", "1"]]
 
 
-def test_workflows_are_named_with_their_queues_and_functions(shop: Shop) -> None:
+def test_workflows_are_named_with_their_parameters_queues_and_functions(shop: Shop) -> None:
     rows = shop.pipe("workflows").rows
-    assert [row[:2] for row in rows] == [[name, "durable"] for name in ("bad", "charge", "echo", "nap", "order")]
-    assert rows[0][2] == "tests.cli.conftest.Shop._add_workflows.<locals>.bad"
+    parameters = {"order": "order_id: str, cents?: int"}
+    names = ("bad", "charge", "echo", "nap", "order")
+    assert [row[:3] for row in rows] == [[name, parameters.get(name, ""), "durable"] for name in names]
+    assert rows[0][3] == "tests.cli.conftest.Shop._add_workflows.<locals>.bad"
+
+
+def test_workflows_are_listed_without_a_database(shop: Shop) -> None:
+    shop.app.conf.durable_database_url = "postgresql+psycopg://nobody@127.0.0.1:1/none"
+    shop.durable.internals.__dict__.pop("store", None)
+    assert [row[0] for row in shop.pipe("workflows").rows] == ["bad", "charge", "echo", "nap", "order"]
 
 
 def test_a_list_is_watched_until_it_is_interrupted(order: Shop) -> None:

@@ -49,6 +49,35 @@ def holding(event, step):
     return [step.do("first", hold), step.do("second", str)]
 """
 
+SLOW_START = """
+from celery import bootsteps
+
+class SlowStart(bootsteps.StartStopStep):
+    def start(self, worker):
+        pathlib.Path("starting").touch()
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+
+app.steps["worker"].add(SlowStart)
+
+"""
+
+SIGNAL_IN_WAIT = """
+import signal, threading
+
+real_wait, signalled = threading.Event.wait, []
+
+def wait(event, timeout=None):
+    if threading.current_thread() is threading.main_thread() and timeout is not None and not signalled:
+        signalled.append(True)
+        with event._cond:  # as wait() itself holds it for some instructions
+            signal.raise_signal(signal.SIGINT)
+    return real_wait(event, timeout)
+
+threading.Event.wait = wait
+
+"""
+
 
 class Folder:
     """A folder with an app, and `celery` in it."""
@@ -219,6 +248,85 @@ def test_dev_stops_after_the_running_step_and_goes_on_when_started_again(folder:
     assert "first" not in folder.log(1)
     again.send_signal(signal.SIGTERM)
     assert again.wait(20) == 0
+
+
+def test_dev_restarts_after_the_running_step_when_the_code_is_edited(folder: Folder) -> None:
+    dev = folder.start("-A", "shop", "durable", "dev")
+    folder.await_log("Ctrl-C")
+    folder.celery("-A", "shop", "durable", "start", "hold", "--id", "h-1")
+    folder.wait(folder.path.joinpath("held").exists, "the step")
+    code = folder.path / "shop.py"
+    code.write_text(SHOP.replace("return [step.do", "return [step.do("))
+    folder.await_log("Not reloaded: ")
+    code.write_text(SHOP.replace('step.do("second", str)', 'step.do("second", str.upper, "edited")'))
+    folder.await_log("Reloading after the current steps: shop.py changed.")
+    assert folder.log().count("start one") == 1
+    folder.path.joinpath("held").unlink()
+    folder.await_log("run\tcomplete")
+    assert folder.log().count("start one") == 2
+    shown = folder.celery("-A", "shop", "durable", "show", "hold", "h-1", "--full").stdout
+    assert shown.splitlines()[-1] == 'output\t["held","EDITED"]'
+    assert dev.poll() is None
+    dev.send_signal(signal.SIGTERM)
+    assert dev.wait(20) == 0
+
+
+def test_dev_reloads_although_a_file_with_a_mistake_was_deleted(folder: Folder) -> None:
+    other = folder.path / "other.py"
+    other.write_text("")
+    folder.path.joinpath("shop.py").write_text(f"import other\n{SHOP}")
+    dev = folder.start("-A", "shop", "durable", "dev")
+    folder.await_log("Ctrl-C")
+    other.write_text("def (")
+    folder.await_log("Not reloaded: ")
+    other.unlink()
+    folder.path.joinpath("shop.py").write_text(SHOP)
+    folder.await_log("Reloading after the current steps: shop.py changed.")
+    folder.wait(lambda: folder.log().count("start one") == 2, "the restart")
+    dev.send_signal(signal.SIGTERM)
+    assert dev.wait(20) == 0
+
+
+def test_dev_ends_although_it_is_stopped_before_its_worker_consumes(folder: Folder) -> None:
+    folder.path.joinpath("slow.py").write_text(SHOP.replace("@durable_workflow", SLOW_START + "@durable_workflow", 1))
+    dev = folder.start("-A", "slow", "durable", "dev")
+    folder.wait(folder.path.joinpath("starting").exists, "the start of the worker")
+    dev.send_signal(signal.SIGTERM)
+    folder.await_log("Stopping after the current steps.")
+    folder.path.joinpath("go").touch()
+    assert dev.wait(20) == 0
+
+
+def test_dev_stops_at_whatever_instruction_the_signal_arrives(folder: Folder) -> None:
+    """`Event.set` in a signal handler waits for ever if the interrupted code holds the lock of the event."""
+    folder.path.joinpath("shop.py").write_text(SHOP + SIGNAL_IN_WAIT)
+    dev = folder.start("-A", "shop", "durable", "dev", "--no-reload")
+    folder.await_log("Ctrl-C")
+    dev.send_signal(signal.SIGINT)
+    assert dev.wait(20) == 0
+    assert "Stopping after the current steps." in folder.log()
+
+
+def test_dev_that_is_stopped_or_told_not_to_does_not_reload(folder: Folder) -> None:
+    dev = folder.start("-A", "shop", "durable", "dev", "--no-reload")
+    folder.await_log("Ctrl-C")
+    folder.path.joinpath("shop.py").write_text(SHOP + "\n# edited\n")
+    folder.celery("-A", "shop", "durable", "start", "order", "-P", "order_id=42", "--id", "o-1")
+    folder.await_log("await approval")
+    assert "Reloading" not in folder.log()
+    dev.send_signal(signal.SIGTERM)
+    assert dev.wait(20) == 0
+
+    again = folder.start("-A", "shop", "durable", "dev")
+    folder.await_log("Ctrl-C", 1)
+    folder.celery("-A", "shop", "durable", "start", "hold", "--id", "h-1")
+    folder.wait(folder.path.joinpath("held").exists, "the step", 1)
+    again.send_signal(signal.SIGINT)
+    folder.await_log("Stopping after the current steps.", 1)
+    folder.path.joinpath("shop.py").write_text(SHOP)
+    folder.path.joinpath("held").unlink()
+    assert again.wait(20) == 0
+    assert "Reloading" not in folder.log(1)
 
 
 def test_dev_that_is_asked_twice_stops_at_once(folder: Folder) -> None:

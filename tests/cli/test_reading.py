@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from typing import Any
@@ -12,9 +13,14 @@ from celery_durable import NonRetryableError
 from celery_durable.cli.backends.stored import StoreBackend
 from celery_durable.cli.commands.follow import Follower
 from celery_durable.cli.output.console import Styled
+from tests.cli import conftest
 from tests.cli.conftest import Shop
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+RAISED_AT = f"{conftest.__file__}:{inspect.getsourcelines(Shop._add_workflows)[1] + 7}"
+"""Where the step "charge card" raises."""
 
 
 def plain(text: str) -> str:
@@ -28,10 +34,13 @@ def test_ls_shows_the_newest_first_and_what_is_in_trouble(order: Shop) -> None:
     order.clock.advance(minutes=40)
     order.pipe("start", "bad", "--id", "b-1")
     order.work("bad", "b-1")
-    assert plain(order.terminal("ls")) == (
-        "WORKFLOW   ID    STATUS    RUN   CREATED      CHANGED      NEXT             ERROR\n"
-        "bad        b-1   errored   1     now          now                           NoPaper: out of paper\n"
-        "order      o-1   waiting   1     40 min ago   40 min ago   in 23 h 20 min"
+    assert plain(order.terminal("ls", columns=150)) == (
+        "WORKFLOW   ID    STATUS    RUN   CREATED      CHANGED      "
+        "AT                                                           ERROR\n"
+        "bad        b-1   errored   1     now          now          "
+        "                                                             NoPaper: out of paper\n"
+        "order      o-1   waiting   1     40 min ago   40 min ago   "
+        'await approval: event "approval", times out in 23 h 20 min'
     )
 
 
@@ -47,6 +56,7 @@ def test_ls_in_a_pipe_is_one_record_a_line_without_head_and_with_exact_times(ord
             "2030-01-01T00:00:02.012Z",
             "2030-01-01T00:00:02.012Z",
             "",
+            "",
             "NoPaper: out of paper",
         ],
         [
@@ -56,7 +66,8 @@ def test_ls_in_a_pipe_is_one_record_a_line_without_head_and_with_exact_times(ord
             "1",
             "2030-01-01T00:00:00.000Z",
             "2030-01-01T00:00:02.012Z",
-            "2030-01-02T00:00:02.012Z",
+            'await approval: event "approval", times out at 2030-01-02T00:00:02.012Z',
+            "",
             "",
         ],
     ]
@@ -110,10 +121,13 @@ def test_show_tells_of_a_retry_and_its_error_without_control_characters(shop: Sh
     shop.pipe("start", "charge", "--id", "c-1")
     shop.work("charge", "c-1")
     shop.clock.advance(seconds=4)
-    assert plain(shop.terminal("show", "charge", "c-1", columns=140)) == (
+    shown, _, attempts = plain(shop.terminal("show", "charge", "c-1", columns=140)).partition("\n\nFAILED ATTEMPT")
+    assert len(attempts.splitlines()) == 2
+    assert shown == (
         "charge/c-1   waiting   run 1   created 6 s ago\n"
-        '  Tries step "charge card" again in 6.0 s; attempt 1/4 failed: ConnectionError: the gateway is away for c-1.\n'
-        "  Try: celery -A <your app> durable logs charge c-1 --level warn\n"
+        '  Tries step "charge card" again in 6.0 s; attempt 1/4 failed: ConnectionError: the gateway is away for c-1. '
+        f"Raised at {RAISED_AT}.\n"
+        "  Try: celery -A <your app> durable show charge c-1 --full\n"
         "\n"
         "STEP          TYPE   STATUS    ATTEMPTS   TOOK    WAITS FOR               ERROR\n"
         "charge card   do     waiting   1/4        5.5 s   next attempt in 6.0 s   "
@@ -149,9 +163,11 @@ def test_show_of_an_ended_run_and_of_the_one_before_it(shop: Shop) -> None:
         "  It is due; a worker should claim it at any moment. But no worker consumes queue 'durable'.\n"
         "  Try: celery -A <your app> worker -Q durable"
     )
-    assert plain(shop.terminal("show", "bad", "b-1", "--run", "1")) == (
+    shown, _, attempts = plain(shop.terminal("show", "bad", "b-1", "--run", "1")).partition("\n\nFAILED ATTEMPT")
+    assert shown == (
         "bad/b-1   errored   run 1 (the current one is 2)   created 2 h ago   ended 2 h ago\n  NoPaper: out of paper"
     )
+    assert len(attempts.splitlines()) == 2
 
 
 def test_show_in_full_has_every_value_and_exact_times(order: Shop) -> None:
@@ -213,7 +229,9 @@ def test_show_in_a_pipe_names_error_and_reason(shop: Shop) -> None:
     shop.work("bad", "b-1")
     shop.pipe("start", "nap", "--id", "n-1")
     shop.pipe("terminate", "nap", "n-1", "--reason", "sold\ttwice")
-    assert shop.pipe("show", "bad", "b-1").rows[1:] == [["error", "NoPaper", "out of paper"]]
+    error, attempt = shop.pipe("show", "bad", "b-1").rows[1:]
+    assert error == ["error", "NoPaper", "out of paper"]
+    assert [attempt[0], attempt[-1]] == ["attempt", "NoPaper: out of paper"]
     assert shop.pipe("show", "nap", "n-1").rows[1:] == [["reason", "sold twice"]]
 
 
@@ -310,6 +328,9 @@ def test_without_rich_a_terminal_gets_tabs_under_a_head(order: Shop, monkeypatch
     order.no_color = True
     shown = order.terminal("ls")
     assert [line.split() for line in shown.splitlines()] == [
-        ["WORKFLOW", "ID", "STATUS", "RUN", "CREATED", "CHANGED", "NEXT"],
-        ["order", "o-1", "waiting", "1", "2", "s", "ago", "now", "in", "1", "d"],
+        ["WORKFLOW", "ID", "STATUS", "RUN", "CREATED", "CHANGED", "AT"],
+        [
+            *("order", "o-1", "waiting", "1", "2", "s", "ago", "now"),
+            *("await", "approval:", "event", '"approval",', "times", "out", "in", "1", "d"),
+        ],
     ]

@@ -45,8 +45,8 @@ def call(app: Celery, *words: str) -> Said:
         ),
         (
             ("start", "ordre"),
-            "No workflow is registered as 'ordre' in this process (registered: bad, charge, echo, nap, order).",
-            "Import the module that defines it, or add it to the Celery app's `imports`.",
+            "The app knows no workflow 'ordre'.",
+            "Did you mean 'order'? To list them: celery -A <your app> durable workflows",
             3,
         ),
         (
@@ -126,7 +126,7 @@ def test_no_database_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.
             4,
         ),
         ("postgresql+nodriver://nobody@127.0.0.1/none", "error: durable_database_url cannot be used: ", 1),
-        ("postgresql+asyncpg://nobody@127.0.0.1/none", "error: The database driver is not installed: ", 1),
+        ("postgresql+pg8000://nobody@127.0.0.1/none", "error: The database driver is not installed: ", 1),
         ("oracle://nobody@127.0.0.1/none", "error: oracle is not supported.\nhint: Use PostgreSQL 15", 1),
         ("nonsense", "error: durable_database_url cannot be used: ", 1),
     ],

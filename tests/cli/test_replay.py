@@ -26,7 +26,7 @@ def forbidden() -> Any:
 
 def deploy(shop: Shop, code: Code, **options: Any) -> None:
     """The code of today."""
-    code.__qualname__ = "trip"
+    code.__module__, code.__qualname__ = __name__, "trip"
     shop.durable.workflow(name="trip", **options)(code)
 
 

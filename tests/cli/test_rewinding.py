@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.conftest import Shop
+from tests.cli.connections import Direct, OverHttp, served
 
 
 def test_an_instance_is_rewound_and_show_tells_from_where(order: Shop) -> None:
@@ -59,3 +60,19 @@ def test_steps_are_settled_by_hand_and_show_tells_by_whom(shop: Shop, monkeypatc
     shop.no_color = True
     assert "BY HAND" in shop.terminal("show", "charge", "c-1")
     assert shop.pipe("skip", "charge", "c-1", "charge card").code == 1
+
+
+@pytest.mark.parametrize("is_over_http", [False, True], ids=["direct", "http"])
+def test_a_retry_may_start_later(shop: Shop, is_over_http: bool) -> None:
+    with served(shop) as api:
+        _retry_later(shop, api if is_over_http else Direct(shop))
+
+
+def _retry_later(shop: Shop, connection: Direct | OverHttp) -> None:
+    connection("start", "bad", "--id", "b-1")
+    shop.work("bad", "b-1")
+    said = connection("retry", "bad", "b-1", "--delay", "10 minutes")
+    assert said.rows == [["Will retry", "bad/b-1", "run 2"]], said.err
+    assert connection("ls", "-w", "bad").rows[0][2:4] == ["waiting", "2"]
+    sentence = "A new run is to start later, and starts in 10 min."
+    assert connection("explain", "bad", "b-1").rows[0] == ["SCHEDULED", sentence]

@@ -87,7 +87,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_reads_are_tried_again_after_a_while_that_the_server_may_name(slept: list[float]) -> None:
     script = Scripted(BUSY, None, LIST)
     with script.serve() as url:
-        assert remote("-b", url, "workflows", "list").rows == [["order", "", ""]]
+        assert remote("-b", url, "workflows", "list").rows == [["order", "", "", ""]]
     assert script.asked == ["GET /api/workflows"] * 3
     assert slept == [7.0, 14.0]
 
@@ -193,7 +193,7 @@ def test_an_odd_problem_is_no_traceback(body: bytes) -> None:
 def test_a_server_error_is_tried_again_where_that_can_do_nothing_twice(slept: list[float]) -> None:
     script = Scripted((500, {}, None), LIST)
     with script.serve() as url:
-        assert remote("-b", url, "workflows", "list").rows == [["order", "", ""]]
+        assert remote("-b", url, "workflows", "list").rows == [["order", "", "", ""]]
     script = Scripted((500, {}, None))
     with script.serve() as url:
         assert remote("-b", url, "terminate", "order", "o-1").code == 1

@@ -7,15 +7,27 @@ DurableError, or CliError if the database or the server cannot be used.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from celery_durable.cli.errors import Program
 from celery_durable.explain import Diagnosis
-from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Published, Status
+from celery_durable.model import (
+    AttemptRecord,
+    EventWait,
+    History,
+    InstanceSummary,
+    LogLevel,
+    LogRecord,
+    Page,
+    Published,
+    Stats,
+    Status,
+)
 from celery_durable.runtime import Runtime
+from celery_durable.values import Parameter
 
 if TYPE_CHECKING:  # commands that read need no request and no response
     from celery_durable.commands import A, Command, Q, Target
@@ -50,19 +62,18 @@ class ListQuery:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowInfo:
-    """A workflow. Over HTTP only the name is known, and the other fields are empty."""
+    """A workflow and its parameters. Over HTTP the other fields are empty."""
 
     name: str
+    parameters: Sequence[Parameter]
     queue: str = ""
     code: str = ""
     """The module and the name of its function."""
 
 
-class LogTail(Protocol):
-    """Reads the log lines of a run, including lines that are written while it reads."""
-
-    def read_new_lines(self) -> Iterator[LogRecord]:
-        """Return the lines that were written since the last call, oldest first."""
+LogTail = Callable[[], Iterator[LogRecord]]
+AttemptTail = Callable[[], Iterator[AttemptRecord]]
+"""Returns the log lines of a run that were written since its last call, oldest first, and those written meanwhile."""
 
 
 class Backend(Protocol):
@@ -96,10 +107,19 @@ class Backend(Protocol):
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
     ) -> LogTail:
-        """Return a reader of the log lines of a run that have this level or a higher one."""
+        """Return a function that reads the log lines of a run that have this level or a higher one."""
+
+    def tail_attempts(self, workflow: str, instance_id: str, *, run: int) -> AttemptTail:
+        """Return a function that reads the attempts of a run that did not succeed, each once."""
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
         """Return the values that a run has published, by key."""
+
+    def stats(self) -> tuple[Stats, Mapping[str, int | None]]:
+        """Return counts of instances, and the lengths of the queues by name."""
+
+    def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
+        """Return the steps that wait for an event, those of the newest instances first; raises FilterTooBroad."""
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
         """Return why an instance does not move; None if the server has no diagnosis."""
@@ -112,8 +132,8 @@ class Connection(Program, abc.ABC):
     """Opens the backend of one of the two programs. Commands of `celery-durable` find theirs in ``ctx.obj``."""
 
     @abc.abstractmethod
-    def open(self) -> Backend:
-        """Return the backend; raises CliError."""
+    def open(self, *, needs_database: bool = True) -> Backend:
+        """Return the backend; raises CliError. Without a database it has only the app's workflows."""
 
     @abc.abstractmethod
     def explain(self, exc: Exception) -> None:

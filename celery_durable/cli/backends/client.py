@@ -39,11 +39,10 @@ class WrongApi(CliError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A successful response. ``data`` is None for 304 Not Modified. ``tries``: how many requests were sent."""
+    """A successful response. ``data`` is None for 304 Not Modified."""
 
     data: Any
     etag: str | None
-    tries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +189,13 @@ class Client:
     def _reply(self, response: _HttpResponse, subject: Sequence[str], tries: int) -> Reply:
         self._record_server_time(response)
         if response.code == 304:
-            return Reply(None, response.headers.get("ETag"), tries)
+            return Reply(None, response.headers.get("ETag"))
         if len(response.body) > self._max_body_bytes:
             raise self._wrong_api(f"answered with more than {self._max_body_bytes} bytes")
         if response.code >= 300:
             raise self._error_of_api(response, subject, tries)
         try:
-            return Reply(json.loads(response.body), response.headers.get("ETag"), tries)
+            return Reply(json.loads(response.body), response.headers.get("ETag"))
         except (ValueError, RecursionError) as exc:
             raise self._wrong_api(f"answered with {response.content_type}, not with JSON") from exc
 

@@ -1,18 +1,30 @@
-"""The backend of `celery-durable`: instances over the HTTP API (see docs/http.md)."""
+"""The backend of `celery-durable`: instances over the HTTP API (see docs/reference/http.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from celery_durable.cli.backends.backend import InstanceSnapshot, ListQuery, WorkflowInfo
+from celery_durable.cli.backends.backend import AttemptTail, InstanceSnapshot, ListQuery, LogTail, WorkflowInfo
 from celery_durable.cli.backends.client import Client, WrongApi
+from celery_durable.cli.backends.tails import tail_by_cursor
 from celery_durable.cli.errors import CliError
 from celery_durable.commands import A, Command, Q, Target
 from celery_durable.explain import Diagnosis
-from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Published
+from celery_durable.model import (
+    AttemptRecord,
+    EventWait,
+    History,
+    InstanceSummary,
+    LogLevel,
+    LogRecord,
+    Page,
+    Published,
+    Stats,
+)
 from celery_durable.runtime import Runtime
+from celery_durable.values import Parameter
 from celery_durable.wire import records, responses
 
 _PAGE = 100
@@ -31,23 +43,20 @@ class HttpBackend:
     def workflows(self) -> list[WorkflowInfo]:
         """Return the workflows that the server knows."""
         found = responses.WorkflowList.parse(self._client.get("workflows").data)
-        return [WorkflowInfo(each.name) for each in found.workflows]
+        return [
+            WorkflowInfo(each.name, [Parameter(field.name, field.type, field.required) for field in each.parameters])
+            for each in found.workflows
+        ]
 
     def list(self, query: ListQuery) -> Page[InstanceSummary]:
-        """Return a page of instances of one workflow. A large page takes several requests."""
-        if query.workflow is None:
-            raise CliError(
-                "The HTTP API lists one workflow at a time.",
-                "Name a workflow. To list them: celery-durable workflows list",
-            )
+        """Return a page of instances. A large page takes several requests."""
         items: list[InstanceSummary] = []
         filters = {"status": query.status, "label": [f"{name}={value}" for name, value in query.labels.items()]}
         cursor = query.cursor
         while len(items) < query.limit:
-            parameters = filters | {"cursor": cursor, "pageSize": min(_PAGE, query.limit - len(items))}
-            found = responses.InstanceList.parse(self._client.get(*_instances(query.workflow), query=parameters).data)
-            items += [records.summary(query.workflow, each) for each in found.instances]
-            cursor = found.cursor
+            page_filters = filters | {"cursor": cursor, "pageSize": min(_PAGE, query.limit - len(items))}
+            found, cursor = _read_page(self._client, query.workflow, page_filters)
+            items += found
             if cursor is None:
                 break
         return Page(tuple(items), cursor)
@@ -72,20 +81,20 @@ class HttpBackend:
         """Read the history page by page."""
         path = _instances(workflow, instance_id, "history")
         query = {"pageSize": _PAGE, "runNumber": run}
-        page = found = self._history_page(path, query | {"includeRun": True})
+        page = found = self._history_page(path, query | {"includeRun": True, "includeAttempts": True})
         query["runNumber"] = found.run_number
-        while page.steps_cursor or page.events_cursor:
-            cursors = {"stepsCursor": page.steps_cursor, "eventsCursor": page.events_cursor}
+        steps, events, attempts = page.steps_cursor, page.events_cursor, page.attempts_cursor
+        while steps or events or attempts:
+            cursors = {"stepsCursor": steps, "eventsCursor": events, "attemptsCursor": attempts}
             # A list without a cursor is complete, and the response repeats its first page.
-            page = self._history_page(path, query | cursors)
-            if cursors["stepsCursor"]:
-                found.steps += page.steps
-            else:
-                page.steps_cursor = None
-            if cursors["eventsCursor"]:
-                found.events += page.events
-            else:
-                page.events_cursor = None
+            page = self._history_page(path, query | cursors | {"includeAttempts": attempts is not None})
+            found.steps += page.steps if steps else []
+            found.events += page.events if events else []
+            # A server of an older version sends no attempts.
+            found.attempts = [*(found.attempts or []), *((page.attempts or []) if attempts else [])]
+            steps = page.steps_cursor if steps else None
+            events = page.events_cursor if events else None
+            attempts = page.attempts_cursor if attempts else None
         return records.history(workflow, instance_id, found)
 
     def _history_page(self, path: tuple[str, ...], query: dict[str, Any]) -> responses.HistoryView:
@@ -93,10 +102,27 @@ class HttpBackend:
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
-    ) -> HttpLogTail:
+    ) -> LogTail:
         """Return a reader that continues at the API's cursors."""
-        filters = {"runNumber": run, "logLevel": level, "logCategory": category}
-        return HttpLogTail(self._client, _instances(workflow, instance_id, "history"), filters)
+        path = _instances(workflow, instance_id, "history")
+        query = {"runNumber": run, "logLevel": level, "logCategory": category, "includeLogs": True, "pageSize": _PAGE}
+
+        def read_page(cursor: str | None) -> tuple[Iterable[LogRecord], str | None]:
+            page = self._history_page(path, query | {"logsCursor": cursor})
+            return map(records.log_record, page.logs or ()), page.logs_cursor if page.logs_has_next_page else None
+
+        return tail_by_cursor(read_page)
+
+    def tail_attempts(self, workflow: str, instance_id: str, *, run: int) -> AttemptTail:
+        """Return a reader that continues at the API's cursors, as `tail` does."""
+        path = _instances(workflow, instance_id, "history")
+        query = {"runNumber": run, "includeAttempts": True, "pageSize": _PAGE}
+
+        def read_page(cursor: str | None) -> tuple[Iterable[AttemptRecord], str | None]:
+            page = self._history_page(path, query | {"attemptsCursor": cursor})
+            return map(records.attempt_record, page.attempts or ()), page.attempts_cursor or None
+
+        return tail_by_cursor(read_page)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
         """Return the published values; none if the server has an older version."""
@@ -105,6 +131,18 @@ class HttpBackend:
         except WrongApi:
             return {}
         return records.published(responses.PublishedValuesResponse.parse(data).published)
+
+    def stats(self) -> tuple[Stats, Mapping[str, int | None]]:
+        """Return the counts and the queues of the server."""
+        return records.stats(responses.StatsView.parse(self._client.get("stats").data))
+
+    def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
+        """Return the first waits. Raises CliError for more than a page, since the API has no cursor for them."""
+        if limit > _PAGE:
+            raise CliError(f"The HTTP API lists {_PAGE} waits at most.", f"Use --limit {_PAGE}, --type or --workflow.")
+        query = {"workflowName": workflow, "type": event_type, "pageSize": limit}
+        found = responses.WaitList.parse(self._client.get("waits", query=query).data)
+        return [records.event_wait(each) for each in found.waits]
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
         """Return the diagnosis; None if the server has an older version."""
@@ -126,27 +164,23 @@ class HttpBackend:
         return command.response.parse(reply.data)
 
 
-class HttpLogTail:
-    """Reads the log lines of a run. The last page is read again, because new lines may have been added to it."""
-
-    def __init__(self, client: Client, path: tuple[str, ...], filters: dict[str, Any]) -> None:
-        self._client, self._path, self._filters = client, path, filters
-        self._cursor: str | None = None
-        self._last_id = 0
-
-    def read_new_lines(self) -> Iterator[LogRecord]:
-        """Yield the new lines, page by page."""
-        while True:
-            query = {**self._filters, "includeLogs": True, "pageSize": _PAGE, "logsCursor": self._cursor}
-            page = responses.HistoryView.parse(self._client.get(*self._path, query=query).data)
-            for line in map(records.log_record, page.logs or ()):
-                if line.id > self._last_id:
-                    self._last_id = line.id
-                    yield line
-            if not page.logs_has_next_page:
-                return
-            self._cursor = page.logs_cursor
-
-
 def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
     return ("workflows", workflow, "instances", *rest)
+
+
+def _read_page(
+    client: Client, workflow: str | None, parameters: dict[str, Any]
+) -> tuple[list[InstanceSummary], str | None]:
+    """Read a page of the instances of a workflow, or of all, and the cursor of the next page."""
+    if workflow is not None:
+        page = responses.InstanceList.parse(client.get(*_instances(workflow), query=parameters).data)
+        return [records.summary(workflow, each) for each in page.instances], page.cursor
+    try:
+        data = client.get("instances", query=parameters).data
+    except WrongApi as exc:
+        raise CliError(
+            "This server lists one workflow at a time.",
+            "Name a workflow. To list them: celery-durable workflows list",
+        ) from exc
+    all_ = responses.InstanceListOfAll.parse(data)
+    return [records.summary(each.workflow_name, each) for each in all_.instances], all_.cursor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,18 +10,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from celery_durable.app import Durable
-from celery_durable.cli.backends.backend import POLL_SECONDS, Connection, InstanceSnapshot, ListQuery, WorkflowInfo
+from celery_durable.cli.backends.backend import (
+    POLL_SECONDS,
+    AttemptTail,
+    Connection,
+    InstanceSnapshot,
+    ListQuery,
+    LogTail,
+    WorkflowInfo,
+)
+from celery_durable.cli.backends.tails import tail_by_id
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
-from celery_durable.errors import DurableError
+from celery_durable.errors import DurableError, WorkflowNotFound
 from celery_durable.explain import Diagnosis, explain
-from celery_durable.model import History, InstanceSummary, LogLevel, LogRecord, Page, Published
-from celery_durable.operations import Operations
-from celery_durable.operations.history import HistoryOperations
-from celery_durable.redaction import Redaction
-from celery_durable.runtime import Runtime
+from celery_durable.explain.remedies import find_remedy
+from celery_durable.model import (
+    AttemptRecord,
+    EventWait,
+    History,
+    InstanceSummary,
+    LogLevel,
+    LogRecord,
+    Page,
+    Published,
+    Stats,
+)
 from celery_durable.store import migrate, schedule
-from celery_durable.store.engine import Store
+from celery_durable.store.faults import is_transient
 from celery_durable.testing import local_servers
 from celery_durable.wire.permissions import Permission
 
@@ -100,8 +116,9 @@ def reaching_database() -> Iterator[None]:
 
 def _unreachable(exc: Exception) -> CliError:
     reason = getattr(exc, "orig", None) or exc
-    hint = "Is the server running, and is durable_database_url right?"
-    return CliError(f"The database cannot be reached: {reason}", hint, exit_code=UNREACHABLE)
+    return CliError(
+        f"The database cannot be reached: {reason}", find_remedy(str(exc), of="database"), exit_code=UNREACHABLE
+    )
 
 
 def database_now(durable: Durable) -> datetime:
@@ -115,13 +132,13 @@ class StoreConnection(Connection):
     def __init__(self, ctx: click.Context) -> None:
         self._ctx = ctx
 
-    def open(self) -> StoreBackend:
+    def open(self, *, needs_database: bool = True) -> StoreBackend:
         """Return the backend, after checking that the tables are up to date."""
-        return StoreBackend(open_durable(self._ctx))
+        return StoreBackend(open_durable(self._ctx) if needs_database else attached_durable(self._ctx))
 
     def explain(self, exc: Exception) -> None:
         """Raise CliError if the database is unreachable."""
-        if Store.is_transient(exc):
+        if is_transient(exc):
             raise _unreachable(exc) from exc
 
 
@@ -132,42 +149,44 @@ class StoreBackend:
     """
 
     def __init__(self, durable: Durable) -> None:
-        self.durable = durable
-
-    @property
-    def _operations(self) -> Operations:
-        return self.durable.internals.operations
+        self._durable, self._internals = durable, durable.internals
+        self.runtime = self._internals.runtime
 
     def now(self) -> datetime:
         """Return the time of the database."""
-        return database_now(self.durable)
-
-    @property
-    def runtime(self) -> Runtime:
-        """The app's."""
-        return self.durable.internals.runtime
+        return database_now(self._durable)
 
     def workflows(self) -> list[WorkflowInfo]:
         """Return the workflows that a worker of this app would know."""
-        self.durable.app.loader.import_default_modules()
-        registry, queue = self.durable.internals.registry, self.durable.internals.settings.queue
+        self._durable.app.loader.import_default_modules()
+        registry, queue = self._internals.registry, self._internals.settings.queue
         known = [registry.get(name) for name in sorted(registry)]
-        return [WorkflowInfo(each.name, each.queue or queue, each.source_location) for each in known]
+        return [
+            WorkflowInfo(each.name, each.params.parameters, each.queue or queue, each.source_location) for each in known
+        ]
 
     def list(self, query: ListQuery) -> Page[InstanceSummary]:
         """Return a page of instances of a workflow, or of all workflows."""
-        found = self._operations.queries.list(
+        found = self._internals.operations.queries.list(
             query.workflow, status=query.status, cursor=query.cursor, limit=query.limit, labels=query.labels
         )
-        redaction = self.durable.internals.redaction
+        if not found.items and query.cursor is None and query.workflow is not None:
+            self._check_workflow(query.workflow)
+        redaction = self._internals.redaction
         items = tuple(redaction(each.workflow, each.id).redact_summary(each) for each in found.items)
         return Page(items, found.cursor)
+
+    def _check_workflow(self, name: str) -> None:
+        """Raise WorkflowNotFound if this app does not know the workflow and the database has no instance of it."""
+        is_known = name in {each.name for each in self.workflows()}
+        if not is_known and not self._internals.operations.queries.list(name, limit=1).items:
+            raise WorkflowNotFound(name, [])
 
     def read_snapshot(
         self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
         """Read one row. Without a change, pause for one poll interval at most; the caller polls."""
-        found = self._operations.queries.read_with_tag(workflow, instance_id)
+        found = self._internals.operations.queries.read_with_tag(workflow, instance_id)
         row = found.instance
         if found.tag == known_version:
             if wait_seconds > 0:
@@ -177,50 +196,56 @@ class StoreBackend:
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Read the history in one transaction."""
-        found = self._operations.history.read(workflow, instance_id, run=run)
-        return self.durable.internals.redaction(workflow, instance_id).redact_history(found)
+        found = self._internals.operations.history.read(workflow, instance_id, run=run)
+        return self._internals.redaction(workflow, instance_id).redact_history(found)
 
     def tail(
         self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
-    ) -> StoredLogTail:
+    ) -> LogTail:
         """Return a reader that continues after the last line's id."""
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
-        filters = {"run": run, "levels": levels, "category": category}
-        redaction = self.durable.internals.redaction(workflow, instance_id)
-        return StoredLogTail(self._operations.history, (workflow, instance_id), filters, redaction)
+        filters: dict[str, Any] = {"run": run, "levels": levels, "category": category, "limit": LOGS_PER_PAGE}
+        redact = self._internals.redaction(workflow, instance_id).redact_log
+
+        def read_page(after_id: int) -> list[LogRecord]:
+            page = self._internals.operations.history.logs(workflow, instance_id, after_id=after_id, **filters)
+            return [redact(line) for line in page]
+
+        return tail_by_id(read_page, page_size=LOGS_PER_PAGE)
+
+    def tail_attempts(self, workflow: str, instance_id: str, *, run: int) -> AttemptTail:
+        """Return a reader that continues after the last attempt's id."""
+        redact = self._internals.redaction(workflow, instance_id).redact_attempt
+
+        def read_page(after_id: int) -> list[AttemptRecord]:
+            page = self._internals.operations.history.attempts(
+                workflow, instance_id, run=run, after_id=after_id, limit=LOGS_PER_PAGE
+            )
+            return [redact(attempt) for attempt in page]
+
+        return tail_by_id(read_page, page_size=LOGS_PER_PAGE)
 
     def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
         """Read the published values in one transaction."""
-        found = self._operations.history.published(workflow, instance_id, run=run)
-        return self.durable.internals.redaction(workflow, instance_id).redact_published(found)
+        found = self._internals.operations.history.published(workflow, instance_id, run=run)
+        return self._internals.redaction(workflow, instance_id).redact_published(found)
+
+    def stats(self) -> tuple[Stats, Mapping[str, int | None]]:
+        """Count in the database, and ask the broker for the queues of the workflows that a worker would know."""
+        self._durable.app.loader.import_default_modules()
+        return self._internals.operations.stats.read(), self._internals.queue_lengths()
+
+    def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
+        """Read the waits in one transaction."""
+        return self._internals.operations.stats.waits(workflow=workflow, event_type=event_type, limit=limit)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         """Diagnose the instance from the database alone."""
-        facts = self._operations.queries.facts(workflow, instance_id)
-        return explain(self.durable.internals.redaction(workflow, instance_id).redact_facts(facts))
+        facts = self._internals.operations.queries.facts(workflow, instance_id)
+        return explain(self._internals.redaction(workflow, instance_id).redact_facts(facts))
 
     def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
         """Call the operation. If it may create an instance, import the app's workflows before."""
         if command.permission is Permission.CREATION:
-            self.durable.app.loader.import_default_modules()
-        return command.run(self._operations, target, body)
-
-
-class StoredLogTail:
-    """Reads each log line of a run once."""
-
-    def __init__(
-        self, history: HistoryOperations, target: tuple[str, str], filters: Mapping[str, Any], redaction: Redaction
-    ) -> None:
-        self._history, self._target, self._filters, self._redaction = history, target, filters, redaction
-        self._last_id = 0
-
-    def read_new_lines(self) -> Iterator[LogRecord]:
-        """Yield the new lines, page by page, including lines that are written meanwhile."""
-        while True:
-            page = self._history.logs(*self._target, after_id=self._last_id, limit=LOGS_PER_PAGE, **self._filters)
-            for line in page:
-                self._last_id = line.id
-                yield self._redaction.redact_log(line)
-            if len(page) < LOGS_PER_PAGE:
-                return
+            self._durable.app.loader.import_default_modules()
+        return command.run(self._internals.operations, target, body)

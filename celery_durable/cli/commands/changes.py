@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Annotated, Any
 
 import click
@@ -12,15 +13,15 @@ from celery_durable import commands
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import OpenBackend, Output, command
 from celery_durable.cli.commands.targets import UNFINISHED, on_targets
-from celery_durable.cli.inputs import InstanceId, JsonInput, Payload, Step, Workflow, option
+from celery_durable.cli.inputs import InstanceId, JsonInput, Option, Payload, Step, Workflow
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.commands import Target
 from celery_durable.model import TERMINAL, Status
 from celery_durable.wire import requests
 
-Reason = Annotated[str | None, option("--reason", help="Why; stored with the run.")]
-NewRunReason = Annotated[str | None, option("--reason", help="Why; stored with the new run.")]
-By = Annotated[str | None, option("--by", help="Your name, stored with the run; by default the user of this system.")]
+Reason = Annotated[str | None, Option("--reason", help="Why; stored with the run.")]
+NewRunReason = Annotated[str | None, Option("--reason", help="Why; stored with the new run.")]
+By = Annotated[str | None, Option("--by", help="Your name, stored with the run; by default the user of this system.")]
 
 
 @on_targets(
@@ -31,7 +32,7 @@ def pause(backend: Backend, target: Target) -> Sequence[str]:
 
     Use it to hold instances while you investigate. A running step finishes first. Timers and deadlines continue.
     """
-    backend.call(commands.pause, target, requests.NoBody())
+    backend.call(commands.pause, target, requests.EmptyRequest())
     seen = backend.read_snapshot(target.workflow, target.instance_id)
     is_paused = seen is not None and seen.status is Status.PAUSED
     return ["Paused" if is_paused else "Will pause when the running step ends"]
@@ -44,7 +45,7 @@ def resume(backend: Backend, target: Target) -> Sequence[str]:
     Use it after pause. It withdraws a pause that has not taken effect yet. Other instances are not changed.
     """
     was = backend.read_snapshot(target.workflow, target.instance_id)
-    backend.call(commands.resume, target, requests.NoBody())
+    backend.call(commands.resume, target, requests.EmptyRequest())
     is_paused = was is not None and (was.status is Status.PAUSED or was.is_pausing)
     return ["Resumed" if is_paused else "Was not paused"]
 
@@ -60,7 +61,7 @@ def wake(backend: Backend, target: Target) -> Sequence[str]:
     Use it if messages were lost and you do not want to wait for the next sweep, to skip the pause after a crash, or to
     start a scheduled instance early. It does not end a sleep or a wait for an event.
     """
-    found = backend.call(commands.wake, target, requests.NoBody())
+    found = backend.call(commands.wake, target, requests.EmptyRequest())
     return ["Woken" if found.woken else "Not woken: it is paused, or a worker holds it"]
 
 
@@ -98,18 +99,24 @@ def restart(backend: Backend, target: Target, reason: NewRunReason) -> Sequence[
 
 @on_targets(
     "retry order order-42",
-    "retry order order-42 --reason 'the bank is back'",
+    "retry order order-42 --delay '10 minutes' --reason 'the bank is back by then'",
     "retry --where 'workflow=order error=BankAway since=2h' --yes",
     statuses={Status.ERRORED},
 )
-def retry(backend: Backend, target: Target, reason: NewRunReason) -> Sequence[str]:
+def retry(
+    backend: Backend,
+    target: Target,
+    delay: Annotated[timedelta | None, Option("--delay", help="How long to wait before the new run starts.")],
+    reason: NewRunReason,
+) -> Sequence[str]:
     """Retry the failed step of errored instances.
 
     Use it after you have fixed the cause of the failure. A new run keeps the results from before the failure, and the
     failed step gets new attempts.
     """
-    found = backend.call(commands.retry, target, requests.Reason(reason=reason))
-    return ["Retried", f"run {found.run_number}"]
+    delay_ms = None if delay is None else delay // timedelta(milliseconds=1)
+    found = backend.call(commands.retry, target, requests.Retry(delay_ms=delay_ms, reason=reason))
+    return ["Retried" if not delay else "Will retry", f"run {found.run_number}"]
 
 
 @command("rewind order order-42 'charge card'", "rewind order order-42 'charge card' --reason 'the price was wrong'")
@@ -133,7 +140,7 @@ def fork(
     id: InstanceId,
     step: Step,
     new_id: Annotated[
-        str | None, option("--id", "new_id", help="The new instance's id, unique per workflow; random by default.")
+        str | None, Option("--id", "new_id", help="The new instance's id, unique per workflow; random by default.")
     ],
 ) -> None:
     """Create an instance that continues from a step of another.
@@ -205,7 +212,7 @@ def send_event(
     id: InstanceId,
     type: Annotated[str, click.argument("type")],
     payload: Payload,
-    event_id: Annotated[str | None, option("--event-id", help="Makes sending idempotent: a run accepts an id once.")],
+    event_id: Annotated[str | None, Option("--event-id", help="Makes sending idempotent: a run accepts an id once.")],
 ) -> None:
     """Send an event to an instance.
 

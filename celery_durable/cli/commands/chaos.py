@@ -12,7 +12,7 @@ from celery_durable.app import Durable
 from celery_durable.cli.backends.stored import OpenDurable
 from celery_durable.cli.command import Output, command
 from celery_durable.cli.errors import INTERRUPTED, REFUSED, CliError
-from celery_durable.cli.inputs import Context, flag, option
+from celery_durable.cli.inputs import Context, Option
 from celery_durable.cli.output.console import Column
 from celery_durable.testing.chaos_run import ChaosRun
 
@@ -26,13 +26,13 @@ def chaos(
     console: Output,
     minutes: Annotated[
         float,
-        option("--minutes", type=click.FloatRange(0, min_open=True), default=1.0, help="How long to inject faults."),
+        Option("--minutes", type=click.FloatRange(0, min_open=True), default=1.0, help="How long to inject faults."),
     ],
     workers: Annotated[
-        int, option("--workers", type=click.IntRange(1, 64), default=2, help="How many workers to start and kill.")
+        int, Option("--workers", type=click.IntRange(1, 64), default=2, help="How many workers to start and kill.")
     ],
-    seed: Annotated[int | None, option("--seed", type=int, help="Seed of the random faults; random by default.")],
-    yes: Annotated[bool, flag("--yes", help="Do not ask for confirmation.")],
+    seed: Annotated[int | None, Option("--seed", help="Seed of the random faults; random by default.")],
+    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")],
 ) -> None:
     """Kill workers and lose messages, to test recovery.
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -15,13 +18,14 @@ from celery_durable.cli.backends.stored import StoreBackend, attached_durable, d
 from celery_durable.cli.command import Output, command
 from celery_durable.cli.commands.follow import Follower
 from celery_durable.cli.errors import command_line
-from celery_durable.cli.inputs import Context, option
+from celery_durable.cli.inputs import Context, Option
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import RunRef
 from celery_durable.store import migrate
 from celery_durable.testing import local_servers
+from celery_durable.testing.code_watcher import CodeWatcher, find_syntax_error
 from celery_durable.testing.local_worker import LocalWorker
 
 Replacement = tuple[str, Cell, Cell]
@@ -30,22 +34,23 @@ Replacement = tuple[str, Cell, Cell]
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-@command("dev", "dev --concurrency 2 --loglevel info")
+@command("dev", "dev --concurrency 2 --loglevel info", "dev --no-reload")
 def dev(
     ctx: Context,
     console: Output,
     concurrency: Annotated[
-        int, option("-c", "--concurrency", type=click.IntRange(1), default=8, help="Number of worker threads.")
+        int, Option("-c", "--concurrency", type=click.IntRange(1), default=8, help="Number of worker threads.")
     ],
     loglevel: Annotated[
-        str, option("-l", "--loglevel", type=click.Choice(_LEVELS), default="warning", help="Level of Celery's log.")
+        str, Option("-l", "--loglevel", type=click.Choice(_LEVELS), default="warning", help="Level of Celery's log.")
     ],
+    no_reload: Annotated[bool, Option("--no-reload", help="Do not restart when you edit the code.")],
 ) -> None:
     """Run worker, dispatcher, broker and database in this process.
 
     Use it while you write workflows. It creates the tables, runs instances, and shows each step as it is recorded.
-    Messages stay in memory. The database is durable_database_url, or else a SQLite file in this directory. Not for
-    production.
+    Messages stay in memory. The database is durable_database_url, or else a SQLite file in this directory. When you
+    edit a module in this directory that it has imported, it restarts after the current steps. Not for production.
     """
     durable = attached_durable(ctx)
     replacements = _replace_servers(durable)
@@ -54,15 +59,27 @@ def dev(
     app: Any = durable.app
     app.loader.import_default_modules()
     app.log.setup(loglevel=loglevel.upper(), redirect_stdouts=False, colorize=console.has_color)
-    worker = LocalWorker(
-        durable,
-        concurrency=concurrency,
-        on_progress=_RunPrinter(durable, console).print_updates,
-        on_stop=lambda: console.print_note("Stopping after the current steps. Press Ctrl-C again to stop at once."),
-    )
-    _print_summary(ctx, console, durable, replacements)
+    printer = _RunPrinter(durable, console)
+    reloader = None if no_reload else _Reloader(console)
+
+    def on_start() -> None:
+        _print_summary(ctx, console, durable, replacements)
+
+    def on_progress(runs: AbstractSet[RunRef]) -> None:
+        printer.print_updates(runs)
+        if reloader is not None and reloader.must_reload():
+            worker.stop()
+
+    def on_stop() -> None:
+        if reloader is not None:
+            reloader.disable()
+        console.print_note("Stopping after the current steps. Press Ctrl-C again to stop at once.")
+
+    worker = LocalWorker(durable, concurrency=concurrency, on_start=on_start, on_progress=on_progress, on_stop=on_stop)
     if exit_code := worker.run():
         ctx.exit(exit_code)
+    if reloader is not None and reloader.is_due:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # the same command again
     console.print_line("Stopped. Unfinished instances continue when you start it again.")
 
 
@@ -107,7 +124,41 @@ def _print_summary(ctx: click.Context, console: Console, durable: Durable, repla
             "Import the modules that define workflows in your app's module, or name them in its `imports`."
         )
     console.print_line(Styled("stop", "dim", 9), "Ctrl-C")
-    console.print_blank_line()
+    click.echo()
+
+
+class _Reloader:
+    """Notices that the code was edited. A file with a syntax error must be edited again before it counts."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._watcher = console, CodeWatcher(Path.cwd())
+        self._broken: set[Path] = set()
+        self._is_enabled = True
+        self._has_found_changes = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to start again after the current steps."""
+        return self._is_enabled and self._has_found_changes
+
+    def disable(self) -> None:
+        """Reload no more, because the user has stopped the process, also if changes were found before."""
+        self._is_enabled = False
+
+    def must_reload(self) -> bool:
+        """Look at the files. Returns whether this call found changed code that can be compiled."""
+        if not self._is_enabled or self._has_found_changes or not (changed := self._watcher.find_changed()):
+            return False
+        self._broken = {path for path in self._broken.difference(changed) if path.exists()}
+        for path in changed:
+            if (flaw := find_syntax_error(path)) is not None:
+                self._broken.add(path)
+                self._console.print_note(f"Not reloaded: {flaw}")
+        self._has_found_changes = not self._broken
+        if self.is_due:  # the signal to stop may have come while the files were read
+            names = ", ".join(str(path.relative_to(Path.cwd())) for path in changed)
+            self._console.print_note(f"Reloading after the current steps: {names} changed.")
+        return self.is_due
 
 
 class _RunPrinter:

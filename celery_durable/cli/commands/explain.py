@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 
@@ -44,7 +44,7 @@ def explain(
     if diagnosis is None:
         raise CliError("The server gives no explanations.", "It runs an older version. Use show to see the status")
     if console.is_json:
-        console.print_json(explanation_document(ctx, diagnosis))
+        console.print_json(documents.convert(diagnosis) | {"actions": adapted_actions(ctx, diagnosis)})
     elif console.is_for_people:
         console.print_line(
             Styled(f"{name}/{instance_id}", "bold"), Styled(diagnosis.code, _STYLES.get(diagnosis.code, "red"))
@@ -54,11 +54,6 @@ def explain(
         console.print_record(diagnosis.code, diagnosis.sentence)
         for action in adapted_actions(ctx, diagnosis):
             console.print_record("action", action)
-
-
-def explanation_document(ctx: click.Context, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the explanation, with the commands as this user can type them."""
-    return documents.explanation(diagnosis) | {"actions": adapted_actions(ctx, diagnosis)}
 
 
 def print_diagnosis(ctx: click.Context, console: Console, diagnosis: Diagnosis) -> None:

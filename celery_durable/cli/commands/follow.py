@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend, InstanceSnapshot
 from celery_durable.cli.output import documents, render
@@ -13,6 +14,7 @@ from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.errors import ResultTimeout, WorkflowFailed
 from celery_durable.model import (
+    AttemptRecord,
     History,
     InstanceStatus,
     LogLevel,
@@ -37,7 +39,7 @@ class Update:
 
 
 class Follower:
-    """Follows one run. The cells of an update are kind (step, log, run), status or level, text.
+    """Follows one run. The cells of an update are kind (step, attempt, log, run), status, outcome or level, text.
 
     The cells of a published value are "published", its key and the value. ``since``: updates before it are left out.
     """
@@ -50,12 +52,13 @@ class Follower:
         self._version: object = None
         self._shown: dict[str, tuple[StepStatus, int]] = {}
         self._published: dict[str, Published] = {}
-        self._tail = backend.tail(workflow, instance_id, run=run)
+        self._read_new_lines = backend.tail(workflow, instance_id, run=run)
+        self._read_new_attempts = backend.tail_attempts(workflow, instance_id, run=run)
         self._is_end_shown = False
         self.has_ended = False
 
     def read_updates(self, *, wait_seconds: float = 0.0) -> list[Update]:
-        """The lines since the last call: steps that ended, failed or began to wait, logs, published values, the end.
+        """The lines since the last call: of steps, of failed attempts, of logs, of published values, and of the end.
 
         Where there are none, waits for up to ``wait_seconds`` seconds.
         """
@@ -64,26 +67,52 @@ class Follower:
         )
         if seen is None:
             return []
-        seen, history, lines, published = self._read_together(seen)
+        seen, history, lines, attempts, published = self._read_together(seen)
         self._version = seen.version
         self.has_ended = seen.status.is_terminal or seen.run_number != self.run
-        # Sorting is stable: with equal times, log lines of a step come before its end.
-        updates = [*self._logs(lines), *self._values(published), *self._steps(history), *self._end(history)]
+        # Sorting is stable: with equal times, log lines and failed attempts of a step come before its end.
+        updates = [*self._logs(lines), *self._values(published), *map(_attempt_update, attempts)]
+        updates += [*self._steps(history), *self._end(history)]
         updates.sort(key=lambda update: update.at)
         return [update for update in updates if self._since is None or update.at >= self._since]
 
+    def read_to_end(self, timeout: timedelta | None) -> Iterator[Update]:
+        """Yield the updates of the run until it ends; raises ResultTimeout."""
+        limit_seconds = math.inf if timeout is None else timeout.total_seconds()
+        monotonic = self._backend.runtime.monotonic
+        started = monotonic()
+        while True:
+            left = limit_seconds - (monotonic() - started)
+            yield from self.read_updates(wait_seconds=max(0.0, min(left, LONG_POLL_SECONDS)))
+            if self.has_ended:
+                return
+            if left <= 0:
+                seen = self._backend.read_snapshot(self.workflow, self.instance_id)
+                assert seen is not None
+                raise ResultTimeout(self.workflow, self.instance_id, seen.status, limit_seconds)
+
+    def read_outcome(self) -> InstanceStatus:
+        """Return the final status of a run that has ended; raises WorkflowFailed if it did not complete."""
+        status = self._backend.history(self.workflow, self.instance_id, run=self.run).status
+        if status.status is not Status.COMPLETE:
+            name, message = (None, None) if status.error is None else (status.error.name, status.error.message)
+            raise WorkflowFailed(self.workflow, self.instance_id, status.status, name, message)
+        return status
+
     def _read_together(
         self, seen: InstanceSnapshot
-    ) -> tuple[InstanceSnapshot, History, list[LogRecord], dict[str, Published]]:
-        """Read instance, steps, new log lines and values again until no commit changed the version meanwhile."""
+    ) -> tuple[InstanceSnapshot, History, list[LogRecord], list[AttemptRecord], dict[str, Published]]:
+        """Read instance, steps, new lines, attempts and values again until no commit changed the version meanwhile."""
         lines: list[LogRecord] = []
+        attempts: list[AttemptRecord] = []
         for attempt in itertools.count(1):
             history = self._backend.history(self.workflow, self.instance_id, run=self.run)
-            lines += self._tail.read_new_lines()
+            lines += self._read_new_lines()
+            attempts += self._read_new_attempts()
             published = self._backend.published(self.workflow, self.instance_id, run=self.run)
             newer = self._backend.read_snapshot(self.workflow, self.instance_id, known_version=seen.version)
             if newer is None or attempt == _MAX_READS:
-                return seen, history, lines, published
+                return seen, history, lines, attempts, published
             seen = newer
         raise AssertionError("unreachable")
 
@@ -124,20 +153,8 @@ _HIDDEN_STATUSES = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, Ste
 """Steps with these statuses have not finished and wait for nothing, so there is nothing to show yet."""
 
 
-def follow_to_end(follower: Follower, backend: Backend, *, timeout_seconds: float | None) -> Iterator[Update]:
-    """Yield the updates of a run until it ends; raises ResultTimeout."""
-    started = backend.runtime.monotonic()
-    left = LONG_POLL_SECONDS
-    while True:
-        if timeout_seconds is not None:
-            left = timeout_seconds - (backend.runtime.monotonic() - started)
-        yield from follower.read_updates(wait_seconds=max(0.0, min(left, LONG_POLL_SECONDS)))
-        if follower.has_ended:
-            return
-        if timeout_seconds is not None and left <= 0:
-            seen = backend.read_snapshot(follower.workflow, follower.instance_id)
-            assert seen is not None
-            raise ResultTimeout(follower.workflow, follower.instance_id, seen.status, timeout_seconds)
+def _attempt_update(attempt: AttemptRecord) -> Update:
+    return Update(attempt.ended_at, format_attempt(attempt), attempt)
 
 
 def print_update(console: Console, update: Update) -> None:
@@ -146,15 +163,6 @@ def print_update(console: Console, update: Update) -> None:
         console.print_json(documents.change(update.record), is_line=True)
     else:
         console.print_event(render.format_clock_time(update.at, exact=not console.is_for_people), update.cells)
-
-
-def read_outcome(follower: Follower, backend: Backend) -> InstanceStatus:
-    """Return the final status of a run that has ended; raises WorkflowFailed if it did not complete."""
-    status = backend.history(follower.workflow, follower.instance_id, run=follower.run).status
-    if status.status is not Status.COMPLETE:
-        name, message = (None, None) if status.error is None else (status.error.name, status.error.message)
-        raise WorkflowFailed(follower.workflow, follower.instance_id, status.status, name, message)
-    return status
 
 
 def format_step(step: StepRecord, times: Times) -> list[Cell]:
@@ -166,6 +174,11 @@ def format_step(step: StepRecord, times: Times) -> list[Cell]:
         attempt = f"{step.attempts} attempts" if step.attempts > 1 else ""
         cells += [render.format_time_taken(step, times.now), attempt]
     return format_line("step", step.status, *cells, Styled(render.format_error(step.error), "red"))
+
+
+def format_attempt(attempt: AttemptRecord) -> list[Cell]:
+    """Format an attempt that did not succeed."""
+    return [Styled("attempt", "dim", 4), Styled(str(attempt.outcome), "red", 9), render.attempt_line(attempt)]
 
 
 def format_line(kind: str, word: Status | StepStatus | LogLevel, *cells: Cell) -> list[Cell]:

@@ -10,7 +10,7 @@ import click
 from celery_durable.cli.backends.stored import OpenDurable, reaching_database, stored_durable
 from celery_durable.cli.command import Output, command
 from celery_durable.cli.errors import CliError
-from celery_durable.cli.inputs import Context, DurationInput, Payload, flag, option
+from celery_durable.cli.inputs import Context, Option, Payload, WordInput
 from celery_durable.cli.output.console import Styled
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import TERMINAL, Status
@@ -21,8 +21,10 @@ from celery_durable.store import migrate as migrations
 def migrate(
     ctx: Context,
     console: Output,
-    sql: Annotated[bool, flag("--sql", help="Print the statements for an empty database instead of running them.")],
-    check: Annotated[bool, flag("--check", help="Change nothing; fail if tables or columns are missing or outdated.")],
+    sql: Annotated[bool, Option("--sql", help="Print the statements for an empty database instead of running them.")],
+    check: Annotated[
+        bool, Option("--check", help="Change nothing; fail if tables or columns are missing or outdated.")
+    ],
 ) -> None:
     """Create the tables, or update them.
 
@@ -49,36 +51,28 @@ def prune(
     durable: OpenDurable,
     console: Output,
     older_than: Annotated[
-        timedelta,
-        option(
-            "--older-than",
-            type=DurationInput(),
-            required=True,
-            help="Only instances that ended at least this long ago.",
-        ),
+        timedelta, Option("--older-than", required=True, help="Only instances that ended at least this long ago.")
     ],
-    workflow: Annotated[str | None, option("--workflow", help="Only instances of this workflow.")],
+    workflow: Annotated[str | None, Option("--workflow", help="Only instances of this workflow.")],
     statuses: Annotated[
-        tuple[str, ...],
-        option(
+        tuple[Status, ...],
+        Option(
             "--status",
             "statuses",
-            multiple=True,
-            type=click.Choice(sorted(str(status) for status in TERMINAL)),
+            type=WordInput(sorted(TERMINAL)),
             help="Only instances with this status; repeatable.",
         ),
     ],
-    yes: Annotated[bool, flag("--yes", help="Delete them. Without it, they are only counted.")],
+    yes: Annotated[bool, Option("--yes", help="Delete them. Without it, they are only counted.")],
 ) -> None:
     """Delete instances that ended long ago.
 
     Use it if durable_retention_seconds was not set, or was set too late. It deletes all runs, steps, events and log
     lines of an instance. Instances that have not ended are never deleted.
     """
-    wanted = tuple(Status(status) for status in statuses) or tuple(TERMINAL)
     retention = durable.internals.operations.retention
     change = retention.prune if yes else retention.count_ended
-    count = change(older_than=older_than, workflow=workflow, statuses=wanted)
+    count = change(older_than=older_than, workflow=workflow, statuses=statuses or tuple(TERMINAL))
     console.print_entry(["Deleted" if yes else "Would delete", Styled(str(count), "bold")])
     if not yes:
         console.print_note("Nothing was deleted. Add --yes to delete.")
@@ -110,7 +104,7 @@ def emit(
     topic: Annotated[str, click.argument("topic")],
     payload: Payload,
     id: Annotated[
-        str | None, option("--id", help="Makes emitting idempotent: a run gets an emission with this id once.")
+        str | None, Option("--id", help="Makes emitting idempotent: a run gets an emission with this id once.")
     ],
 ) -> None:
     """Send a payload to all instances that wait for a topic now.

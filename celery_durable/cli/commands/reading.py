@@ -8,49 +8,66 @@ from typing import Annotated
 
 from celery_durable import values
 from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend, ListQuery
-from celery_durable.cli.command import OpenBackend, Output, command, output_option
-from celery_durable.cli.commands.follow import format_line, format_step
+from celery_durable.cli.command import OpenBackend, Output, command, open_backend, output_option
+from celery_durable.cli.commands.follow import format_attempt, format_line, format_step
 from celery_durable.cli.inputs import (
+    Context,
     Cursor,
     InstanceId,
     OfStatus,
     OfWorkflow,
+    Option,
     PageLimit,
     RunNumber,
-    WordInput,
     Workflow,
-    flag,
-    option,
+    label_option,
 )
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
-from celery_durable.model import OPEN_STEPS, EventRecord, History, LogLevel, LogRecord, Status, StepStatus
+from celery_durable.model import (
+    OPEN_STEPS,
+    AttemptRecord,
+    EventRecord,
+    History,
+    LogLevel,
+    LogRecord,
+    Status,
+    StepStatus,
+)
+from celery_durable.values import Parameter
 
 _WORKFLOW_COLUMNS = (
     Column("WORKFLOW"),
+    Column("PARAMETERS", keeps_full_text=False, is_optional=True),
     Column("QUEUE", is_optional=True),
     Column("FUNCTION", keeps_full_text=False, is_optional=True),
 )
 
 
 @command("workflows", options=[output_option])
-def workflows(backend: OpenBackend, console: Output) -> None:
+def workflows(ctx: Context, console: Output) -> None:
     """List the workflows.
 
-    Use it to see what you can start. It lists the workflows that this app imports; over HTTP, those of the server. In a
-    pipe: name, queue, function.
+    Use it to see what you can start, and with which parameters; those with a question mark have defaults. It lists the
+    workflows that this app imports, and needs no database; over HTTP, those of the server. In a pipe: name, parameters,
+    queue, function.
     """
-    found = backend.workflows()
+    found = open_backend(ctx, needs_database=False).workflows()
     console.print_list(
         _WORKFLOW_COLUMNS,
-        [[each.name, each.queue, each.code] for each in found],
-        document={"workflows": [{"name": each.name} for each in found]},
+        [[each.name, _format_parameters(each.parameters), each.queue, each.code] for each in found],
+        document=lambda: {"workflows": [documents.workflow(each.name, each.parameters) for each in found]},
         if_empty="No workflows are registered.",
     )
 
 
+def _format_parameters(parameters: Sequence[Parameter]) -> str:
+    return ", ".join(f"{each.name}{'' if each.is_required else '?'}: {each.type}" for each in parameters)
+
+
 @command(
+    "ls",
     "ls -w order",
     "ls -w order -s errored",
     "ls -w order --label tenant=acme",
@@ -62,23 +79,14 @@ def ls(
     console: Output,
     workflow: OfWorkflow,
     status: OfStatus,
-    labels: Annotated[
-        tuple[str, ...],
-        option(
-            "--label",
-            "labels",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Only instances with this label; repeatable, all must match.",
-        ),
-    ],
+    labels: Annotated[tuple[str, ...], label_option("Only instances with this label; repeatable, all must match.")],
     limit: PageLimit,
     cursor: Cursor,
 ) -> None:
     """List instances, newest first.
 
-    Use it to find an id, or failed instances. In a pipe: workflow, id, status, run, created, changed, next time due,
-    error.
+    Use it to find an id, or failed instances, and to see what each one does or waits for. In a pipe: workflow, id,
+    status, run, created, changed, at, labels, error.
     """
     page = backend.list(ListQuery(workflow, limit, status, cursor, values.parse_labels(labels)))
     times = Times(backend.now(), exact=not console.is_for_people)
@@ -86,7 +94,7 @@ def ls(
     console.print_list(
         render.INSTANCE_COLUMNS,
         [render.instance_cells(item, times) for item in page.items],
-        document=documents.page("instances", map(documents.instance, page.items), page.cursor),
+        document=lambda: documents.page("instances", map(documents.convert, page.items), page.cursor),
         if_empty=f"No{described}" + (f" with {' '.join(labels)}." if labels else "."),
     )
     console.print_more(page.cursor)
@@ -103,22 +111,21 @@ def logs(
     console: Output,
     workflow: Workflow,
     id: InstanceId,
-    follow: Annotated[bool, flag("-f", "--follow", help="Continue until the run ends.")],
+    follow: Annotated[bool, Option("-f", "--follow", help="Continue until the run ends.")],
     run: RunNumber,
-    level: Annotated[
-        LogLevel | None,
-        option("--level", "--log-level", type=WordInput(LogLevel), help="Only lines of this level and above."),
-    ],
-    category: Annotated[str | None, option("--category", "--log-category", help="Only lines of this category.")],
-    replays: Annotated[bool, flag("--replays", help="Include lines that were logged again in a replay.")],
+    level: Annotated[LogLevel | None, Option("--level", "--log-level", help="Only lines of this level and above.")],
+    category: Annotated[str | None, Option("--category", "--log-category", help="Only lines of this category.")],
+    replays: Annotated[bool, Option("--replays", help="Include lines that were logged again in a replay.")],
 ) -> None:
-    """Show the log lines of a run.
+    """Show the log lines and the failed attempts of a run.
 
-    Use it to read what step.log and the engine have logged, oldest first. Times are UTC. In a pipe: time, level,
-    category, message with its data.
+    Use it to read what step.log and the engine have logged, oldest first, and why attempts failed. Times are UTC. In a
+    pipe: time, level, category, message with its data. A failed attempt has level warn and category attempt.
     """
     number = _run_number(backend, workflow, id, run)
-    tail = backend.tail(workflow, id, run=number, level=level, category=category)
+    read_new_lines = backend.tail(workflow, id, run=number, level=level, category=category)
+    with_attempts = level is not LogLevel.ERROR and category in (None, ATTEMPT_CATEGORY)
+    read_new_attempts = backend.tail_attempts(workflow, id, run=number) if with_attempts else lambda: iter(())
     version: object = None
     is_any, has_ended = False, not follow
     while True:
@@ -127,24 +134,43 @@ def logs(
             if seen is None:
                 continue
             version, has_ended = seen.version, seen.status.is_terminal or seen.run_number != number
-        lines = [line for line in tail.read_new_lines() if replays or not line.is_replay]
-        is_any = is_any or bool(lines)
-        _print_logs(console, number, lines, is_stream=follow)
+        lines = [line for line in read_new_lines() if replays or not line.is_replay]
+        attempts = list(read_new_attempts())
+        is_any = is_any or bool(lines or attempts)
+        _print_logs(console, number, lines, attempts, is_stream=follow)
         if has_ended:
             if not is_any and not console.is_json:
                 console.print_note("No log lines.")
             return
 
 
-def _print_logs(console: Console, run: int, lines: Sequence[LogRecord], *, is_stream: bool) -> None:
+ATTEMPT_CATEGORY = "attempt"
+
+
+def _print_logs(
+    console: Console, run: int, lines: Sequence[LogRecord], attempts: Sequence[AttemptRecord], *, is_stream: bool
+) -> None:
     if console.is_json and not is_stream:
-        console.print_json({"runNumber": run, "logs": list(map(documents.log, lines))})
+        found = {"logs": list(map(documents.convert, lines))}
+        found["attempts"] = list(map(documents.convert, attempts))
+        console.print_json({"runNumber": run, **found})
         return
-    for line in lines:
+    entries: list[tuple[datetime, LogRecord | AttemptRecord, list[Cell]]] = [
+        *((line.created_at, line, render.log_cells(line)) for line in lines),
+        *((attempt.ended_at, attempt, _attempt_cells(attempt)) for attempt in attempts),
+    ]
+    for _, record, cells in sorted(entries, key=lambda entry: entry[0]):
         if console.is_json:
-            console.print_json(documents.log(line), is_line=True)
-        else:
-            console.print_entry(render.log_cells(line))
+            console.print_json(documents.convert(record), is_line=True)
+            continue
+        console.print_entry(cells)
+        if console.is_for_people and isinstance(record, AttemptRecord) and record.traceback is not None:
+            console.print_text(record.traceback)
+
+
+def _attempt_cells(attempt: AttemptRecord) -> list[Cell]:
+    level = render.style_status(LogLevel.WARNING, width=5)
+    return [Styled(render.iso(attempt.ended_at), "dim"), level, ATTEMPT_CATEGORY, render.attempt_line(attempt)]
 
 
 def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | None) -> int:
@@ -168,35 +194,31 @@ def history(
     workflow: Workflow,
     id: InstanceId,
     run: RunNumber,
-    include_logs: Annotated[bool, flag("--include-logs", "--logs", "include_logs", help="Include log lines.")],
+    include_logs: Annotated[bool, Option("--include-logs", "--logs", "include_logs", help="Include log lines.")],
     level: Annotated[
         LogLevel | None,
-        option(
-            "--level",
-            "--log-level",
-            type=WordInput(LogLevel),
-            help="Only log lines of this level and above; implies --include-logs.",
-        ),
+        Option("--level", "--log-level", help="Only log lines of this level and above; implies --include-logs."),
     ],
     category: Annotated[
         str | None,
-        option("--category", "--log-category", help="Only log lines of this category; implies --include-logs."),
+        Option("--category", "--log-category", help="Only log lines of this category; implies --include-logs."),
     ],
 ) -> None:
     """Show what has happened in a run, in order of time.
 
-    Use it to see how a run got to its current state: its start, its steps, the events it received, and its end. In a
-    pipe: time, kind (run, step, event, log), status, level or type, then the details.
+    Use it to see how a run got to its current state: its start, its steps, their failed attempts, the events it
+    received, and its end. In a pipe: time, kind (run, step, attempt, event, log), status, level or type, then the
+    details.
     """
     run_history = backend.history(workflow, id, run=run)
     lines: list[LogRecord] = []
     include_logs = bool(include_logs or level or category)
     if include_logs:
-        tail = backend.tail(workflow, id, run=run_history.run_number, level=level, category=category)
-        lines = [line for line in tail.read_new_lines() if not line.is_replay]
+        read_logs = backend.tail(workflow, id, run=run_history.run_number, level=level, category=category)
+        lines = [line for line in read_logs() if not line.is_replay]
     if console.is_json:
-        with_logs = {"logs": list(map(documents.log, lines))} if include_logs else {}
-        console.print_json(documents.run(run_history) | with_logs)
+        with_logs = {"logs": list(map(documents.convert, lines))} if include_logs else {}
+        console.print_json(documents.convert(run_history) | with_logs)
         return
     times = Times(backend.now(), exact=not console.is_for_people)
     entries = [*_history_entries(run_history, times), *((line.created_at, _log_cells(line)) for line in lines)]
@@ -213,6 +235,8 @@ def _history_entries(run_history: History, times: Times) -> Iterator[tuple[datet
         run_history.created_at,
         started if run_history.parent is None else [*started, render.describe_parent(run_history.parent)],
     )
+    for attempt in run_history.attempts:
+        yield attempt.ended_at, format_attempt(attempt)
     for event in run_history.events:
         yield event.created_at, _event_cells(event, names)
     for step in run_history.steps:

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import click
 
-from celery_durable.app import Durable
 from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.errors import REFUSED, CliError
-from celery_durable.cli.inputs import Context, OptionalId, OptionalWorkflow, RunNumber, option
+from celery_durable.cli.inputs import Context, Option, OptionalId, OptionalWorkflow, RunNumber
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
@@ -39,13 +38,7 @@ def replay(
     run: RunNumber,
     files: Annotated[
         tuple[Path, ...],
-        option(
-            "--file",
-            "files",
-            multiple=True,
-            type=click.Path(path_type=Path),
-            help="A file with runs that `export` printed; repeatable. No database is used.",
-        ),
+        Option("--file", "files", help="A file with runs that `export` printed; repeatable. No database is used."),
     ],
 ) -> None:
     """Check the current code against a recorded run.
@@ -57,13 +50,14 @@ def replay(
     """
     if bool(files) == (workflow is not None) or (workflow is not None and id is None) or (run is not None and files):
         raise click.UsageError("Name an instance, WORKFLOW ID, or files, --file FILE.")
+    durable = attached_durable(ctx) if files else open_durable(ctx)
+    durable.app.loader.import_default_modules()
     if files:
-        durable, records = _durable_without_database(ctx), [recorded for path in files for recorded in _read(path)]
+        local_servers.use_no_store(durable)
+        records = [recorded for path in files for recorded in read_exported_runs(path)]
     else:
         assert workflow is not None
         assert id is not None
-        durable = open_durable(ctx)
-        durable.app.loader.import_default_modules()
         records = [durable.internals.runner.read_recorded_run(workflow, id, run=run)]
     matches = True
     for recorded in records:
@@ -74,14 +68,8 @@ def replay(
         ctx.exit(REFUSED)
 
 
-def _durable_without_database(ctx: click.Context) -> Durable:
-    durable = attached_durable(ctx)
-    durable.app.loader.import_default_modules()
-    local_servers.use_no_store(durable)
-    return durable
-
-
-def _read(path: Path) -> Iterator[RecordedRun]:
+def read_exported_runs(path: Path) -> Iterator[RecordedRun]:
+    """Read the runs in a file with one or several outputs of `export`; raises CliError."""
     try:
         text = path.read_text(encoding="utf-8").strip()
         while text:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import click
-
 from celery_durable.cli.backends.backend import InstanceSnapshot
 from celery_durable.cli.command import OpenBackend, Output, command, output_option
 from celery_durable.cli.commands.explain import print_diagnosis
-from celery_durable.cli.inputs import Context, InstanceId, RunNumber, Workflow, flag
+from celery_durable.cli.inputs import Context, InstanceId, Option, RunNumber, Workflow
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.cli.output.render import Times
-from celery_durable.explain import Diagnosis
 from celery_durable.model import History, Status
 
 
@@ -26,14 +23,15 @@ def show(
     id: InstanceId,
     run: RunNumber,
     full: Annotated[
-        bool, flag("--full", help="Include parameters, results, payloads and output, and show exact times.")
+        bool, Option("--full", help="Include parameters, results, payloads and output, and show exact times.")
     ],
 ) -> None:
     """Show one instance with its status, steps and events.
 
-    Use it to see what an instance has done, what it waits for, and what it has published. In a pipe: one record per
-    line, whose first field is its kind (instance, label, origin, parent, error, reason, step, event, audit, published).
-    --full adds params, output, and a last field with the result or payload as JSON.
+    Use it to see what an instance has done, why attempts failed, what it waits for, and what it has published. In a
+    pipe: one record per line, whose first field is its kind (instance, label, limit, origin, parent, error, reason,
+    step, item, attempt, event, audit, published). --full adds params, output, and a last field with the result, payload
+    or traceback as JSON.
     """
     seen = backend.read_snapshot(workflow, id)
     assert seen is not None
@@ -41,19 +39,23 @@ def show(
     published = backend.published(workflow, id, run=history.run_number)
     if console.is_json:
         console.print_json(
-            documents.run(history) | {"published": documents.published(published), "currentRunNumber": seen.run_number}
+            documents.convert(history)
+            | {"published": documents.convert(published), "currentRunNumber": seen.run_number}
         )
         return
     times = Times(backend.now(), exact=full or not console.is_for_people)
     if console.is_for_people:
         is_live = not seen.status.is_terminal and history.run_number == seen.run_number
         diagnosis = backend.explain(workflow, id) if is_live else None
-        _print_head(ctx, console, seen, history, times, diagnosis)
+        _print_head(console, seen, history, times)
+        if diagnosis is not None:
+            print_diagnosis(ctx, console, diagnosis)
     else:
         _print_head_records(console, history, times)
     if full:
         console.print_value("params", history.params)
     _print_steps(console, history, times, full=full)
+    _print_attempts(console, history, times, full=full)
     events = [render.event_cells(event, history, times) for event in history.events]
     payloads = [(f"{event.type}   {event.event_id}", event.payload) for event in history.events] if full else []
     console.print_section("event", render.EVENT_COLUMNS, events, payloads, heading="PAYLOADS")
@@ -68,14 +70,7 @@ def show(
     console.print_section("published", render.PUBLISHED_COLUMNS, rows, values, heading="VALUES")
 
 
-def _print_head(
-    ctx: click.Context,
-    console: Console,
-    seen: InstanceSnapshot,
-    history: History,
-    times: Times,
-    diagnosis: Diagnosis | None,
-) -> None:
+def _print_head(console: Console, seen: InstanceSnapshot, history: History, times: Times) -> None:
     is_current = history.run_number == seen.run_number
     console.print_line(
         Styled(f"{history.workflow}/{history.instance_id}", "bold"),
@@ -85,11 +80,22 @@ def _print_head(
         "" if history.completed_at is None else f"ended {times.format_in_sentence(history.completed_at)}",
     )
     if history.labels:
-        console.print_line(Styled("labels", "dim"), *render.label_cells(history.labels), indent=2)
+        labels = (f"{name}={value}" for name, value in history.labels.items())
+        console.print_line(Styled("labels", "dim"), *labels, indent=2)
     for text in render.describe_run(history):
         console.print_line(text, indent=2)
-    if diagnosis is not None:
-        print_diagnosis(ctx, console, diagnosis)
+
+
+def _print_attempts(console: Console, history: History, times: Times, *, full: bool) -> None:
+    rows = [render.attempt_cells(attempt, times) for attempt in history.attempts]
+    is_for_programs = full and not console.is_for_people
+    tracebacks = [(None, attempt.traceback) for attempt in history.attempts] if is_for_programs else []
+    console.print_section("attempt", render.ATTEMPT_COLUMNS, rows, tracebacks)
+    for attempt in history.attempts if full and console.is_for_people else ():
+        if attempt.traceback is not None:
+            number = "" if attempt.attempt is None else f", attempt {attempt.attempt}"
+            console.print_heading(f"TRACEBACK   {render.describe_attempt(attempt)}{number}")
+            console.print_text(attempt.traceback)
 
 
 def _print_head_records(console: Console, history: History, times: Times) -> None:
@@ -98,6 +104,8 @@ def _print_head_records(console: Console, history: History, times: Times) -> Non
     console.print_record("instance", history.workflow, history.instance_id, *cells)
     for name, value in history.labels.items():
         console.print_record("label", name, value)
+    if history.max_run is not None:
+        console.print_record("limit", f"{history.max_run.total_seconds():g}")
     if status.error is not None:
         console.print_record("error", status.error.name, status.error.message)
     if (origin := history.origin) is not None:
@@ -116,3 +124,5 @@ def _print_steps(console: Console, history: History, times: Times, *, full: bool
             cells.extend(times.cells(step.started_at or step.created_at, step.finished_at))
     results = [(step.name if step.result is not None else None, render.get_result(step)) for step in history.steps]
     console.print_section("step", columns, rows, results if full else [], heading="RESULTS")
+    maps = [step for step in history.steps if step.items is not None]
+    console.print_section("item", render.ITEM_COLUMNS, [row for step in maps for row in render.item_rows(step, times)])

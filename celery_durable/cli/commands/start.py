@@ -10,32 +10,19 @@ import click
 from celery_durable import commands, values
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import command, open_backend
-from celery_durable.cli.commands.follow import Follower, follow_to_end, print_update, read_outcome
-from celery_durable.cli.errors import command_line
-from celery_durable.cli.inputs import Context, DurationInput, JsonInput, Workflow, flag, merged_params, option
+from celery_durable.cli.commands.follow import Follower, print_update
+from celery_durable.cli.errors import CliError, command_line
+from celery_durable.cli.inputs import Context, Option, Workflow, label_option, merged_params
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Console, Styled, to_compact_json
 from celery_durable.commands import Target
+from celery_durable.errors import WorkflowParamsInvalid
 from celery_durable.wire import requests
 
-Params = Annotated[
-    Any,
-    option(
-        "--params",
-        type=JsonInput(),
-        metavar=JsonInput.name,
-        help="The parameters as JSON, from a file, or from standard input.",
-    ),
-]
+Params = Annotated[Any, Option("--params", help="The parameters as JSON, from a file, or from standard input.")]
 SingleParams = Annotated[
     tuple[str, ...],
-    option(
-        "-P",
-        "single_params",
-        multiple=True,
-        metavar="KEY=TEXT|KEY:=JSON",
-        help="One parameter; overrides the one in --params.",
-    ),
+    Option("-P", "single_params", metavar="KEY=TEXT|KEY:=JSON", help="One parameter; overrides the one in --params."),
 ]
 
 
@@ -45,29 +32,23 @@ SingleParams = Annotated[
     "start order --params @order.json --wait --timeout '5 minutes'",
     "start order --params @order.json --id order-42 --restart",
     "start order -P order_id=42 --label tenant=acme --label stage=new",
+    "start order -P order_id=42 --max-run '2 hours'",
 )
 def start(
     ctx: Context,
     workflow: Workflow,
     params: Params,
     single_params: SingleParams,
-    id: Annotated[str | None, option("--id", help="The instance's id, unique per workflow; random by default.")],
-    restart: Annotated[bool, flag("--restart", help="If the --id exists and has ended, start a new run of it.")],
-    labels: Annotated[
-        tuple[str, ...],
-        option(
-            "--label",
-            "labels",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="A label to find the instance by; repeatable.",
-        ),
+    id: Annotated[str | None, Option("--id", help="The instance's id, unique per workflow; random by default.")],
+    restart: Annotated[bool, Option("--restart", help="If the --id exists and has ended, start a new run of it.")],
+    labels: Annotated[tuple[str, ...], label_option("A label to find the instance by; repeatable.")],
+    max_run: Annotated[
+        timedelta | None, Option("--max-run", help="Terminate a run that takes longer; replaces the workflow's limit.")
     ],
-    wait: Annotated[bool, flag("--wait", help="Wait for the end and print the output; fail if the instance fails.")],
-    follow: Annotated[bool, flag("--follow", help="Show steps and log lines until the end; implies --wait.")],
+    wait: Annotated[bool, Option("--wait", help="Wait for the end and print the output; fail if the instance fails.")],
+    follow: Annotated[bool, Option("--follow", help="Show steps and log lines until the end; implies --wait.")],
     timeout: Annotated[
-        timedelta | None,
-        option("--timeout", type=DurationInput(), help="How long to wait. The instance continues after it."),
+        timedelta | None, Option("--timeout", help="How long to wait. The instance continues after it.")
     ],
 ) -> None:
     """Start an instance of a workflow.
@@ -80,6 +61,8 @@ def start(
         raise click.UsageError("--timeout needs --wait or --follow.")
     if restart and id is None:
         raise click.UsageError("--restart needs --id: a random id never exists before.")
+    if restart and max_run is not None:
+        raise click.UsageError("--max-run is for a new instance: a restarted one keeps its limit.")
     params_given, label_values = merged_params(params, single_params), values.parse_labels(labels)
     backend, console = open_backend(ctx), Console.from_context(ctx)
     if restart:
@@ -90,8 +73,14 @@ def start(
         verbs = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Still running:"}
         verb = verbs[started.outcome]
     else:
-        new = requests.CreateInstance(params=params_given, id=id, labels=label_values)
-        instance_id = backend.call(commands.create, Target(workflow, id or ""), new).id
+        limit_ms = None if max_run is None else max_run // timedelta(milliseconds=1)
+        new = requests.CreateInstance(params=params_given, id=id, max_run_ms=limit_ms, labels=label_values)
+        try:
+            instance_id = backend.call(commands.create, Target(workflow, id or ""), new).id
+        except (CliError, WorkflowParamsInvalid) as exc:
+            if params_given is None and exc.code == WorkflowParamsInvalid.code:
+                _name_params(ctx, backend, workflow)
+            raise
         run, extra, verb = 1, [], "Started"
     if console.is_for_people:
         console.print_line(verb, Styled(f"{workflow}/{instance_id}", "bold"))
@@ -100,17 +89,27 @@ def start(
     else:
         console.print_record(instance_id, *extra)
     if wait or follow:
-        _follow_to_end(backend, console, Follower(backend, workflow, instance_id, run), timeout, shown=follow)
+        _follow_to_end(console, Follower(backend, workflow, instance_id, run), timeout, shown=follow)
 
 
-def _follow_to_end(
-    backend: Backend, console: Console, follower: Follower, timeout: timedelta | None, *, shown: bool
-) -> None:
-    seconds = None if timeout is None else timeout.total_seconds()
-    for update in follow_to_end(follower, backend, timeout_seconds=seconds):
+def _name_params(ctx: click.Context, backend: Backend, workflow: str) -> None:
+    """Raise CliError if the workflow needs parameters."""
+    required = [
+        each for info in backend.workflows() if info.name == workflow for each in info.parameters if each.is_required
+    ]
+    if required:
+        options = [f"-P {each.name}{'=' if each.type == 'str' else ':='}..." for each in required]
+        raise CliError(
+            f"{workflow!r} needs {', '.join(f'{each.name} ({each.type})' for each in required)}.",
+            command_line(ctx, " ".join(["start", workflow, *options])),
+        )
+
+
+def _follow_to_end(console: Console, follower: Follower, timeout: timedelta | None, *, shown: bool) -> None:
+    for update in follower.read_to_end(timeout):
         if shown:
             print_update(console, update)
-    status = read_outcome(follower, backend)
+    status = follower.read_outcome()
     if console.is_for_people:
         if not shown:
             console.print_line(render.style_status(status.status))

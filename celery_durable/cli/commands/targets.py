@@ -19,7 +19,7 @@ from celery_durable import values
 from celery_durable.cli.backends.backend import Backend, ListQuery
 from celery_durable.cli.command import Command, command, open_backend
 from celery_durable.cli.errors import REFUSED, CliError, convert_error
-from celery_durable.cli.inputs import DurationInput, OptionalWorkflow, WordInput, flag, option
+from celery_durable.cli.inputs import DurationInput, Option, OptionalWorkflow, WordInput
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.commands import Target
 from celery_durable.errors import DurableError, ValueRefused
@@ -92,14 +92,14 @@ _TARGETS = {
     "id": Annotated[tuple[str, ...], click.argument("id", nargs=-1)],
     "where": Annotated[
         Condition | None,
-        option(
+        Option(
             "--where",
             type=WhereInput(),
             help="Select all that match: workflow=, status=, error= (name), older= and since= (last change), "
             "label.NAME=, separated by spaces.",
         ),
     ],
-    "yes": Annotated[bool, flag("--yes", help="With --where: apply the change. Without it, only show the matches.")],
+    "yes": Annotated[bool, Option("--yes", help="With --where: apply the change. Without it, only show the matches.")],
 }
 
 
@@ -138,7 +138,7 @@ def on_targets(
                 raise click.UsageError("--yes is for --where.")
             ctx = click.get_current_context()
             backend, console = open_backend(ctx), Console.from_context(ctx)
-            apply = partial(_apply_to_each, ctx, console, partial(change, backend, **options))
+            apply = partial(_apply_to_each, console, partial(change, backend, **options))
             if where is None:
                 assert workflow is not None
                 apply([Target(workflow, each) for each in id])
@@ -172,12 +172,7 @@ def _print_matches(console: Console, change: str | None, found: Sequence[Target]
         console.print_line(f"and {len(found) - _MAX_LISTED} more", indent=2)
 
 
-def _apply_to_each(
-    ctx: click.Context,
-    console: Console,
-    action: Callable[[Target], Sequence[str]],
-    targets: Sequence[Target],
-) -> None:
+def _apply_to_each(console: Console, action: Callable[[Target], Sequence[str]], targets: Sequence[Target]) -> None:
     """Apply the action to each target. If one of several fails, its error is printed and the others continue."""
     exit_code = 0
     for target in targets:
@@ -192,4 +187,4 @@ def _apply_to_each(
         else:
             console.print_entry([action_done, Styled(f"{target.workflow}/{target.instance_id}", "bold"), *details])
     if exit_code:
-        ctx.exit(exit_code)
+        click.get_current_context().exit(exit_code)

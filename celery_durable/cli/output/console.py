@@ -11,11 +11,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -129,11 +129,10 @@ class Console:
             return
         size, name = shutil.get_terminal_size(), tuple(_text(cell) for cell in cells[:-1])
         if self._bars:
-            click.echo(
-                f"\x1b[{len(self._bars)}A\x1b[J", nl=False, color=True
-            )  # move up to the first bar and clear all bars
+            # Move up to the first bar and clear all bars.
+            click.echo(f"\x1b[{len(self._bars)}A\x1b[J", nl=False, color=True)
         if isinstance(cells[-1], Bar) and (name in self._bars or len(self._bars) < size.lines - 2):
-            text = "   ".join(_pad(cell) for cell in (at, *cells))
+            text = "   ".join(_displayed(cell) for cell in (at, *cells))
             self._bars[name] = text[: size.columns - 1]  # a wrapped bar would take two lines
         else:
             self._bars.pop(name, None)
@@ -158,7 +157,7 @@ class Console:
             for index, row in enumerate(rows):
                 self.print_record(kind, *row, *(to_compact_json(value) for _, value in values[index : index + 1]))
         elif rows:
-            self.print_blank_line()
+            click.echo()
             self.print_table(columns, rows)
             titled = [(title, value) for title, value in values if title is not None]
             if titled:
@@ -181,13 +180,14 @@ class Console:
         for text in json.dumps(value, ensure_ascii=False, indent=2).splitlines():
             click.echo(" " * (4 if title else 2) + _strip_control(text), color=self.has_color)
 
-    def print_blank_line(self) -> None:
-        """Print an empty line between sections."""
-        click.echo()
+    def print_text(self, text: str) -> None:
+        """Print stored text of several lines, for people."""
+        for line in text.splitlines():
+            click.echo("  " + _strip_control(line), color=self.has_color)
 
     def print_heading(self, text: str) -> None:
         """Print an empty line and the heading of a section."""
-        self.print_blank_line()
+        click.echo()
         self.print_line(Styled(text, "dim"))
 
     def print_note(self, text: str) -> None:
@@ -195,11 +195,14 @@ class Console:
         click.echo(strip_control_characters(text), err=True)
 
     def print_list(
-        self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, document: Any, if_empty: str
+        self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, document: Callable[[], Any], if_empty: str
     ) -> None:
-        """Print what a command has read: the rows, or the document if the user wants JSON."""
+        """Print what a command has read: the rows, or the document if the user wants JSON.
+
+        Building the document may import the API's models, so it is built only if it is printed.
+        """
         if self.is_json:
-            self.print_json(document)
+            self.print_json(document())
         elif rows:
             self.print_table(columns, rows)
         else:
@@ -234,17 +237,17 @@ class Console:
         for column, width in zip(titled, widths, strict=True):
             table.add_column(column.title, no_wrap=True, overflow="ellipsis", width=width)
         for row in body:
-            table.add_row(
-                *(rich.text.Text(strip_control_characters(_displayed(cell)), style=_style_of(cell)) for cell in row)
-            )
-        color_system: Literal["auto"] | None = "auto" if self.has_color else None
+            table.add_row(*(rich.text.Text(_displayed(cell), style=_style_of(cell)) for cell in row))
         console = rich.console.Console(
-            file=sys.stdout, highlight=False, color_system=color_system, width=sum(widths) + _COLUMN_GAP * len(widths)
+            file=sys.stdout,
+            highlight=False,
+            color_system="auto" if self.has_color else None,
+            width=sum(widths) + _COLUMN_GAP * len(widths),
         )
         console.print(table)
 
     def _render(self, cell: Cell) -> str:
-        padded_text, style = _pad(cell), _style_of(cell)
+        padded_text, style = _displayed(cell), _style_of(cell)
         if not self.has_color or not style:
             return padded_text
         text = padded_text.rstrip()
@@ -264,11 +267,6 @@ def _encode(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
-def _pad(cell: Cell) -> str:
-    text = strip_control_characters(_displayed(cell))
-    return text.ljust(cell.width) if isinstance(cell, Styled) else text
-
-
 _COLUMN_GAP = 3
 _MIN_COLUMN_WIDTH = 24
 """Columns are not shortened below this width. Longer lines wrap at the end of the terminal."""
@@ -279,7 +277,7 @@ def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], av
     from rich.cells import cell_len
 
     widths = [
-        max(cell_len(text) for text in (column.title, *(strip_control_characters(_displayed(row[i])) for row in rows)))
+        max(cell_len(text) for text in (column.title, *(_displayed(row[i]) for row in rows)))
         for i, column in enumerate(columns)
     ]
     for i in reversed([i for i, column in enumerate(columns) if not column.keeps_full_text]):
@@ -293,8 +291,9 @@ def _text(cell: Cell) -> str:
 
 
 def _displayed(cell: Cell) -> str:
-    """The text that a terminal shows."""
-    return cell.for_terminal if isinstance(cell, Bar) else _text(cell)
+    """The text that a terminal shows, padded to its width."""
+    text = strip_control_characters(cell.for_terminal if isinstance(cell, Bar) else _text(cell))
+    return text.ljust(cell.width) if isinstance(cell, Styled) else text
 
 
 def _style_of(cell: Cell) -> str:

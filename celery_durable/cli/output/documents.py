@@ -1,25 +1,93 @@
-"""The JSON that commands print with ``-o json``. Its fields are those of the HTTP API; docs/cli.md lists them.
+"""The JSON that commands print with ``-o json``.
+
+Its fields are those of the HTTP API. docs/reference/cli.md lists them.
 
 The response models of the API are imported when a document is made: a table needs none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from celery_durable.explain import Diagnosis
-from celery_durable.model import History, InstanceStatus, InstanceSummary, LogRecord, Published, RunRef, StepRecord
+from celery_durable.model import (
+    AttemptRecord,
+    EventWait,
+    History,
+    InstanceStatus,
+    InstanceSummary,
+    LogRecord,
+    Published,
+    RunRef,
+    Stats,
+    StepRecord,
+)
+from celery_durable.values import Parameter
 
 Document = dict[str, Any]
 
 
-def instance(item: InstanceSummary) -> Document:
-    """Return an instance in a list."""
+Values = Mapping[str, Published]
+"""Published values by key."""
+Change = StepRecord | AttemptRecord | LogRecord | InstanceStatus | Values
+"""What a follower of a run sees: a step, a failed attempt, a log line, the end, or a published value by its key."""
+
+
+def convert(record: InstanceSummary | History | AttemptRecord | Diagnosis | Change) -> Document:
+    """Return a record with the fields that the HTTP API has for it.
+
+    An instance has those of a list, a run has all its steps, events and failed attempts, and an explanation says why an
+    instance does not move.
+    """
     from celery_durable.wire import views
 
-    return {"workflowName": item.workflow, **views.listed_instance(item).to_data()}
+    match record:
+        case InstanceSummary():
+            return {"workflowName": record.workflow, **views.listed_instance(record).to_data()}
+        case History():
+            return {
+                "workflowName": record.workflow,
+                "instanceId": record.instance_id,
+                "runNumber": record.run_number,
+                "run": views.run_view(record).to_data(),
+                "steps": [convert(step) for step in record.steps],
+                "events": [views.event_view(event).to_data() for event in record.events],
+                "attempts": [convert(attempt) for attempt in record.attempts],
+            }
+        case Diagnosis():
+            return views.explanation(record).to_data()
+        case StepRecord():
+            return views.step_view(record).to_data()
+        case AttemptRecord():
+            return views.attempt_view(record).to_data()
+        case LogRecord():
+            return views.log_view(record).to_data()
+        case InstanceStatus():
+            return views.status_view(record).to_data()
+    return {key: view.to_data() for key, view in views.published_views(record).items()}
+
+
+def workflow(name: str, parameters: Sequence[Parameter]) -> Document:
+    """Return a workflow with its parameters."""
+    from celery_durable.wire import views
+
+    return views.workflow_view(name, parameters).to_data()
+
+
+def stats(found: Stats, queues: Mapping[str, int | None]) -> Document:
+    """Return counts, due runs and queues."""
+    from celery_durable.wire import views
+
+    return views.stats_view(found, queues).to_data()
+
+
+def waits(found: Sequence[EventWait]) -> Document:
+    """Return the steps that wait for an event."""
+    from celery_durable.wire import views
+
+    return views.wait_list(found).to_data()
 
 
 def page(name: str, items: Iterable[Document], cursor: str | None) -> Document:
@@ -27,57 +95,10 @@ def page(name: str, items: Iterable[Document], cursor: str | None) -> Document:
     return {name: list(items), **({} if cursor is None else {"cursor": cursor}), "hasNextPage": cursor is not None}
 
 
-def run(history: History) -> Document:
-    """Return a run with all its steps and events."""
-    from celery_durable.wire import views
-
-    return {
-        "workflowName": history.workflow,
-        "instanceId": history.instance_id,
-        "runNumber": history.run_number,
-        "run": views.run_view(history).to_data(),
-        "steps": [views.step_view(step).to_data() for step in history.steps],
-        "events": [views.event_view(event).to_data() for event in history.events],
-    }
-
-
-def log(line: LogRecord) -> Document:
-    """Return a log line."""
-    from celery_durable.wire import views
-
-    return views.log_view(line).to_data()
-
-
-def published(found: Mapping[str, Published]) -> Document:
-    """Return published values by key."""
-    from celery_durable.wire import views
-
-    return {key: view.to_data() for key, view in views.published_views(found).items()}
-
-
-Change = StepRecord | LogRecord | InstanceStatus | Mapping[str, Published]
-"""What a follower of a run sees: a step, a log line, the end, or a published value by its key."""
-
-
 def change(record: Change) -> Document:
     """Return a change of a run."""
-    from celery_durable.wire import views
-
-    match record:
-        case StepRecord():
-            return {"step": views.step_view(record).to_data()}
-        case LogRecord():
-            return {"log": log(record)}
-        case InstanceStatus():
-            return {"details": views.status_view(record).to_data()}
-    return {"published": published(record)}
-
-
-def explanation(diagnosis: Diagnosis) -> Document:
-    """Return why an instance does not move."""
-    from celery_durable.wire import views
-
-    return views.explanation(diagnosis).to_data()
+    names = {StepRecord: "step", AttemptRecord: "attempt", LogRecord: "log", InstanceStatus: "details"}
+    return {names.get(type(record), "published"): convert(record)}
 
 
 def run_of(ref: RunRef) -> Document:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import model
 from celery_durable.cli.output.console import Bar, Cell, Column, Styled, to_compact_json
+from celery_durable.explain.phrases import describe_running
 from celery_durable.model import (
+    AttemptRecord,
     AuditRecord,
     ErrorInfo,
     EventRecord,
@@ -17,7 +18,6 @@ from celery_durable.model import (
     InstanceSummary,
     LogLevel,
     LogRecord,
-    Origin,
     ParentStep,
     Published,
     Status,
@@ -88,6 +88,11 @@ class Times:
         """Format a time for use in a sentence: ``times out in 23 h``, ``times out at 2026-...``."""
         return f"at {iso(instant)}" if self.exact else self.format(instant)
 
+    def format_span(self, since: datetime) -> str:
+        """Format how long something has lasted: ``for 57 s``, ``since 2026-...``."""
+        lasted = max(self.now - since, timedelta(0))
+        return f"since {iso(since)}" if self.exact else f"for {format_duration(lasted, units=1)}"
+
 
 def format_error(error: ErrorInfo | None) -> str:
     """Return name and message of an error; "" for None."""
@@ -101,22 +106,34 @@ def format_error(error: ErrorInfo | None) -> str:
 _ERROR = Column("ERROR", keeps_full_text=False, is_optional=True)
 INSTANCE_COLUMNS = (
     *map(Column, ("WORKFLOW", "ID", "STATUS", "RUN", "CREATED", "CHANGED")),
-    Column("NEXT", is_optional=True),
+    *(Column(title, keeps_full_text=False, is_optional=True) for title in ("AT", "LABELS")),
     _ERROR,
 )
 
 
 def instance_cells(item: InstanceSummary, times: Times) -> list[Cell]:
     """Return a row of `ls`."""
-    start, error = item.run_at if item.status is Status.WAITING else None, format_error(item.error)
+    at, labels = _describe_position(item, times), " ".join(f"{name}={value}" for name, value in item.labels.items())
     return times.cells(
-        item.workflow, item.id, item.status, item.run_number, item.created_at, item.updated_at, start, error
-    )
+        item.workflow, item.id, item.status, item.run_number, item.created_at, item.updated_at,
+        at, labels, format_error(item.error),
+    )  # fmt: skip
 
 
-def label_cells(labels: Mapping[str, str]) -> list[str]:
-    """Return labels as ``name=value``."""
-    return [f"{name}={value}" for name, value in labels.items()]
+def _describe_position(item: InstanceSummary, times: Times) -> str:
+    """Return what a worker runs, or what the instance waits for."""
+    step, running = item.current_step, item.running
+    if running is not None:
+        name = step.name if step is not None and step.step_key == running.step_key else None
+        lasted = times.format_span(running.since)
+        return f"{describe_running(running, name, lasted)}, on {item.worker}"
+    if item.worker is not None:
+        return f"on {item.worker}"
+    if step is not None and step.is_waiting:
+        return f"{step.name}: {describe_wait(step, times)}"
+    if item.status is Status.WAITING and item.run_at is not None:
+        return f"starts {times.format_in_sentence(item.run_at)}"
+    return ""
 
 
 STEP_COLUMNS = (
@@ -170,6 +187,21 @@ def describe_wait(step: StepRecord, times: Times) -> str:
             return f"instance{child}, times out {times.format_in_sentence(step.wake_at)}"
 
 
+ITEM_COLUMNS = (*map(Column, ("MAP", "ITEMS", "DONE", "FAILED", "ITEM", "ATTEMPTS")), _ERROR)
+
+
+def item_rows(step: StepRecord, times: Times) -> list[list[Cell]]:
+    """Return the rows of a map in `show`: one for each item that has failed permanently, or one without an item."""
+    assert step.items is not None
+    items, counts = step.items, (step.items.total, step.items.done, step.items.failed)
+    if not items.failures:
+        return [times.cells(step.name, *counts, "", "", "")]
+    return [
+        times.cells(step.name, *counts, each.position, each.attempts, format_error(each.error))
+        for each in items.failures
+    ]
+
+
 EVENT_COLUMNS = tuple(map(Column, ("EVENT", "ID", "SENT", "CONSUMED BY")))
 
 
@@ -199,28 +231,71 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) and value and " " not in value else to_compact_json(value)
 
 
+# --- attempts that did not succeed --------------------------------------------------------------
+
+ATTEMPT_COLUMNS = (
+    *map(Column, ("FAILED ATTEMPT", "NO.", "OUTCOME", "ENDED")),
+    *(Column(title, is_optional=True) for title in ("TOOK", "AT", "WORKER")),
+    _ERROR,
+)
+
+
+def attempt_cells(attempt: AttemptRecord, times: Times) -> list[Cell]:
+    """Return a row of the attempts in `show`."""
+    return [
+        describe_attempt(attempt),
+        "" if attempt.attempt is None else str(attempt.attempt),
+        Styled(str(attempt.outcome), "red"),
+        times.format(attempt.ended_at),
+        "" if attempt.started_at is None else format_duration(attempt.ended_at - attempt.started_at),
+        attempt.location or "",
+        _describe_worker(attempt),
+        format_error(attempt.error),
+    ]
+
+
+def describe_attempt(attempt: AttemptRecord) -> str:
+    """Return the step of an attempt, with the position of a map's item; "-" if it belongs to no step."""
+    if attempt.step is None:
+        return "-"
+    return attempt.step if attempt.item is None else f"{attempt.step}, item {attempt.item}"
+
+
+def _describe_worker(attempt: AttemptRecord) -> str:
+    if attempt.worker is None:
+        return ""
+    return attempt.worker if attempt.pid is None else f"{attempt.worker}, pid {attempt.pid}"
+
+
+def attempt_line(attempt: AttemptRecord) -> str:
+    """Return a sentence about an attempt, for a line of a log."""
+    number = "" if attempt.attempt is None else f", attempt {attempt.attempt}"
+    step = "" if attempt.step is None else f"step {describe_attempt(attempt)}{number}, "
+    at = "" if attempt.location is None else f", at {attempt.location}"
+    worker = "" if attempt.worker is None else f", on {_describe_worker(attempt)}"
+    return f"{step}{attempt.outcome}: {format_error(attempt.error)}{at}{worker}"
+
+
 # --- how a run ended ----------------------------------------------------------------------------
 
 
 def describe_run(history: History) -> list[str]:
-    """Return sentences about a run: its error, its parent, the run that it continues, and the reason that was given."""
+    """Return sentences about a run: its error, parent and limit, the run that it continues, and the given reason."""
     sentences = [] if history.status.error is None else [format_error(history.status.error)]
+    if history.max_run is not None:
+        sentences.append(f"Each run may take {format_duration(history.max_run)}")
     if (parent := history.parent) is not None:
         sentences.append(describe_parent(parent))
-    if history.origin is not None:
-        sentences.append(describe_origin(history.origin, history.instance_id))
+    if (origin := history.origin) is not None:
+        of_instance = "" if origin.instance_id == history.instance_id else f" of {origin.instance_id}"
+        from_step = "" if origin.step_key is None else f", from step {origin.step_key}"
+        sentences.append(f"Continues run {origin.run_number}{of_instance}{from_step}")
     return sentences if history.reason is None else [*sentences, f"Reason: {history.reason}"]
 
 
 def describe_parent(parent: ParentStep) -> str:
     """Return a sentence about the step that created an instance."""
     return f"Child of step {parent.step_key}, run {parent.run_number} of {parent.workflow}/{parent.instance_id}"
-
-
-def describe_origin(origin: Origin, instance_id: str) -> str:
-    """Return a sentence about the run whose steps this run has kept."""
-    run = f"run {origin.run_number}" + ("" if origin.instance_id == instance_id else f" of {origin.instance_id}")
-    return f"Continues {run}" + ("" if origin.step_key is None else f", from step {origin.step_key}")
 
 
 AUDIT_COLUMNS = tuple(map(Column, ("BY HAND", "STEP", "WAS", "BY", "WHEN", "REASON")))

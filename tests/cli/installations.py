@@ -1,0 +1,58 @@
+"""Installations to check with `durable doctor`, and what it finds."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_durable import Durable, Step, WorkflowEvent
+from tests.cli.test_refusals import call
+
+Make = Callable[..., Celery]
+
+
+@pytest.fixture
+def make(store_url: str) -> Iterator[Make]:
+    made: list[Celery] = []
+
+    def build(broker: str = "memory://", **settings: Any) -> Celery:
+        app = Celery("shop", broker=broker, set_as_current=False)
+        app.conf.durable_database_url = store_url
+        app.conf.control_exchange = f"control-{uuid.uuid4().hex[:8]}"
+        app.conf.broker_transport_options = {"polling_interval": 0.01}
+        app.conf.update(settings)
+        durable = Durable(app)
+        made.append(app)
+
+        @durable.workflow(name="order")
+        def order(event: WorkflowEvent[Any], step: Step) -> None:
+            step.sleep("nap", "1 day")
+
+        return app
+
+    yield build
+    for app in made:
+        app.durable.close()
+        app.close()
+
+
+def findings(app: Celery) -> dict[str, list[tuple[str, str, str]]]:
+    said = call(app, "doctor")
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for level, about, sentence, *remedy in (line.split("\t") for line in said.out.splitlines()):
+        found.setdefault(about, []).append((level, sentence, *remedy))
+    levels = {level for each in found.values() for level, *_ in each}
+    assert said.code == (1 if "FAIL" in levels else 0), said
+    for each in found.values():
+        for level, _, remedy in each:
+            assert bool(remedy) is (level != "OK"), each
+    return found
+
+
+def one(app: Celery, about: str) -> tuple[str, str, str]:
+    (found,) = findings(app)[about]
+    return found

@@ -1,0 +1,99 @@
+"""doctor: brokers and databases that cannot be used, or lack a setting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+
+from celery_durable import Durable
+from celery_durable.store.schema import REVISION
+from tests.cli.installations import Make, findings, make, one
+from tests.services import BROKERS, missing
+
+__all__ = ["make"]
+REDIS, RABBITMQ = BROKERS["redis"], BROKERS["rabbitmq"]
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://guest:secret@127.0.0.1:1//"])
+def test_a_broker_that_does_not_answer_is_a_failure(make: Make, url: str) -> None:
+    level, sentence, remedy = one(make(url), "broker")
+    assert (level, remedy) == ("FAIL", "Is the server running, and is broker_url right?")
+    assert sentence.startswith("The broker ")
+    assert "secret" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "url", "option"), [("redis", REDIS, "socket_timeout"), ("rabbitmq", RABBITMQ, "read_timeout")]
+)
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_broker_whose_silence_is_not_bounded_is_told(
+    make: Make, kind: str, url: str, option: str, is_set: bool
+) -> None:
+    found = findings(make(url, broker_transport_options={option: 5} if is_set else {}))
+    if found["broker"][0][0] == "FAIL":
+        missing(kind, found["broker"][0][1])
+    ((level, sentence, remedy),) = found[option]
+    assert level == ("OK" if is_set else "WARN"), sentence
+    assert (option in remedy) is not is_set
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("postgresql+psycopg://nobody@127.0.0.1:1/none", "The database cannot be used: "),
+        ("mysql+pymysql://nobody@127.0.0.1:1/none", "The database cannot be used: "),
+        ("oracle://nobody@127.0.0.1/none", "oracle is not supported."),
+        (None, "durable_database_url is not set."),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_a_failure(
+    make: Make, url: str | None, sentence: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = findings(make(durable_database_url=url))
+    ((level, said, _),) = found["database"]
+    assert (level, said.startswith(sentence)) == ("FAIL", True), said
+    assert "tables" not in found
+    assert "workers" not in found
+
+
+def test_missing_tables_are_a_failure(make: Make, tmp_path: Any) -> None:
+    found = findings(make(durable_database_url=f"sqlite:///{tmp_path}/empty.sqlite3"))
+    assert found["tables"] == [
+        ("FAIL", f"The tables do not exist; this version needs {REVISION}.", "celery -A <your app> durable migrate")
+    ]
+    assert "dispatcher" not in found
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
+    engine = sa.create_engine(store_url, connect_args={"options": "-c default_transaction_read_only=on"})
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    durable = Durable(app, engine=engine)
+    level, sentence, remedy = one(app, "database")
+    assert (level, sentence.endswith(" is read-only: a standby?")) == ("FAIL", True)
+    assert remedy == "Name the server that takes writes in durable_database_url."
+    durable.close()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_statements_without_a_lock_timeout_are_told(make: Make, store_url: str) -> None:
+    """As behind a pooler that ignores the options of a connection, or keeps no settings of a session."""
+    assert "lock_timeout" not in findings(make())
+    sentence = "Statements outside a transaction, such as a claim, wait for locks forever: lock_timeout is 0."
+    remedy = "Run: ALTER ROLE CURRENT_USER SET lock_timeout = '5s'"
+    assert findings(make(durable_prepared_statements=False))["lock_timeout"] == [("WARN", sentence, remedy)]
+    engine = sa.create_engine(store_url)
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    durable = Durable(app, engine=engine)
+    level, _, more = one(app, "lock_timeout")
+    assert (level, more) == (
+        "WARN",
+        f"{remedy}. Behind PgBouncer in transaction mode, also set durable_prepared_statements = False.",
+    )
+    durable.close()
+    engine.dispose()
