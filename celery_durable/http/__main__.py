@@ -1,4 +1,7 @@
-"""`python -m celery_durable.http` prints the OpenAPI description of the whole API. docs/openapi.json is its output."""
+"""`python -m celery_durable.http` prints the OpenAPI description of the whole API.
+
+docs/reference/openapi.json is its output.
+"""
 
 from __future__ import annotations
 

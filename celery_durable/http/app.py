@@ -21,6 +21,7 @@ from celery_durable.http import openapi, timeouts, topics
 from celery_durable.http.access import AccessControl, Authorize, Hook, make_guarded_route, requires
 from celery_durable.http.changes import CommandRoutes
 from celery_durable.http.followers import Followers
+from celery_durable.http.overview import OverviewRoutes
 from celery_durable.http.problems import build_http_exception_response
 from celery_durable.http.process import ProcessRoutes
 from celery_durable.http.reading import ReadRoutes
@@ -64,6 +65,7 @@ def router(
     schemes = [Depends(openapi.DescribedScheme(name, about)) for name, about in (security_schemes or {}).items()]
     made = APIRouter(route_class=make_guarded_route(access_control), tags=["workflows"], dependencies=schemes)
     _add_reading(made, ReadRoutes(durable, Followers(max_streams)))
+    _add_overview(made, OverviewRoutes(durable))
     _add_changes(made, CommandRoutes(durable, access_control))
     _add_topics(made, topics.TopicRoutes(durable, access_control))
     _add_running(made, ProcessRoutes(durable), with_tick=tick)
@@ -89,13 +91,6 @@ def asgi(
     app = FastAPI(title=openapi.TITLE, version=openapi.VERSION, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.add_exception_handler(HTTPException, _no_route)
-    routes = router(durable, **options)
-
-    @requires(Permission.READING)
-    def describe() -> Response:
-        """Return the description of this API."""
-        return JSONResponse(app.openapi())
-
     plain = app.openapi
 
     def described() -> dict[str, Any]:
@@ -107,9 +102,16 @@ def asgi(
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI documents this way to extend the description
 
-    routes.add_api_route("/openapi.json", describe, include_in_schema=False)
+    routes = router(durable, **options)
+    routes.add_api_route("/openapi.json", _describe, include_in_schema=False)
     app.include_router(routes)
     return app
+
+
+@requires(Permission.READING)
+def _describe(request: Request) -> Response:
+    """Return the description of this API. FastAPI keeps each endpoint for ever: one that knew an app would keep it."""
+    return JSONResponse(request.app.openapi())
 
 
 async def _no_route(_: Request, error: Exception) -> Response:
@@ -175,6 +177,13 @@ def _add_reading(made: APIRouter, to: ReadRoutes) -> None:
         responses=openapi.STREAM,
         response_class=Response,
     )
+
+
+def _add_overview(made: APIRouter, to: OverviewRoutes) -> None:
+    listed = ("INVALID_CURSOR", *_LABELS)
+    _add(made, "GET /instances", to.list_all_instances, responses.InstanceListOfAll, listed)
+    _add(made, "GET /stats", to.stats, responses.StatsView, ())
+    _add(made, "GET /waits", to.waits, responses.WaitList, ("FILTER_TOO_BROAD",))
 
 
 def _add_changes(made: APIRouter, to: CommandRoutes) -> None:

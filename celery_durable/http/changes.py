@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Annotated, Any
 
 from fastapi import Body
@@ -18,7 +19,8 @@ from starlette.responses import Response
 from celery_durable import commands, values
 from celery_durable.app import Durable
 from celery_durable.commands import A, Command, Q, Target
-from celery_durable.errors import BatchTooLarge
+from celery_durable.definitions import Definition
+from celery_durable.errors import BatchTooLarge, ValueRefused
 from celery_durable.http import timeouts
 from celery_durable.http.access import Access, AccessControl, requires, restrict_to_request_scope
 from celery_durable.http.etags import parse_if_match
@@ -29,8 +31,8 @@ from celery_durable.wire.permissions import Permission
 from celery_durable.wire.requests import (
     CreateBatch,
     CreateInstance,
+    EmptyRequest,
     Fork,
-    NoBody,
     RestartOrCreate,
     SetResult,
     Skip,
@@ -78,9 +80,10 @@ class CommandRoutes:
 
     async def _complete_create(self, request: Request, target: Target, body: CreateInstance) -> CreateInstance:
         """Choose the id, and ask whether this client may create it, and read it if it exists."""
-        self._durable.internals.registry.get(target.workflow)
+        definition = self._durable.internals.registry.get(target.workflow)
         instance_id = self._operations.new_id() if body.id is None else self._check_id(body.id)
         await self._admit(request, Permission.CREATION, "create", target.workflow, instance_id)
+        _check_limit(definition, body)
         if body.if_exists == "return":
             await self._admit(request, Permission.READING, "create", target.workflow, instance_id)
         return dataclasses.replace(body, id=instance_id)
@@ -130,6 +133,16 @@ class CommandRoutes:
         await self._access_control.admit(Access(permission, operation, workflow, instance_id, request))
 
 
+def _check_limit(definition: Definition, body: CreateInstance) -> None:
+    """Refuse a limit that is longer than the workflow's: only the application itself may lengthen it."""
+    longest = definition.max_run_duration
+    if body.max_run_ms is not None and longest is not None and body.max_run_ms > longest / timedelta(milliseconds=1):
+        raise ValueRefused(
+            f"maxRunMs is {body.max_run_ms}, longer than the max_run_duration of workflow {definition.name!r}, "
+            f"{longest // timedelta(milliseconds=1)} ms. A request may only shorten it."
+        )
+
+
 def _signature(command: Command[Q, A]) -> inspect.Signature:
     """Return the signature of a command's endpoint: its path, its body and its headers."""
     annotations: dict[str, Any] = {"request": Request, "workflow": WorkflowName}
@@ -138,7 +151,7 @@ def _signature(command: Command[Q, A]) -> inspect.Signature:
         annotations["instance_id"] = InstanceId
     if not command.request.is_optional:
         annotations["body"] = command.request
-    elif command.request is not NoBody:
+    elif command.request is not EmptyRequest:
         annotations["body"], defaults["body"] = Annotated[command.request | None, Body()], None
     if command.is_conditional:
         annotations["if_match"], defaults["if_match"] = IfMatch, None

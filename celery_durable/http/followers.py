@@ -13,6 +13,9 @@ from celery_durable.model import VersionedInstance
 from celery_durable.operations import Operations
 from celery_durable.runtime import real_monotonic
 
+_ReadKey = tuple[asyncio.AbstractEventLoop, str, str, str]
+"""The loop that reads, the scope, the workflow and the instance."""
+
 
 class TooManyStreams(DurableError):
     """The process already serves the largest number of streams and long polls."""
@@ -28,7 +31,7 @@ class Followers:
 
     def __init__(self, limit: int) -> None:
         self._limit, self._count = limit, 0
-        self._shared_reads: dict[tuple[object, ...], tuple[float, asyncio.Task[VersionedInstance]]] = {}
+        self._shared_reads: dict[_ReadKey, tuple[float, asyncio.Task[VersionedInstance]]] = {}
 
     def enter(self) -> None:
         """Count a client. Raises TooManyStreams. The caller must call `leave` later."""
@@ -63,11 +66,13 @@ class Followers:
             # In an empty context, not the client's: the read continues if this client disconnects.
             read = timeouts.run_read(operations.queries.read_with_tag, workflow, instance_id)
             shared = loop.create_task(read, context=contextvars.Context())
+            # Each request of a WSGI server has a loop of its own, which ends before it forgets its reads.
+            self._shared_reads = {of: read for of, read in self._shared_reads.items() if not of[0].is_closed()}
             self._shared_reads[key] = (real_monotonic(), shared)
             loop.call_later(_FORGET_SECONDS, self._forget, key, shared)
         return await asyncio.shield(shared)
 
-    def _forget(self, key: tuple[object, ...], shared: asyncio.Task[VersionedInstance]) -> None:
+    def _forget(self, key: _ReadKey, shared: asyncio.Task[VersionedInstance]) -> None:
         if shared.done() and not shared.cancelled():
             shared.exception()  # retrieves it, since all clients may have disconnected; asyncio logs it otherwise
         if self._shared_reads.get(key, (0.0, None))[1] is shared:

@@ -11,10 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound
+from celery_durable.errors import DurableError, StoreUnavailable
 from celery_durable.http import timeouts
-from celery_durable.store.engine import Store
-from celery_durable.wire.responses import InvalidField, Problem
+from celery_durable.store.faults import is_transient
+from celery_durable.wire.responses import InvalidField, Problem, describe_refusal
 
 logger = logging.getLogger("celery_durable.http")
 
@@ -122,7 +122,7 @@ def build_error_response(error: Exception) -> Response:
             )
         case HTTPException():
             return build_http_exception_response(error)
-    if Store.is_transient(error):
+    if is_transient(error):
         return _build_unavailable(error)
     logger.error("A request failed", exc_info=error)
     code = error.code if isinstance(error, DurableError) else "INTERNAL_ERROR"
@@ -141,9 +141,7 @@ def _build_refusal(error: DurableError) -> Response:
         headers = {"Accept-Encoding": "identity"}
     if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
         headers = {"Retry-After": "10"}
-    # The error lists the known workflows. A client may lack the permission to list them.
-    message = f"No workflow is registered as {error.name!r}." if isinstance(error, WorkflowNotFound) else str(error)
-    return build_problem(error.http_status, error.code, message, headers=headers)
+    return build_problem(error.http_status, error.code, describe_refusal(error), headers=headers)
 
 
 def build_http_exception_response(error: HTTPException) -> Response:

@@ -22,7 +22,7 @@ from celery_durable.http.view import View
 from celery_durable.model import LogLevel, Status, VersionedInstance
 from celery_durable.operations import Operations
 from celery_durable.values.labels import MAX_LABELS
-from celery_durable.wire import responses
+from celery_durable.wire import responses, views
 from celery_durable.wire.permissions import Permission
 
 MAX_PAGE_SIZE = 100
@@ -61,8 +61,10 @@ class ReadRoutes:
     @requires(Permission.READING)
     def list_workflows(self) -> Response:
         """List the workflows that the serving process knows."""
-        names = sorted(self._durable.workflows)
-        return json_response(responses.WorkflowList(workflows=[responses.WorkflowView(name=name) for name in names]))
+        registry = self._durable.internals.registry
+        known = [registry.get(name) for name in sorted(self._durable.workflows)]
+        found = [views.workflow_view(each.name, each.params.parameters) for each in known]
+        return json_response(responses.WorkflowList(workflows=found))
 
     @requires(Permission.READING)
     def list_instances(
@@ -151,8 +153,12 @@ class ReadRoutes:
         logs_cursor: Annotated[str | None, Query(alias="logsCursor")] = None,
         log_level: Annotated[LogLevel | None, Query(alias="logLevel", description="This level and above.")] = None,
         log_category: Annotated[str | None, Query(alias="logCategory", max_length=255)] = None,
+        include_attempts: Annotated[bool, Query(alias="includeAttempts")] = False,  # noqa: FBT002  # a query parameter
+        attempts_cursor: Annotated[str | None, Query(alias="attemptsCursor")] = None,
     ) -> Response:
-        """Read the history of a run: its steps, its events and, if asked for, its log lines.
+        """Read the history of a run: its steps, its events and, if asked for, its log lines and failed attempts.
+
+        With `includeAttempts`, also the attempts that did not succeed, with their tracebacks and their workers.
 
         With `includeRun`, also its parameters, its status or outcome, the run that it continues, and the manual changes
         to its steps. Each list has its own cursor. A cursor belongs to a run, an order and a filter. Without
@@ -169,6 +175,8 @@ class ReadRoutes:
             logs_cursor=logs_cursor,
             with_logs=include_logs,
             with_audit=include_run,
+            with_attempts=include_attempts,
+            attempts_cursor=attempts_cursor,
             levels=None if log_level is None else _LEVELS[_LEVELS.index(log_level) :],
             category=log_category,
         )

@@ -23,7 +23,7 @@ from anyio.lowlevel import RunVar
 
 from celery_durable.errors import DurableError, StoreUnavailable
 from celery_durable.runtime import real_monotonic
-from celery_durable.store.watchdog import CallerDeadline, limit_database_time
+from celery_durable.store.time_limits import CallerDeadline, limit_database_time
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -34,7 +34,7 @@ _ANSWER_SECONDS = 8.5
 _PROBE_SECONDS = 2.0
 _PROBE_ANSWER_SECONDS = 2.5
 _HOOK_THREADS = 40
-# Each of these holds one connection at a time, so together they are the bound that docs/http.md names.
+# Each of these holds one connection at a time, so together they are the bound that docs/reference/http.md names.
 _REQUEST_THREADS, _READ_THREADS, _PROBE_THREADS = 10, 4, 1
 HOOK_SECONDS = 5.0
 """The limit for one hook. Without it, hooks that hang would eventually occupy every thread."""

@@ -34,6 +34,7 @@ class View:
         details = self._redaction.redact_details(details)
         row, step = details.instance, details.current_step
         meta: dict[str, Any] = {} if step is None else {"current_step": views.current_step_view(step)}
+        meta |= views.running_fields(row.running, row.claimed_by) | views.limit_fields(row.max_run)
         return responses.InstanceView(
             id=row.instance_id,
             details=views.status_view(details.status),
@@ -56,6 +57,10 @@ class View:
         """Return an item of a list of instances."""
         return views.listed_instance(self._redaction.redact_summary(item))
 
+    def item_of_any(self, item: InstanceSummary) -> responses.InstanceOfAny:
+        """Return an item of a list of the instances of all workflows."""
+        return views.instance_of_any(self._redaction.redact_summary(item))
+
     def history(self, page: HistoryPage, *, with_run: bool) -> responses.HistoryView:
         """Return a page of each list of a run. ``with_run`` adds the run itself."""
         page = self._redaction.redact_page(page)
@@ -64,6 +69,9 @@ class View:
             more |= {"logs": [views.log_view(line) for line in page.logs.items]} | views.paging_fields(
                 "logs", page.logs.cursor
             )
+        if page.attempts is not None:
+            attempts = [views.attempt_view(attempt) for attempt in page.attempts.items]
+            more |= {"attempts": attempts} | views.paging_fields("attempts", page.attempts.cursor)
         return responses.HistoryView(
             run_number=page.run_number,
             steps=[views.step_view(step) for step in page.steps.items],

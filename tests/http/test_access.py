@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +75,7 @@ def test_every_route_denies_without_credentials(shop: Shop, order: str, mounted:
     else:
         api = shop.client(authorize=with_key, tick=True)
     table = routes(api)
-    assert len(table) == 27 + (not mounted)  # also the description
+    assert len(table) == 30 + (not mounted)  # also the description
     before = api.get(order, headers={"X-Api-Key": "sesame"}).json()
     for method, path in table:
         for body in ({}, {"json": {"id": "e-1", "type": "approval"}}, {"content": b"\xff{"}):
@@ -143,6 +145,9 @@ WANTED = {
     "GET /readyz": Permission.HEALTH,
     "GET /openapi.json": Permission.READING,
     "GET /workflows": Permission.READING,
+    "GET /instances": Permission.READING,
+    "GET /stats": Permission.READING,
+    "GET /waits": Permission.READING,
     "GET /workflows/o-1/instances": Permission.READING,
     "GET /workflows/o-1/instances/o-1": Permission.READING,
     "GET /workflows/o-1/instances/o-1/explain": Permission.READING,
@@ -347,3 +352,10 @@ def test_an_application_can_be_mounted(shop: Shop, order: str) -> None:
     assert described["info"] == {"title": "celery_durable", "version": "1"}
     for path in ("/durable/docs", "/durable/redoc", "/durable/openapi.json/"):
         refused(api.get(path, headers={"X-Api-Key": "sesame"}), 404, "NOT_FOUND")
+
+
+def test_an_application_that_nobody_uses_is_collected(shop: Shop) -> None:
+    """FastAPI remembers functions for ever."""
+    app = weakref.ref(asgi(shop.durable, allow_anonymous=True))
+    gc.collect()
+    assert app() is None

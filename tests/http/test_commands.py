@@ -8,8 +8,8 @@ from celery_durable import commands
 from celery_durable.commands import Target
 from celery_durable.wire.requests import (
     CreateInstance,
+    EmptyRequest,
     Fork,
-    NoBody,
     Reason,
     RequestModel,
     RestartOrCreate,
@@ -30,7 +30,7 @@ def test_a_command_knows_the_path_of_its_target() -> None:
 @pytest.mark.parametrize(
     ("body", "data"),
     [
-        (NoBody(), {}),
+        (EmptyRequest(), {}),
         (Reason(), {}),
         (Reason(reason="x" * 3000), {"reason": "x" * 3000}),  # cut by the operation, not refused here
         (CreateInstance(params=None, id="o-1"), {"id": "o-1"}),
@@ -51,5 +51,12 @@ def test_only_requests_with_an_id_may_be_repeated() -> None:
     assert CreateInstance(id="o-1").may_repeat
     assert Fork(step="charge", id="o-2").may_repeat
     assert SendEvent(type="approval", id="click-7").may_repeat
-    never = [CreateInstance(), Fork(step="charge"), SendEvent(type="approval"), Reason(), NoBody(), RestartOrCreate()]
+    never = [
+        CreateInstance(),
+        Fork(step="charge"),
+        SendEvent(type="approval"),
+        Reason(),
+        EmptyRequest(),
+        RestartOrCreate(),
+    ]
     assert not any(body.may_repeat for body in never)

@@ -59,7 +59,7 @@ def test_who_does_a_step_is_shown(album: Shop, api: TestClient) -> None:
     assert order["parent"] == {"workflowName": "album", "instanceId": "a-1", "runNumber": 1, "stepKey": "print"}
     assert "parent" not in api.get(f"{ALBUM}/history", params={"includeRun": True}).json()["run"]
     found = api.get(f"{ALBUM}/explain").json()
-    assert (found["code"], found["facts"]["task_id"], found["facts"]["tasks_out"]) == ("WAITING_TASKS", ids[0], 2)
+    assert (found["code"], found["facts"]["task_id"], found["facts"]["tasks_out"]) == ("TASK_NOT_CONSUMED", ids[0], 2)
 
 
 def test_a_child_is_explained_with_how_it_stands(album: Shop, api: TestClient) -> None:

@@ -168,3 +168,11 @@ def test_a_client_that_breaks_off_is_no_error(shop: Shop, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         asyncio.run(app(scope, receive, send))
     assert [record for record in caplog.records if record.name.startswith("celery_durable")] == []
+
+
+def test_reads_of_loops_that_have_ended_are_forgotten(shop: Shop, order: str) -> None:
+    """A WSGI server runs each request in a loop of its own."""
+    followers, operations = Followers(1000), shop.durable.internals.operations
+    for _ in range(20):
+        asyncio.run(followers.read_shared(operations, "order", "o-1", within=60))
+    assert len(followers._shared_reads) == 1

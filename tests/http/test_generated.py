@@ -19,7 +19,7 @@ from tests.http.test_stream import site  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.slow
 
-DESCRIPTION = ROOT / "docs" / "openapi.json"
+DESCRIPTION = ROOT / "docs" / "reference" / "openapi.json"
 
 
 def generate(*words: str) -> None:

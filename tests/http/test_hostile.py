@@ -54,7 +54,10 @@ def test_hostile_ids_find_nothing(api: TestClient, order: str) -> None:
             for command in ("pause", "resume", "terminate", "restart"):
                 assert api.post(f"{path}/{command}").status_code == 404, path
             assert api.post(f"{path}/events", json={"type": "approval"}).status_code == 404
-        assert api.get(f"/workflows/{text}/instances").status_code == 404
+        if text != "..":  # the client sends /instances, which lists all workflows
+            assert api.get(f"/workflows/{text}/instances").status_code == 404
+        else:
+            assert api.get("/workflows/../instances").json() == api.get("/instances").json()
         assert api.post(f"/workflows/{text}/instances", json={}).status_code in (404, 405)
     assert api.get(order).json() == before
 

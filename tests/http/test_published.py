@@ -30,10 +30,10 @@ class Packing:
             step.publish("progress", {"done": 5, "total": 10})
             step.publish("box no", "secret 7")
             self.is_half_way.set()
-            assert self.goes_on.wait(10)
+            assert self.goes_on.wait(60)
             shop.clock.advance(1)
             step.publish("progress", {"done": 10, "total": 10})
-            assert self.may_end.wait(10)
+            assert self.may_end.wait(60)
 
         @shop.durable.workflow(name="pack")
         def packing(event: WorkflowEvent[Any], step: Step) -> str:
@@ -43,7 +43,7 @@ class Packing:
         packing.create(id="p-1")
         self._worker = threading.Thread(target=shop.work)
         self._worker.start()
-        assert self.is_half_way.wait(10)
+        assert self.is_half_way.wait(60)
 
     def end(self) -> None:
         self.goes_on.set()

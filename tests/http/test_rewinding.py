@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from celery_durable import Step, WorkflowEvent
 from celery_durable.http import Access, Authorize, Permission
 from tests.http.conftest import Shop
 from tests.http.test_routes import everywhere, refused
@@ -54,6 +55,19 @@ def test_what_failed_is_tried_again(shop: Shop, api: TestClient, counted: str) -
     refused(api.post(f"{BAD}/b-2/retry"), 404, "INSTANCE_NOT_FOUND")
 
 
+def test_a_retry_may_be_delayed_by_as_long_as_a_sleep_may_last(shop: Shop, api: TestClient) -> None:
+    shop.app.conf.durable_max_sleep_seconds = 60
+    api.post(BAD, json={"id": "b-1"})
+    shop.work()
+    refused(api.post(f"{BAD}/b-1/retry", json={"delayMs": 60_001}), 400, "DURATION_INVALID")
+    assert api.post(f"{BAD}/b-1/retry", json={"delayMs": 60_000}).json() == {"ok": True, "runNumber": 2}
+    shop.work()
+    assert api.get(f"{BAD}/b-1").json()["details"]["status"] == "waiting"  # not due
+    shop.clock.advance(60)
+    shop.work()
+    assert api.get(f"{BAD}/b-1").json()["details"]["status"] == "errored"
+
+
 def test_an_instance_is_forked(shop: Shop, api: TestClient, counted: str) -> None:
     answer = api.post(f"{counted}/fork", json={"step": "step 1", "id": "c-2"})
     assert (answer.status_code, answer.json()) == (201, {"id": "c-2", "details": {"status": "active"}})
@@ -93,6 +107,38 @@ def test_a_creation_may_be_repeated(shop: Shop, api: TestClient) -> None:
     assert (again.status_code, again.json()) == (200, {"id": "e-1", "details": {"status": "complete"}})
     assert api.get("/workflows/echo/instances/e-1").json()["meta"]["params"] == 1
     refused(api.post("/workflows/echo/instances", json=body | {"ifExists": "maybe"}), 400, "INVALID_REQUEST")
+
+
+def test_an_instance_has_a_limit_of_its_own(shop: Shop, api: TestClient) -> None:
+    body = {"id": "o-1", "params": {"order_id": "42"}, "maxRunMs": 3_600_000}
+    made = api.post("/workflows/order/instances", json=body)
+    assert made.status_code == 201, made.text
+    shop.work()
+    assert api.get("/workflows/order/instances/o-1").json()["meta"]["maxRunMs"] == 3_600_000
+    run = api.get("/workflows/order/instances/o-1/history?includeRun=true").json()["run"]
+    assert run["maxRunMs"] == 3_600_000
+    explained = api.get("/workflows/order/instances/o-1/explain").json()
+    assert explained["sentence"].endswith("It is terminated in 1 h unless it ends before: its max_run is 1 h.")
+    shop.clock.advance(3600)
+    shop.work()
+    assert api.get("/workflows/order/instances/o-1").json()["details"]["status"] == "terminated"
+    refused(api.post("/workflows/order/instances", json=body | {"maxRunMs": 999}), 400, "INVALID_REQUEST")
+
+
+def test_a_request_only_shortens_the_limit_of_the_workflow(shop: Shop, api: TestClient) -> None:
+    @shop.durable.workflow(name="brief", max_run_duration="1 hour")
+    def brief(event: WorkflowEvent[None], step: Step) -> None:
+        step.sleep("a while", "30 minutes")
+
+    def create(id_: str, limit: int) -> Any:
+        return api.post("/workflows/brief/instances", json={"id": id_, "maxRunMs": limit})
+
+    assert create("b-1", 3_600_000).status_code == 201
+    assert refused(create("b-2", 3_600_001), 400, "VALUE_REFUSED") == (
+        "maxRunMs is 3600001, longer than the max_run_duration of workflow 'brief', 3600000 ms. A request may only "
+        "shorten it."
+    )
+    brief.create(id="b-3", max_run="2 hours")  # the application may
 
 
 def test_a_start_is_put_off(shop: Shop, api: TestClient) -> None:

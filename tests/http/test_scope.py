@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.http import Access, Authorize, Permission, Scope
+from celery_durable.model import Count
 from tests.http.conftest import Shop
 from tests.http.test_access import routes
 from tests.http.test_routes import refused
@@ -118,6 +119,13 @@ def test_lists_counts_and_topics_hold_ones_own_alone(shop: Shop, tenants: dict[s
         listed = api.get("/workflows/listen/instances", params={"pageSize": 1}).json()
         assert [item["id"] for item in listed["instances"]] == [IDS[tenant]]
         assert listed["hasNextPage"] is False
+        everything = api.get("/instances", params={"pageSize": 1}).json()
+        assert [(item["workflowName"], item["id"]) for item in everything["instances"]] == [("bad", IDS[tenant])]
+        second = api.get("/instances", params={"cursor": everything["cursor"]}).json()
+        assert [(item["workflowName"], item["id"]) for item in second["instances"]] == [("listen", IDS[tenant])]
+        assert second["hasNextPage"] is False
+        assert [each["count"] for each in api.get("/stats").json()["instances"]] == [1, 1]
+        assert api.get("/stats").json()["queues"] == []
         waits = api.get("/topics/news/waiters", params={"pageSize": 1}).json()
         assert [wait["instanceId"] for wait in waits["waiters"]] == [IDS[tenant]]
         assert waits["hasNextPage"] is False
@@ -125,9 +133,9 @@ def test_lists_counts_and_topics_hold_ones_own_alone(shop: Shop, tenants: dict[s
         assert api.get("/workflows/listen/instances", params={"label": f"tenant={other}"}).json()["instances"] == []
         scope = Scope({"tenant": tenant}) if kind == "label" else Scope(id_prefix=PREFIXES[tenant])
         mine = shop.durable.internals.operations.restrict_to(scope)
-        assert sorted(count for *_, count in mine.stats.read().counts) == [1, 1]
+        assert [count for *_, count in mine.stats.read().counts] == [Count(1), Count(1)]
         assert [ref.ref.instance_id for ref in mine.stats.waits()] == []
-        assert mine.retention.count_ended(older_than="0 seconds") == 1
+        assert mine.retention.count_ended(older_than="0 seconds") == Count(1)
     for tenant, api in tenants.items():  # the same id, and another payload: each tenant's ids are his own
         emitted = api.post("/topics/news/emit", json={"payload": tenant, "id": "e-1"})
         assert emitted.json() == {"resumed": 1}
