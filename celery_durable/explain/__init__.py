@@ -6,40 +6,62 @@ heartbeats; the engine decides nothing by them.
 
 from __future__ import annotations
 
-import difflib
-from datetime import timedelta
+from dataclasses import replace
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
-from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
+from celery_durable.explain.codes import Code
+from celery_durable.explain.commands import YOUR_APP, instance_command
+from celery_durable.explain.due import explain_due
+from celery_durable.explain.facts import Diagnosis, Facts
 from celery_durable.explain.phrases import (
     build_diagnosis,
     count_attempts,
-    count_times,
     count_worker_deaths,
-    doctor_command,
+    describe_missing_dispatcher,
+    describe_running,
+    describe_silence,
     format_age,
     format_end,
-    instance_command,
-    last_sweep,
+    format_remaining,
+    has_dispatcher,
+    inspect_worker_command,
+    locate_error,
     quote,
     shorten,
     start_beat_command,
-    start_worker_command,
 )
-from celery_durable.explain.remedies import find_remedy
 from celery_durable.explain.waits import explain_waiting, list_steps, waiting_steps
-from celery_durable.model import Heartbeat, Outage, Status, StepStatus, format_duration, iso
+from celery_durable.model import Status, StepStatus, format_duration, iso
 
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
-_PUBLISH_DELAY = timedelta(seconds=5)
-"""A running dispatcher publishes a due run within this time, unless the broker or a long queue prevents it."""
-_JUST_NOW = timedelta(seconds=1)
 _CHANGED_CODE = frozenset({StepNameReused.__name__, StepTypeMismatch.__name__})
 
 
 def explain(facts: Facts) -> Diagnosis:
     """Return the diagnosis of these facts."""
+    found = _explain_status(facts)
+    return found if facts.instance.status.is_terminal else _add_limit(facts, found)
+
+
+def _add_limit(facts: Facts, found: Diagnosis) -> Diagnosis:
+    """Add until when the run may take, if that is limited."""
+    row, started_at = facts.instance, facts.run.started_at
+    limit, name = (row.max_run, "max_run") if row.max_run is not None else (facts.max_run_duration, "max_run_duration")
+    if limit is None:
+        return found
+    length = format_duration(limit)
+    if started_at is None:
+        sentence = f"From its start it may take {length}, its {name}."
+    elif (ends_at := started_at + limit) > facts.now:
+        sentence = f"It is terminated {format_remaining(facts, ends_at)} unless it ends before: its {name} is {length}."
+    else:
+        sentence = f"It has taken longer than its {name} of {length}, so it is terminated before its next step."
+    known = {"max_run": limit.total_seconds(), "ends_by": None if started_at is None else iso(started_at + limit)}
+    return replace(found, sentence=f"{found.sentence} {sentence}", facts={**found.facts, **known})
+
+
+def _explain_status(facts: Facts) -> Diagnosis:
     row = facts.instance
     match row.status:
         case Status.COMPLETE:
@@ -61,7 +83,7 @@ def explain(facts: Facts) -> Diagnosis:
                 return _explain_claimed(facts)
             if row.run_at is not None and row.run_at > facts.now:
                 return explain_waiting(facts, row.run_at)
-            return _explain_due(facts)
+            return explain_due(facts)
 
 
 # --- ended --------------------------------------------------------------------------------------
@@ -80,13 +102,14 @@ def _explain_failed(facts: Facts) -> Diagnosis:
     elif name in _CHANGED_CODE:
         code = Code.NONDETERMINISTIC
         sentence += ". The workflow's code does not match the recorded steps"
+    sentence = f"{sentence.rstrip('.')}.{locate_error(facts, None if step is None else step.step_key)}"
     row = facts.instance
     actions = [
         instance_command(row, "show", "--full"),
         instance_command(row, "retry"),
         instance_command(row, "restart"),
     ]
-    return build_diagnosis(facts, code, f"{sentence.rstrip('.')}.", *actions)
+    return build_diagnosis(facts, code, sentence, *actions)
 
 
 # --- claimed by a worker ------------------------------------------------------------------------
@@ -95,156 +118,49 @@ def _explain_failed(facts: Facts) -> Diagnosis:
 def _explain_claimed(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
     node = row.claimed_by or "a worker"
+    silence = describe_silence(facts, [beat for beat in facts.heartbeats if beat.node == node])
     if row.lease_until is None or row.lease_until <= now:
         since = "" if row.lease_until is None else f", which ended {format_age(facts, row.lease_until)} ago"
-        sentence = f"The worker {node} stopped renewing its lease{since}. "
-        if _has_dispatcher(facts):
+        silent = f", and has been silent {silence}" if silence else ""
+        sentence = f"The worker {node} stopped renewing its lease{since}{silent}. "
+        if has_dispatcher(facts):
             sentence += (
                 "A dispatcher will let another worker take over; a dispatcher that has just started first waits for "
                 "the length of one lease."
             )
             return build_diagnosis(facts, Code.LEASE_EXPIRED, sentence)
         return build_diagnosis(
-            facts, Code.LEASE_EXPIRED, sentence + _describe_missing_dispatcher(facts), *start_beat_command()
+            facts, Code.LEASE_EXPIRED, sentence + describe_missing_dispatcher(facts), *start_beat_command()
         )
-    where = f"the worker {node}, which has held it for {format_age(facts, row.updated_at)}"
     if row.pause_requested:
-        sentence = f"A pause is requested; it takes effect when the running step ends, on {where}."
+        sentence = f"A pause is requested; it takes effect when the running step ends. It runs {_describe_work(facts)}."
         return build_diagnosis(facts, Code.PAUSED, sentence, instance_command(row, "resume"))
+    left = format_duration(row.lease_until - now)
+    sentence = f"It runs {_describe_work(facts)}; the lease is valid for {left}."
+    if row.crash_count:
+        sentence += f" Before that, {count_worker_deaths(row.crash_count)}, without finishing a step."
+    if silence is None:
+        return build_diagnosis(facts, Code.RUNNING, sentence, instance_command(row, "logs", "--follow"))
+    sentence += (
+        f" But that worker has been silent {silence}: it is frozen or dead, or cannot reach the database. If it stays "
+        "silent, another worker takes over when the lease ends."
+    )
+    return build_diagnosis(facts, Code.WORKER_SILENT, sentence, *inspect_worker_command(node))
+
+
+def _describe_work(facts: Facts) -> str:
+    """Return what the worker does: ``step "report", attempt 1, for 57 s, on celery@vm``."""
+    row, last, running = facts.instance, facts.last_step, facts.instance.running
+    node = row.claimed_by or "a worker"
+    if running is not None and (last is None or last.step_key != running.step_key):
+        names = {step.step_key: step.name for step in facts.open_steps}
+        lasted = f"for {format_age(facts, min(running.since, facts.now))}"
+        return f"{describe_running(running, names.get(running.step_key), lasted)}, on {node}"
     started = [step.name for step in facts.open_steps if step.status in (StepStatus.PENDING, StepStatus.RUNNING)]
     if started:
         doing = ("step " if len(started) == 1 else "steps ") + ", ".join(map(quote, started[:5]))
-    elif facts.last_step is not None:
-        doing = f"the code after step {quote(facts.last_step.name)}"
+    elif last is not None:
+        doing = f"the code after step {quote(last.name)}"
     else:
         doing = "the code before its first step"
-    sentence = f"It runs {doing}, on {where}; the lease is valid for {format_duration(row.lease_until - now)}."
-    if row.crash_count:
-        sentence += f" Before that, {count_worker_deaths(row.crash_count)}, without finishing a step."
-    seen = [beat for beat in facts.heartbeats if beat.node == node]
-    if seen and not any(beat.is_live(now) for beat in seen):
-        last = max(beat.seen_at for beat in seen)
-        sentence += (
-            f" That worker was last seen {format_age(facts, last)} ago; if it is dead, another worker takes over when "
-            "the lease ends."
-        )
-    return build_diagnosis(facts, Code.RUNNING, sentence, instance_command(row, "logs", "--follow"))
-
-
-# --- due, and not claimed -----------------------------------------------------------------------
-
-
-def _explain_due(facts: Facts) -> Diagnosis:
-    row, now = facts.instance, facts.now
-    due_at = row.run_at or row.updated_at
-    since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {format_age(facts, due_at)}"
-    if row.sent_at is None and (outage := _find_outage(facts)) is not None:
-        return _explain_outage(facts, since, outage)
-    all_consumers = [beat for beat in facts.heartbeats if beat.is_live(now) and row.queue in beat.queues]
-    consumers = [beat for beat in all_consumers if beat.runs_workflows]
-    if all_consumers and not consumers:
-        return _explain_unsupported_pools(facts, since, all_consumers)
-    if consumers and not any(row.workflow in beat.workflows for beat in consumers):
-        return _explain_unregistered(facts, since, consumers)
-    missing = "" if consumers else f" Also, no worker consumes queue {row.queue!r}."
-    is_overdue = row.next_check_at is not None and row.next_check_at <= now
-    if is_overdue and not _has_dispatcher(facts) and (consumers or not row.dispatch_count):
-        count = row.dispatch_count
-        sent = f"its message was sent {count_times(count)}" if count else "no message for it has been sent"
-        sentence = f"{since}, and {sent}. {_describe_missing_dispatcher(facts)}{missing}"
-        return build_diagnosis(
-            facts, Code.DUE_NOT_DISPATCHED, sentence, *start_beat_command(), *start_worker_command(facts, consumers)
-        )
-    if row.dispatch_count or (row.sent_at is not None and now - row.sent_at > _PUBLISH_DELAY):
-        return _explain_unclaimed(facts, since, consumers)
-    if is_overdue and row.next_check_at is not None and now - row.next_check_at > _PUBLISH_DELAY:
-        sentence = (
-            f"{since}, but the dispatcher sends no message for it: the broker does not answer, or queue {row.queue!r} "
-            f"is longer than durable_queue_high_water.{missing}"
-        )
-        return build_diagnosis(
-            facts, Code.DUE_NOT_DISPATCHED, sentence, *start_worker_command(facts, consumers), doctor_command()
-        )
-    missing = "" if consumers else f" But no worker consumes queue {row.queue!r}."
-    sentence = f"{since}; a worker should claim it at any moment.{missing}"
-    return build_diagnosis(facts, Code.DUE, sentence, *start_worker_command(facts, consumers))
-
-
-def _find_outage(facts: Facts) -> Outage | None:
-    """Return the outage that keeps dispatchers from publishing: of its queue, else of the broker or the database."""
-    found = [outage for beat in facts.heartbeats if beat.is_live(facts.now) for outage in beat.outages]
-    queue = facts.instance.queue
-    for what in ("queue", "broker", "database"):
-        relevant = [outage for outage in found if outage.what == what and (what != "queue" or outage.where == queue)]
-        if relevant:
-            return min(relevant, key=lambda outage: outage.since)
-    return None
-
-
-def _explain_outage(facts: Facts, since: str, outage: Outage) -> Diagnosis:
-    started, error = f"since {iso(outage.since)}", shorten(outage.error).rstrip(".")
-    if outage.what == "database":
-        sentence = f"{since}, but the dispatcher has not reached the database {started}: {error}."
-        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
-    fix = find_remedy(outage.error)
-    if outage.what == "broker":
-        sentence = f"{since}, but the broker {outage.where} has accepted no messages {started}: {error}. {fix}"
-        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
-    sentence = f"{since}, but queue {outage.where!r} has refused its messages {started}: {error}. {fix}"
-    return build_diagnosis(
-        facts, Code.QUEUE_REFUSED, sentence, doctor_command(), refused_since=iso(outage.since), error=outage.error
-    )
-
-
-def _explain_unregistered(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
-    row = facts.instance
-    nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
-    known = {name for beat in consumers for name in beat.workflows}
-    near = difflib.get_close_matches(row.workflow, known, n=1)
-    sentence = (
-        f"{since}, but no worker of queue {row.queue!r} knows workflow {row.workflow!r} ({nodes}). Import the module "
-        "that defines it in the worker, or wait for the deploy to end."
-        + (f" A similar name is known: {near[0]!r}." if near else "")
-    )
-    inspect = f"celery -A {YOUR_APP} inspect registered"
-    return build_diagnosis(facts, Code.NOT_REGISTERED, sentence, inspect, known_workflows=sorted(known))
-
-
-def _explain_unsupported_pools(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
-    row = facts.instance
-    pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in consumers})[:5])
-    sentence = (
-        f"{since}, but queue {row.queue!r} is consumed only by workers on pools that run no workflows ({pools}). Start "
-        "a worker with -P prefork, threads or solo, or give the workflow a queue of its own."
-    )
-    return build_diagnosis(facts, Code.POOL_UNSUPPORTED, sentence, *start_worker_command(facts, []))
-
-
-def _explain_unclaimed(facts: Facts, since: str, consumers: list[Heartbeat]) -> Diagnosis:
-    row = facts.instance
-    sentence = f"{since} and its message was sent {count_times(max(row.dispatch_count, 1))}, "
-    if consumers:
-        is_one = len(consumers) == 1
-        count = "1 worker consumes" if is_one else f"{len(consumers)} workers consume"
-        reasons = "it is busy with other work, or uses" if is_one else "they are busy with other work, or use"
-        sentence += (
-            f"but no worker has claimed it. {count} queue {row.queue!r}: {reasons} another broker than the sender."
-        )
-    else:
-        sentence += f"but no worker consumes queue {row.queue!r}."
-    if row.next_check_at is not None and row.next_check_at > facts.now:
-        again = format_duration(row.next_check_at - facts.now)
-        sentence += f" The message is sent again when its queue shows that it was lost, at the latest in {again}."
-    return build_diagnosis(
-        facts, Code.DISPATCHED_NOT_CLAIMED, sentence, *start_worker_command(facts, consumers), doctor_command()
-    )
-
-
-def _has_dispatcher(facts: Facts) -> bool:
-    return any(beat.sweeps(facts.now) for beat in facts.heartbeats)
-
-
-def _describe_missing_dispatcher(facts: Facts) -> str:
-    last = last_sweep(facts)
-    since = "No dispatcher has been seen" if last is None else f"No dispatcher has swept since {iso(last)}"
-    return f"{since}: is celery beat running?"
+    return f"{doing}, on {node}, which has held it for {format_age(facts, row.updated_at)}"

@@ -4,40 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from enum import StrEnum
+from datetime import datetime, timedelta
 from typing import Any
 
-from celery_durable.model import Child, Heartbeat, InstanceRow, ParentStep, RunRow, Status, StepRecord
-
-YOUR_APP = "<your app>"
-"""The app in the commands of a diagnosis: ``celery -A <your app> ...``. A caller that knows the app replaces it."""
-
-
-class Code(StrEnum):
-    """The codes of all diagnoses."""
-
-    SLEEPING = "SLEEPING"
-    WAITING_EVENT = "WAITING_EVENT"
-    WAITING_TASKS = "WAITING_TASKS"
-    WAITING_CHILD = "WAITING_CHILD"
-    RETRY_SCHEDULED = "RETRY_SCHEDULED"
-    SCHEDULED = "SCHEDULED"
-    PAUSED = "PAUSED"
-    RUNNING = "RUNNING"
-    DUE = "DUE"
-    DUE_NOT_DISPATCHED = "DUE_NOT_DISPATCHED"
-    QUEUE_REFUSED = "QUEUE_REFUSED"
-    DISPATCHED_NOT_CLAIMED = "DISPATCHED_NOT_CLAIMED"
-    NOT_REGISTERED = "NOT_REGISTERED"
-    POOL_UNSUPPORTED = "POOL_UNSUPPORTED"
-    LEASE_EXPIRED = "LEASE_EXPIRED"
-    CRASHING = "CRASHING"
-    STEP_LIMIT = "STEP_LIMIT"
-    NONDETERMINISTIC = "NONDETERMINISTIC"
-    FAILED = "FAILED"
-    TERMINATED = "TERMINATED"
-    DONE = "DONE"
+from celery_durable.explain.codes import Code
+from celery_durable.explain.commands import find_python_call
+from celery_durable.model import AttemptRecord, Child, Heartbeat, InstanceRow, ParentStep, RunRow, Status, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +26,8 @@ class Facts:
     """The open steps of the current run, in call order."""
     last_step: StepRecord | None = None
     """The last finished step of the current run."""
+    last_attempt: AttemptRecord | None = None
+    """The last attempt of the current run that did not succeed."""
     buffered: tuple[str, ...] = ()
     """The types of events that no wait has consumed, without repetitions."""
     answered: int = 0
@@ -62,6 +36,12 @@ class Facts:
     """The ids of its Celery tasks that are still in the outbox."""
     unsent_items: Mapping[str, int] = field(default_factory=dict)
     """How many tasks of each map step are still in the outbox, by step key."""
+    task_queues: Mapping[str, str] = field(default_factory=dict)
+    """The queues to which the tasks of open steps were sent, by step key. Steps whose queue is unknown are missing."""
+    is_known_here: bool = False
+    """Whether this process knows the workflow."""
+    max_run_duration: timedelta | None = None
+    """How long a run of the workflow may take, if this process knows the workflow and it has such a limit."""
     children: Mapping[Child, Status] = field(default_factory=dict)
     """The statuses of the child instances of its open steps. Deleted children are missing."""
     heartbeats: tuple[Heartbeat, ...] = ()
@@ -84,3 +64,7 @@ class Diagnosis:
     sentence: str
     facts: Mapping[str, Any]
     actions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """The sentence, and what to do, in Python if a method does it."""
+        return "\n".join([self.sentence, *(f"  {find_python_call(each) or each}" for each in self.actions)])

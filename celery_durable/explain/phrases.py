@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
-from celery_durable.model import Heartbeat, InstanceRow, StepRecord, format_duration, iso
+from celery_durable.explain.codes import Code
+from celery_durable.explain.commands import YOUR_APP
+from celery_durable.explain.facts import Diagnosis, Facts
+from celery_durable.model import Heartbeat, RunningStep, StepRecord, format_duration, iso
 
 _MAX_MESSAGE_LENGTH = 300
 
@@ -32,6 +35,9 @@ def build_diagnosis(facts: Facts, code: Code, sentence: str, *actions: str, **mo
         "task_id": row.claim_task_id,
         "claimed_by": row.claimed_by,
         "lease_until": iso_or_none(row.lease_until),
+        "running": None
+        if row.running is None
+        else {"step_key": row.running.step_key, "attempt": row.running.attempt, "since": iso(row.running.since)},
         "last_step": None if facts.last_step is None else facts.last_step.name,
         "last_sweep": iso_or_none(last_sweep(facts)),
         "workers": sorted({beat.node for beat in facts.heartbeats if beat.kind == "worker" and beat.is_live(now)}),
@@ -46,10 +52,34 @@ def last_sweep(facts: Facts) -> datetime | None:
     return max((beat.swept_at for beat in facts.heartbeats if beat.swept_at is not None), default=None)
 
 
-def instance_command(row: InstanceRow, command: str, rest: str = "") -> str:
-    """Return the command that applies ``command`` to the instance."""
-    target = f"{shlex.quote(row.workflow)} {shlex.quote(row.instance_id)}"
-    return f"celery -A {YOUR_APP} durable {command} {target} {rest}".rstrip()
+def find_consumers(facts: Facts, queue: str) -> list[Heartbeat]:
+    """Return the live workers that consume the queue."""
+    return [beat for beat in facts.heartbeats if queue in beat.queues and beat.is_live(facts.now)]
+
+
+def find_silent_consumers(facts: Facts, queue: str) -> list[Heartbeat]:
+    """Return the workers that consumed the queue, ended without saying so, and have sent no heartbeat since."""
+    return [beat for beat in facts.heartbeats if queue in beat.queues and not beat.is_live(facts.now)]
+
+
+def has_dispatcher(facts: Facts) -> bool:
+    """Whether a dispatcher sweeps."""
+    return any(beat.sweeps(facts.now) for beat in facts.heartbeats)
+
+
+def describe_missing_dispatcher(facts: Facts) -> str:
+    """Return since when no dispatcher has swept."""
+    last = last_sweep(facts)
+    since = "No dispatcher has been seen" if last is None else f"No dispatcher has swept since {iso(last)}"
+    return f"{since}: is celery beat running?"
+
+
+def describe_silence(facts: Facts, beats: Sequence[Heartbeat]) -> str | None:
+    """Return since when all of these processes are silent; None if one is not, or if nothing is known of them."""
+    if not beats or not all(beat.is_silent(facts.now) for beat in beats):
+        return None
+    last = max(beat.seen_at for beat in beats)
+    return f"for {format_age(facts, last)}, since {iso(last)}"
 
 
 def doctor_command() -> str:
@@ -62,9 +92,24 @@ def start_beat_command() -> tuple[str, ...]:
     return (f"celery -A {YOUR_APP} beat",)
 
 
-def start_worker_command(facts: Facts, consumers: list[Heartbeat]) -> tuple[str, ...]:
+def start_worker_command(facts: Facts, consumers: Sequence[Heartbeat]) -> tuple[str, ...]:
     """Return the command that starts a worker of the instance's queue; nothing if the queue has consumers."""
-    return () if consumers else (f"celery -A {YOUR_APP} worker -Q {shlex.quote(facts.instance.queue)}",)
+    return () if consumers else (worker_command(facts.instance.queue),)
+
+
+def worker_command(queue: str) -> str:
+    """Return the command that starts a worker of this queue."""
+    return f"celery -A {YOUR_APP} worker -Q {shlex.quote(queue)}"
+
+
+def inspect_worker_command(node: str) -> tuple[str, ...]:
+    """Return the command that asks a worker whether it lives."""
+    return (f"celery -A {YOUR_APP} inspect ping -d {shlex.quote(node)}",)
+
+
+def describe_running(running: RunningStep, name: str | None, lasted: str) -> str:
+    """Return ``step "report", attempt 1, for 57 s``. ``name``: of the step, if its key does not contain it."""
+    return f"step {quote(name or running.name)}, attempt {running.attempt}, {lasted}"
 
 
 def format_end(facts: Facts) -> str:
@@ -94,6 +139,17 @@ def shorten(message: str | None) -> str:
     """Return an error's message, cut to 300 characters."""
     text = message or ""
     return text if len(text) <= _MAX_MESSAGE_LENGTH else text[: _MAX_MESSAGE_LENGTH - 3] + "..."
+
+
+def locate_error(facts: Facts, step_key: str | None) -> str:
+    """Return a sentence, with a leading space, that says where the last failed attempt raised its error.
+
+    It is empty if that was an attempt of another step, or if the place is unknown.
+    """
+    attempt = facts.last_attempt
+    if attempt is None or attempt.location is None or attempt.step_key not in (None, step_key):
+        return ""
+    return f" Raised at {attempt.location}."
 
 
 def quote(name: str) -> str:

@@ -1,10 +1,14 @@
-"""Remedies for a broker or a queue that accepts no messages, found by the text of its error."""
+"""Remedies for a broker, a queue or a database that cannot be used, found by the text of its error."""
 
 from __future__ import annotations
 
 import re
+from typing import Literal
 
-_REMEDIES = (
+_UNKNOWN_BROKER_ERROR = "Check the broker's log for this error."
+_UNKNOWN_DATABASE_ERROR = "Is the server running, and is durable_database_url right?"
+_POOLER = "unsupported startup parameter"
+_BROKER_REMEDIES = (
     (
         r"PRECONDITION_FAILED|\(406\)",
         "The queue exists with other arguments: delete it, or declare it in task_queues with these arguments.",
@@ -27,22 +31,44 @@ _REMEDIES = (
         r"QueueNotFound",
         "Name the queue in task_queues, or set task_create_missing_queues = True.",
     ),
+    (
+        r"^QueueFull",
+        "Start more workers of this queue, or raise durable_queue_high_water. Until then, work waits in the database.",
+    ),
     (r"basic\.nack", "The queue is full and rejects messages: start workers of this queue, or raise its x-max-length."),
     (r"NOPERM|NoPermission", "Allow the Redis user to write to the queue's key: ACL SETUSER <user> ~<queue>* +@all."),
     (r"WRONGTYPE", "The queue's key in Redis is not a list: other data uses that name. Rename one of them."),
     (r"READONLY|ReadOnly", "This Redis is a replica: set broker_url to the primary server."),
     (r"[Cc]onnection refused", "Nothing listens there: start the broker, or correct broker_url."),
+    (
+        r"TimeoutError|Timeout (reading|writing|connecting)|timed out",
+        "It does not answer: check its load, its disk, and the network between.",
+    ),
     (r"\bOOM\b|OutOfMemory", "Redis has reached maxmemory: raise the limit, or delete data."),
     (
         r"connection\.blocked|ConnectionBlocked",
         "RabbitMQ has raised a memory or disk alarm: free some. It then accepts messages again by itself.",
     ),
 )
+_DATABASE_REMEDIES = ((_POOLER, "Behind PgBouncer in transaction mode, set durable_prepared_statements = False."),)
 
 
-def find_remedy(error: str) -> str:
-    """Return one sentence that says how to fix this error, or to check the broker's log if the error is unknown."""
-    for pattern, sentence in _REMEDIES:
-        if re.search(pattern, error):
-            return sentence
-    return "Check the broker's log for this error."
+def is_full_queue(error: str) -> bool:
+    """Whether the broker rejected a message because the queue has reached its limit."""
+    return "basic.nack" in error
+
+
+def is_pooler_rejection(error: str) -> bool:
+    """Whether a pooler in transaction mode, such as PgBouncer, refuses a setting of the session."""
+    return _POOLER in error
+
+
+def find_remedy(error: str, *, of: Literal["broker", "database"] = "broker") -> str:
+    """Return one sentence that says how to fix this error, or where to look if the error is unknown.
+
+    ``of``: what raised it, the database or the broker with its queues.
+    """
+    remedies, unknown = (
+        (_DATABASE_REMEDIES, _UNKNOWN_DATABASE_ERROR) if of == "database" else (_BROKER_REMEDIES, _UNKNOWN_BROKER_ERROR)
+    )
+    return next((sentence for pattern, sentence in remedies if re.search(pattern, error)), unknown)

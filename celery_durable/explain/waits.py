@@ -7,18 +7,24 @@ import shlex
 from datetime import datetime
 from typing import Any
 
-from celery_durable.explain.facts import YOUR_APP, Code, Diagnosis, Facts
+from celery_durable.explain.codes import Code
+from celery_durable.explain.commands import YOUR_APP, instance_command
+from celery_durable.explain.facts import Diagnosis, Facts
 from celery_durable.explain.phrases import (
     build_diagnosis,
     count_worker_deaths,
+    describe_silence,
     doctor_command,
+    find_consumers,
+    find_silent_consumers,
     format_age,
     format_attempt_count,
     format_remaining,
-    instance_command,
     iso_or_none,
+    locate_error,
     quote,
     shorten,
+    worker_command,
 )
 from celery_durable.model import Child, ItemCounts, Status, StepRecord, StepStatus, StepType, format_duration
 
@@ -29,11 +35,12 @@ def explain_waiting(facts: Facts, until: datetime) -> Diagnosis:
     if row.status is Status.ACTIVE and row.crash_count:
         died = count_worker_deaths(row.crash_count)
         sentence = f"It is delayed after a crash and continues {at}: {died}, without finishing a step."
-        return build_diagnosis(facts, Code.CRASHING, sentence, instance_command(row, "logs", "--level warn"))
+        return build_diagnosis(facts, Code.CRASHING, sentence, instance_command(row, "show"))
     waiting = waiting_steps(facts)
     if not waiting:
         if facts.run.started_at is None:
-            return build_diagnosis(facts, Code.SCHEDULED, f"It was created to start later, and starts {at}.")
+            what = "It was created to start later" if row.run_number == 1 else "A new run is to start later"
+            return build_diagnosis(facts, Code.SCHEDULED, f"{what}, and starts {at}.")
         return build_diagnosis(facts, Code.SLEEPING, f"It sleeps; wakes {at}.")
     first = next((step for step in waiting if _find_mistyped_event(facts, step)), waiting[0])
     described = (
@@ -78,10 +85,11 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
             sentence = (
                 f"Tries step {name} again {format_remaining(facts, step.next_retry_at)}; "
                 f"attempt {format_attempt_count(step)} failed: {error.rstrip('.')}."
+                f"{locate_error(facts, step.step_key)}"
             )
             known |= {"attempts": step.attempts, "max_attempts": step.max_attempts}
             return build_diagnosis(
-                facts, Code.RETRY_SCHEDULED, sentence, instance_command(row, "logs", "--level warn"), **known
+                facts, Code.RETRY_SCHEDULED, sentence, instance_command(row, "show", "--full"), **known
             )
         case StepType.WAIT if step.wait_topic is not None:
             at = format_remaining(facts, step.wake_at)
@@ -93,7 +101,7 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
             at = format_remaining(facts, step.wake_at)
             sentence = f'Waits for event "{type_}" at step {name}; times out {at}.'
             if mistyped := _find_mistyped_event(facts, step):
-                sentence += f' An event "{mistyped}" is buffered, but the wait is for "{type_}": a typing mistake?'
+                sentence += f' An event "{mistyped}" is stored, but the wait is for "{type_}": a typing mistake?'
             elif others := [f'"{other}"' for other in facts.buffered if other != type_]:
                 sentence += f" Buffered for later waits: {', '.join(others[:5])}."
             known |= {"event_type": type_, "buffered": list(facts.buffered)}
@@ -129,6 +137,9 @@ def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Dia
         them = "it" if len(unsent) == 1 else "them"
         sentence += f" {count} not been sent yet: the broker does not accept {them}, or no dispatcher sends {them}."
         actions = [f"celery -A {YOUR_APP} durable outbox", doctor_command()]
+    code = Code.WAITING_TASKS
+    if not unsent:
+        code, sentence = _judge_queue(facts, oldest, sentence, actions, known)
     known |= {
         "task": oldest.task,
         "task_id": oldest.task_id,
@@ -136,7 +147,25 @@ def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Dia
         "tasks_answered": facts.answered,
         "tasks_unsent": len(unsent),
     }
-    return build_diagnosis(facts, Code.WAITING_TASKS, sentence, *actions, **known)
+    return build_diagnosis(facts, code, sentence, *actions, **known)
+
+
+def _judge_queue(
+    facts: Facts, step: StepRecord, sentence: str, actions: list[str], known: dict[str, Any]
+) -> tuple[Code, str]:
+    """Return the code and the sentence for a step whose tasks were sent; adds to the actions and facts.
+
+    Workers of applications without Durable write no heartbeat, so a queue without known consumers may have some.
+    """
+    queue = facts.task_queues.get(step.step_key)
+    known["task_queue"] = queue
+    if queue is None or find_consumers(facts, queue):
+        return Code.WAITING_TASKS, sentence
+    actions.insert(0, worker_command(queue))
+    silent = find_silent_consumers(facts, queue)
+    now = f" any more; {silent[0].node} has been silent {describe_silence(facts, silent)}" if silent else ""
+    sentence += f" No worker of this app consumes its queue {queue!r}{now}. If no other application does, start one."
+    return Code.TASK_NOT_CONSUMED, sentence
 
 
 def _explain_map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
@@ -152,7 +181,10 @@ def _explain_map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagn
         actions = [f"celery -A {YOUR_APP} durable outbox", doctor_command()]
     known |= {"task": step.task, "items": {"total": items.total, "done": items.done, "failed": items.failed}}
     known["tasks_unsent"] = unsent
-    return build_diagnosis(facts, Code.WAITING_TASKS, sentence, *actions, **known)
+    code = Code.WAITING_TASKS
+    if not unsent:
+        code, sentence = _judge_queue(facts, step, sentence, actions, known)
+    return build_diagnosis(facts, code, sentence, *actions, **known)
 
 
 def _sent_at(step: StepRecord) -> datetime | None:

@@ -75,6 +75,10 @@ def dispatcher(**given: Any) -> Heartbeat:
 REFUSED = Outage(
     "queue", "durable", NOW - 2 * MINUTE, "PreconditionFailed: (406) inequivalent arg 'x-max-priority'.", 7
 )
+FULL = Outage(
+    "full", "durable", NOW - 2 * MINUTE, "QueueFull: 10000 or more messages wait in it (durable_queue_high_water)", 0
+)
+HUNG_BROKER = Outage("broker", "amqp://guest:**@mq:5672//", NOW - MINUTE, "TimeoutError: no answer within 3 s", 9)
 BROKER_AWAY = Outage("broker", "redis://:**@mq:6379/0", NOW - MINUTE, "ConnectionError: refused", 60)
 
 

@@ -13,6 +13,8 @@ from tests.explain.builders import (
     BROKER_AWAY,
     CHILD,
     DURABLE,
+    FULL,
+    HUNG_BROKER,
     MINUTE,
     NOW,
     OVERDUE,
@@ -68,8 +70,7 @@ DUE = [
     pytest.param(
         told(OVERDUE, heartbeats=(worker(), dispatcher())),
         Code.DUE_NOT_DISPATCHED,
-        "It has been due for 1 min, but the dispatcher sends no message for it: the broker does not answer, or "
-        "queue 'durable' is longer than durable_queue_high_water.",
+        "It has been due for 1 min, but the dispatcher has sent no message for it, and reports no outage.",
         [f"{DURABLE} doctor"],
         id="the dispatcher cannot send",
     ),
@@ -84,7 +85,7 @@ DUE = [
     ),
     pytest.param(
         told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(replace(REFUSED, where="other"), BROKER_AWAY)))),
-        Code.DUE_NOT_DISPATCHED,
+        Code.BROKER_UNAVAILABLE,
         "It has been due for 1 min, but the broker redis://:**@mq:6379/0 has accepted no messages since "
         "2029-12-31T23:59:00.000Z: ConnectionError: refused. Check the broker's log for this error.",
         [f"{DURABLE} doctor"],
@@ -101,7 +102,7 @@ DUE = [
     pytest.param(
         told(
             instance(sent_at=NOW - MINUTE),
-            heartbeats=(worker(), dispatcher(outages=(BROKER_AWAY, REFUSED))),
+            heartbeats=(worker(), dispatcher(outages=(REFUSED,))),
         ),
         Code.DISPATCHED_NOT_CLAIMED,
         "It has been due for 1 min and its message was sent once, but no worker has claimed it. 1 worker "
@@ -109,6 +110,67 @@ DUE = [
         "message is sent again when its queue shows that it was lost, at the latest in 1 min.",
         [f"{DURABLE} doctor"],
         id="sent before its queue began to refuse",
+    ),
+    pytest.param(
+        told(instance(sent_at=NOW - MINUTE), heartbeats=(worker(), dispatcher(outages=(HUNG_BROKER,)))),
+        Code.BROKER_UNAVAILABLE,
+        "It has been due for 1 min, but the broker amqp://guest:**@mq:5672// has accepted no messages since "
+        "2029-12-31T23:59:00.000Z: TimeoutError: no answer within 3 s. It does not answer: check its load, its "
+        "disk, and the network between. Messages that it held may be lost; they are sent again.",
+        [f"{DURABLE} doctor"],
+        id="sent before the broker began to hang",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(FULL,)))),
+        Code.QUEUE_FULL,
+        "It has been due for 1 min, but queue 'durable' has been full since 2029-12-31T23:58:00.000Z: QueueFull: 10000 "
+        "or more messages wait in it (durable_queue_high_water). Start more workers of this queue, or raise "
+        "durable_queue_high_water. Until then, work waits in the database.",
+        [WORKER, f"{DURABLE} doctor"],
+        id="its queue is long",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(dispatcher(outages=(replace(REFUSED, error="basic.nack"),)),)),
+        Code.QUEUE_FULL,
+        "It has been due for 1 min, but queue 'durable' has refused its messages since 2029-12-31T23:58:00.000Z: "
+        "basic.nack. The queue is full and rejects messages: start workers of this queue, or raise its x-max-length. "
+        "Also, no worker consumes queue 'durable'.",
+        [WORKER, f"{DURABLE} doctor"],
+        id="its queue is at its own limit",
+    ),
+    pytest.param(
+        told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(seen_at=NOW - 2 * MINUTE))),
+        Code.WORKER_SILENT,
+        "It has been due for 1 min and its message was sent once, but the only worker of queue 'durable' (celery@a) "
+        "has been silent for 2 min, since 2029-12-31T23:58:00.000Z: it is frozen or dead, or cannot reach the "
+        "database. The message is sent again when its queue shows that it was lost, at the latest in 1 min.",
+        [WORKER, f"{DURABLE} doctor"],
+        id="the only worker is silent",
+    ),
+    pytest.param(
+        told(instance(run_at=NOW), heartbeats=(dispatcher(), worker(seen_at=NOW - 2 * MINUTE))),
+        Code.WORKER_SILENT,
+        "It is due; a worker should claim it at any moment. But the only worker of queue 'durable' (celery@a) has been "
+        "silent for 2 min, since 2029-12-31T23:58:00.000Z: it is frozen or dead, or cannot reach the database.",
+        [WORKER],
+        id="just due, and the only worker is silent",
+    ),
+    pytest.param(
+        told(instance(dispatch_count=1), is_known_here=True, heartbeats=(dispatcher(), worker(workflows=("orders",)))),
+        Code.NOT_REGISTERED,
+        "It has been due for 1 min, but no worker of queue 'durable' knows workflow 'order' (celery@a), although this "
+        "process does. The workers run older code, or do not import the module that defines it: restart them, or "
+        "import it there.",
+        ["celery -A <your app> inspect registered"],
+        id="known here but not there",
+    ),
+    pytest.param(
+        told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(workflows=("report", "trader")))),
+        Code.NOT_REGISTERED,
+        "It has been due for 1 min, but no worker of queue 'durable' knows workflow 'order' (celery@a). Import "
+        "the module that defines it in the worker, or wait for the deploy to end.",
+        ["celery -A <your app> inspect registered"],
+        id="not registered, and nothing similar is",
     ),
     pytest.param(
         told(instance(dispatch_count=3), heartbeats=(dispatcher(), worker(queues=("celery",)))),

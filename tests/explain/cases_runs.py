@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from celery_durable.explain import Code
-from celery_durable.model import ErrorInfo, Status, StepStatus, WorkflowKind
+from celery_durable.model import ErrorInfo, RunningStep, Status, StepStatus, StepType, WorkflowKind
 from tests.explain.builders import (
     ASLEEP,
     BEAT,
@@ -23,6 +24,8 @@ from tests.explain.builders import (
     told,
     worker,
 )
+
+REPORT = RunningStep("long report\x1f3", 2, NOW - timedelta(seconds=57))
 
 RUNS = [
     pytest.param(
@@ -84,31 +87,72 @@ RUNS = [
     pytest.param(
         told(instance(**RUNNING, pause_requested=True)),
         Code.PAUSED,
-        "A pause is requested; it takes effect when the running step ends, on the worker celery@a, which has "
-        "held it for 1 min.",
+        "A pause is requested; it takes effect when the running step ends. It runs the code before its first step, on "
+        "celery@a, which has held it for 1 min.",
         [f"{DURABLE} resume order o-1"],
         id="pause requested",
     ),
     pytest.param(
         told(instance(**RUNNING), last_step=step("count"), heartbeats=(worker(),)),
         Code.RUNNING,
-        'It runs the code after step "count", on the worker celery@a, which has held it for 1 min; the lease is '
-        "valid for 20 s.",
+        'It runs the code after step "count", on celery@a, which has held it for 1 min; the lease is valid for 20 s.',
         [f"{DURABLE} logs order o-1 --follow"],
         id="running",
+    ),
+    pytest.param(
+        told(instance(**RUNNING, running=REPORT), last_step=step("count"), heartbeats=(worker(),)),
+        Code.RUNNING,
+        'It runs step "long report", attempt 2, for 57 s, on celery@a; the lease is valid for 20 s.',
+        [f"{DURABLE} logs order o-1 --follow"],
+        id="running a step",
+    ),
+    pytest.param(
+        told(
+            instance(**RUNNING, running=replace(REPORT, step_key="4"), kind=WorkflowKind.LINEAR),
+            open_steps=(step("long report", StepType.LINEAR, status=StepStatus.RUNNING, step_key="4"),),
+        ),
+        Code.RUNNING,
+        'It runs step "long report", attempt 2, for 57 s, on celery@a; the lease is valid for 20 s.',
+        [f"{DURABLE} logs order o-1 --follow"],
+        id="running a linear step",
+    ),
+    pytest.param(
+        told(
+            instance(**RUNNING, running=REPORT),
+            last_step=step("long report", step_key=REPORT.step_key),
+            heartbeats=(worker(),),
+        ),
+        Code.RUNNING,
+        'It runs the code after step "long report", on celery@a, which has held it for 1 min; the lease is valid for '
+        "20 s.",
+        [f"{DURABLE} logs order o-1 --follow"],
+        id="running after the step of the last renewal",
     ),
     pytest.param(
         told(
             instance(**RUNNING, crash_count=2),
             open_steps=(step("a", status=StepStatus.PENDING), step("b", status=StepStatus.PENDING)),
-            heartbeats=(worker(seen_at=NOW - MINUTE),),
+            heartbeats=(worker(seen_at=NOW - timedelta(seconds=20)),),
         ),
-        Code.RUNNING,
-        'It runs steps "a", "b", on the worker celery@a, which has held it for 1 min; the lease is valid for 20 '
-        "s. Before that, 2 workers in a row died or lost their lease, without finishing a step. That worker was "
-        "last seen 1 min ago; if it is dead, another worker takes over when the lease ends.",
-        [f"{DURABLE} logs order o-1 --follow"],
+        Code.WORKER_SILENT,
+        'It runs steps "a", "b", on celery@a, which has held it for 1 min; the lease is valid for 20 s. Before that, 2 '
+        "workers in a row died or lost their lease, without finishing a step. But that worker has been silent for 20 "
+        "s, since 2029-12-31T23:59:40.000Z: it is frozen or dead, or cannot reach the database. If it stays silent, "
+        "another worker takes over when the lease ends.",
+        ["celery -A <your app> inspect ping -d celery@a"],
         id="running on a worker that is silent",
+    ),
+    pytest.param(
+        told(
+            instance(**{**RUNNING, "lease_until": NOW - MINUTE}),
+            heartbeats=(dispatcher(), worker(seen_at=NOW - 2 * MINUTE)),
+        ),
+        Code.LEASE_EXPIRED,
+        "The worker celery@a stopped renewing its lease, which ended 1 min ago, and has been silent for 2 min, since "
+        "2029-12-31T23:58:00.000Z. A dispatcher will let another worker take over; a dispatcher that has just started "
+        "first waits for the length of one lease.",
+        [],
+        id="lease expired on a worker that is silent",
     ),
     pytest.param(
         told(instance(**{**RUNNING, "lease_until": NOW - MINUTE}), heartbeats=(dispatcher(),)),
@@ -131,7 +175,7 @@ RUNS = [
         Code.CRASHING,
         "It is delayed after a crash and continues in 4.0 s: 3 workers in a row died or lost their lease, "
         "without finishing a step.",
-        [f"{DURABLE} logs order o-1 --level warn"],
+        [f"{DURABLE} show order o-1"],
         id="crashing",
     ),
     pytest.param(

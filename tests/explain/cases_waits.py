@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from celery_durable.explain import Code
-from celery_durable.model import Child, ErrorInfo, Status
+from celery_durable.model import Child, ErrorInfo, ItemCounts, Status, StepType
 from tests.explain.builders import (
     ASLEEP,
     CHILD,
@@ -20,8 +20,11 @@ from tests.explain.builders import (
     RETRY,
     SEND,
     WAIT,
+    run,
+    step,
     task,
     told,
+    worker,
 )
 
 WAITS = [
@@ -30,7 +33,7 @@ WAITS = [
         Code.RETRY_SCHEDULED,
         'Tries step "charge" again in 1 min; attempt 2/6 failed: ConnectionError: the gateway is away. Also: '
         'step "nap" sleeps; step "await approval" waits for event "approval".',
-        [f"{DURABLE} logs order o-1 --level warn"],
+        [f"{DURABLE} show order o-1 --full"],
         id="retry, besides others",
     ),
     pytest.param(
@@ -41,10 +44,33 @@ WAITS = [
         id="event",
     ),
     pytest.param(
+        told(ASLEEP, open_steps=(WAIT,), max_run_duration=MINUTE * 31),
+        Code.WAITING_EVENT,
+        'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. It is terminated in 30 min '
+        "unless it ends before: its max_run_duration is 31 min.",
+        [SEND],
+        id="event, with a limit of the workflow",
+    ),
+    pytest.param(
+        told(replace(ASLEEP, max_run=MINUTE), open_steps=(WAIT,), max_run_duration=MINUTE * 31),
+        Code.WAITING_EVENT,
+        'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. It has taken longer than its '
+        "max_run of 1 min, so it is terminated before its next step.",
+        [SEND],
+        id="event, past the limit of the instance",
+    ),
+    pytest.param(
+        told(replace(ASLEEP, max_run=MINUTE), of=run(started_at=None)),
+        Code.SCHEDULED,
+        "It was created to start later, and starts in 1 h. From its start it may take 1 min, its max_run.",
+        [],
+        id="scheduled, with a limit",
+    ),
+    pytest.param(
         told(ASLEEP, open_steps=(NAP, WAIT), buffered=("Aproval", "paid")),
         Code.WAITING_EVENT,
         'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. An event "Aproval" is '
-        'buffered, but the wait is for "approval": a typing mistake? Also: step "nap" sleeps.',
+        'stored, but the wait is for "approval": a typing mistake? Also: step "nap" sleeps.',
         [SEND],
         id="event, nearly",
     ),
@@ -101,6 +127,40 @@ WAITS = [
         id="tasks, some of which have not left",
     ),
     pytest.param(
+        told(ASLEEP, open_steps=(task(sent=MINUTE),), task_queues={"thumb": "media"}, heartbeats=(worker(),)),
+        Code.TASK_NOT_CONSUMED,
+        'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min. No '
+        "worker of this app consumes its queue 'media'. If no other application does, start one.",
+        ["celery -A <your app> worker -Q media", INSPECT],
+        id="a task whose queue no worker consumes",
+    ),
+    pytest.param(
+        told(
+            ASLEEP,
+            open_steps=(step("thumbs", StepType.MAP, task="media.resize", items=ItemCounts(9, 2, 1)),),
+            task_queues={"thumbs": "media"},
+            heartbeats=(worker(queues=("media",), seen_at=NOW - 2 * MINUTE),),
+        ),
+        Code.TASK_NOT_CONSUMED,
+        'Waits for Celery tasks media.resize, 3 of 9 have answered (1 of them failed), at step "thumbs"; the next '
+        "deadline is now. No worker of this app consumes its queue 'media' any more; celery@a has been silent for 2 "
+        "min, since 2029-12-31T23:58:00.000Z. If no other application does, start one.",
+        ["celery -A <your app> worker -Q media", f"{DURABLE} show order o-1"],
+        id="a map whose worker is silent",
+    ),
+    pytest.param(
+        told(
+            ASLEEP,
+            open_steps=(task(sent=MINUTE),),
+            task_queues={"thumb": "media"},
+            heartbeats=(worker(queues=("media",)),),
+        ),
+        Code.WAITING_TASKS,
+        'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min.',
+        [INSPECT],
+        id="a task whose queue has a worker",
+    ),
+    pytest.param(
         told(ASLEEP, open_steps=(WAIT, task(sent=MINUTE), CHILD)),
         Code.WAITING_TASKS,
         'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min. '
@@ -146,7 +206,7 @@ WAITS = [
         Code.RETRY_SCHEDULED,
         'Tries step "thumb" again in 1 min; attempt 1/2 failed: OSError: disk full. Also: step "page 2" waits '
         "for Celery task media.resize.",
-        [f"{DURABLE} logs order o-1 --level warn"],
+        [f"{DURABLE} show order o-1 --full"],
         id="task that is to be sent again",
     ),
     pytest.param(

@@ -55,3 +55,13 @@ _UNKNOWN = "Check the broker's log for this error."
 def test_each_refusal_has_its_own_remedy(error: str, begins: str) -> None:
     assert find_remedy(error).startswith(begins)
     assert find_remedy(error).endswith(".")
+
+
+def test_an_error_of_the_database_has_a_remedy_of_its_own() -> None:
+    pooler = "unsupported startup parameter: options"
+    assert find_remedy(pooler, of="database") == (
+        "Behind PgBouncer in transaction mode, set durable_prepared_statements = False."
+    )
+    assert find_remedy("Connection refused", of="database") == (
+        "Is the server running, and is durable_database_url right?"
+    )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from celery_durable.explain import Code, Diagnosis
+from celery_durable.explain.commands import find_python_call
 from celery_durable.model import Child, Status
 from tests.explain.builders import ASLEEP, CHILD, DURABLE, WAIT, dispatcher, instance, run, task, told, worker
 from tests.explain.cases_due import DUE
@@ -33,6 +34,29 @@ def test_ids_and_types_are_quoted_for_the_shell() -> None:
     assert found.actions == (f"{DURABLE} send-event 'my order' '$(x)' 'it'\"'\"'s' --payload '{{...}}'",)
 
 
+def test_in_python_it_suggests_python_calls() -> None:
+    wait = replace(WAIT, wait_event_type="it's")
+    row = replace(ASLEEP, workflow="order", instance_id="o-1")
+    assert str(told(row, open_steps=(wait,))).splitlines()[1:] == [
+        """  durable.workflows['order'].get('o-1').send_event("it's", {...})"""
+    ]
+    failed = instance(Status.ERRORED, workflow="order", instance_id="o-1")
+    handle = "durable.workflows['order'].get('o-1')"
+    assert str(told(failed, of=run(error_name="Big"))).splitlines()[1:] == [
+        f"  {handle}.history()",
+        f"  {handle}.retry()",
+        f"  {handle}.restart()",
+    ]
+
+
+def test_a_command_without_a_python_call_stays_a_command() -> None:
+    for command in ("celery -A <your app> beat", f"{DURABLE} doctor", f"{DURABLE} wake order o-1"):
+        assert find_python_call(command) is None
+    assert str(Diagnosis(Code.DUE, "It is due.", {}, ("celery -A <your app> beat",))) == (
+        "It is due.\n  celery -A <your app> beat"
+    )
+
+
 def test_a_long_message_is_cut() -> None:
     found = told(instance(Status.ERRORED), of=run(error_name="Big", error_message="x" * 5000))
     assert found.sentence == f"It failed with Big: {'x' * 297}."
@@ -55,6 +79,7 @@ def test_the_facts_are_ready_for_json() -> None:
         "task_id": None,
         "claimed_by": None,
         "lease_until": None,
+        "running": None,
         "last_step": None,
         "last_sweep": "2030-01-01T00:00:00.000Z",
         "workers": ["celery@a"],

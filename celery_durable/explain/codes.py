@@ -1,0 +1,138 @@
+"""The codes of all diagnoses, and for each one what it means and what to do. docs/how-to/debugging.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """The codes of all diagnoses."""
+
+    SLEEPING = "SLEEPING"
+    WAITING_EVENT = "WAITING_EVENT"
+    WAITING_TASKS = "WAITING_TASKS"
+    TASK_NOT_CONSUMED = "TASK_NOT_CONSUMED"
+    WAITING_CHILD = "WAITING_CHILD"
+    RETRY_SCHEDULED = "RETRY_SCHEDULED"
+    SCHEDULED = "SCHEDULED"
+    PAUSED = "PAUSED"
+    RUNNING = "RUNNING"
+    WORKER_SILENT = "WORKER_SILENT"
+    DUE = "DUE"
+    DUE_NOT_DISPATCHED = "DUE_NOT_DISPATCHED"
+    BROKER_UNAVAILABLE = "BROKER_UNAVAILABLE"
+    QUEUE_REFUSED = "QUEUE_REFUSED"
+    QUEUE_FULL = "QUEUE_FULL"
+    DISPATCHED_NOT_CLAIMED = "DISPATCHED_NOT_CLAIMED"
+    NOT_REGISTERED = "NOT_REGISTERED"
+    POOL_UNSUPPORTED = "POOL_UNSUPPORTED"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    CRASHING = "CRASHING"
+    STEP_LIMIT = "STEP_LIMIT"
+    NONDETERMINISTIC = "NONDETERMINISTIC"
+    FAILED = "FAILED"
+    TERMINATED = "TERMINATED"
+    DONE = "DONE"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a code means and what to do, as Markdown."""
+
+    cause: str
+    remedy: str
+
+
+MEANINGS: Mapping[Code, Meaning] = {
+    Code.SLEEPING: Meaning("The run sleeps. The sentence says when it wakes.", "Nothing."),
+    Code.WAITING_EVENT: Meaning(
+        "The run waits for an event or a topic. If an event of a similar type is stored, the sentence names both.",
+        "Send the event: `durable send-event`.",
+    ),
+    Code.WAITING_TASKS: Meaning(
+        "The run waits for the Celery tasks of `step.task` or `step.map`. The sentence says how many have answered, "
+        "and which is the oldest.",
+        "Check the worker of the task.",
+    ),
+    Code.TASK_NOT_CONSUMED: Meaning(
+        "The run waits for a Celery task, and no worker of this app consumes the task's queue.",
+        "Start a worker of that queue. Workers of applications without Durable are not seen here.",
+    ),
+    Code.WAITING_CHILD: Meaning(
+        "Another instance does the step. The sentence says which, and its status.", "`durable explain` of the child."
+    ),
+    Code.RETRY_SCHEDULED: Meaning(
+        "An attempt of a step failed, and the next one comes later. The sentence says when, and why it failed.",
+        "Fix the cause and wait, or `durable terminate`.",
+    ),
+    Code.SCHEDULED: Meaning(
+        "The instance was created with `run_at=`, or retried with a delay, and the run has not started yet.", "Nothing."
+    ),
+    Code.PAUSED: Meaning("The instance is paused, or a pause was requested while a step runs.", "`durable resume`."),
+    Code.RUNNING: Meaning(
+        "A worker executes the run. The sentence says which step, which attempt, since when, and on which worker. "
+        "This information may be up to a third of a lease old: ten seconds by default.",
+        "Wait. Give a step that takes too long a `timeout=`.",
+    ),
+    Code.WORKER_SILENT: Meaning(
+        "The worker that executes the run, or the only workers of its queue, miss their heartbeats. They are frozen or "
+        "dead, or cannot reach the database.",
+        "Check the worker's machine, then restart the worker.",
+    ),
+    Code.DUE: Meaning("The run is due. A worker should claim it at any moment.", "Check again."),
+    Code.DUE_NOT_DISPATCHED: Meaning(
+        "The run is due, and no process sends its message: no dispatcher runs, or it cannot reach the database.",
+        "Start beat.",
+    ),
+    Code.BROKER_UNAVAILABLE: Meaning(
+        "The broker refuses connections or does not answer. The sentence says since when, which broker, and its error.",
+        "Start the broker, or correct `broker_url`. The dispatcher tries again every few seconds.",
+    ),
+    Code.QUEUE_REFUSED: Meaning(
+        "The broker refuses the messages of one queue. The sentence says since when, the broker's error, and a remedy.",
+        "Follow the sentence. A dispatcher tries the queue at least once a minute. Other queues are not affected.",
+    ),
+    Code.QUEUE_FULL: Meaning(
+        "The queue is as long as `durable_queue_high_water`, or as its own limit at the broker. The run waits in the "
+        "database.",
+        "Start more workers of the queue.",
+    ),
+    Code.DISPATCHED_NOT_CLAIMED: Meaning(
+        "The run's message was sent, and no worker has claimed the run.",
+        "Start a worker of its queue, or more of them.",
+    ),
+    Code.NOT_REGISTERED: Meaning(
+        "Workers consume the run's queue, but none of them knows the workflow.",
+        "Import the module that defines it in the worker, or restart workers that run older code.",
+    ),
+    Code.POOL_UNSUPPORTED: Meaning(
+        "Only workers on pools that run no workflows consume the run's queue.",
+        "Start a worker of the queue with `-P prefork`, `-P threads` or `-P solo`.",
+    ),
+    Code.LEASE_EXPIRED: Meaning(
+        "The worker that executed the run stopped renewing its lease.",
+        "Nothing: a dispatcher lets another worker take over. If the sentence asks for beat, start beat.",
+    ),
+    Code.CRASHING: Meaning(
+        "Workers died while they executed the run. The next try is delayed.",
+        "Read the workers' logs: out of memory, or a crash in native code.",
+    ),
+    Code.STEP_LIMIT: Meaning(
+        "The run failed: it has more steps than `durable_max_steps`.", "More work in each step, or `max_steps=`."
+    ),
+    Code.NONDETERMINISTIC: Meaning(
+        "The run failed: the code uses a recorded step's name for another kind of step, or one name for two steps.",
+        "Give the step another name.",
+    ),
+    Code.FAILED: Meaning(
+        "The run failed with another error. The sentence has the error and the step.",
+        "Fix the cause, then `durable retry`.",
+    ),
+    Code.TERMINATED: Meaning(
+        "The instance was terminated. The sentence has the reason, if there was one.",
+        "`durable restart`, if it was a mistake.",
+    ),
+    Code.DONE: Meaning("The run completed.", "Nothing."),
+}
