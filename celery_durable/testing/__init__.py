@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from celery_durable.testing.crash_safety import CrashReport, assert_crash_safe
     from celery_durable.testing.crash_schedules import CrashSchedule
     from celery_durable.testing.errors import (
+        GoldenHistoryMissing,
         HarnessBusy,
         HarnessError,
         HarnessMisuse,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         StoreNotEmpty,
     )
     from celery_durable.testing.faults import Faults
+    from celery_durable.testing.golden import GoldenHistories
     from celery_durable.testing.harness import DurableHarness
     from celery_durable.testing.instance import HarnessInstance
     from celery_durable.testing.messages import Messages
@@ -44,6 +46,8 @@ __all__ = [
     "CrashSchedule",
     "DurableHarness",
     "Faults",
+    "GoldenHistories",
+    "GoldenHistoryMissing",
     "HarnessBusy",
     "HarnessError",
     "HarnessInstance",
@@ -84,6 +88,7 @@ _ROOMS = (
     "crash_schedules",
     "crash_safety",
     "replaying",
+    "golden",
 )
 
 

@@ -51,6 +51,8 @@ class CooperativeThread:
         else:
             self._turn.release()
         self._back.acquire()
+        if self.is_over:
+            self._thread.join()  # its connections are closed when it ends: not while another thread runs
         if self._error is not None:
             raise self._error
 

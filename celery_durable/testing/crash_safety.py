@@ -23,6 +23,7 @@ from celery_durable.model import Status
 from celery_durable.testing.code import Code, definition_of
 from celery_durable.testing.crash_runs import EndResult, FaultyRun, Observed
 from celery_durable.testing.crash_schedules import CrashSchedule, choose_schedules, generate_schedules, simplify
+from celery_durable.testing.databases import MakeStore
 from celery_durable.testing.errors import HarnessMisuse, NotCrashSafe, SampledSchedules
 from celery_durable.testing.harness import DurableHarness
 
@@ -64,6 +65,7 @@ def assert_crash_safe(
     schedules: int | None = None,
     replay: CrashSchedule | None = None,
     expect_error: str | None = None,
+    make_store: MakeStore | None = None,
 ) -> CrashReport:
     """Fail with NotCrashSafe unless the workflow has the same result wherever its runners die.
 
@@ -87,6 +89,7 @@ def assert_crash_safe(
             SampledSchedules warns if there are more.
         replay: Run only this schedule, as a failure shows it.
         expect_error: The name of the error with which the workflow should end.
+        make_store: As for `DurableHarness`. All instances in that database are deleted before each run.
 
     Returns:
         What was run.
@@ -95,7 +98,9 @@ def assert_crash_safe(
         NotCrashSafe: A run has another result, or runs a step's function too often.
         HarnessMisuse: The undisturbed run does not end as expected, or ``setup`` mocks steps that it does not reach.
     """
-    trial = _Trial(workflow, params, tuple(events), side_effects, compare, setup, tuple(workflows), settings or {})
+    trial = _Trial(
+        workflow, params, tuple(events), side_effects, compare, setup, tuple(workflows), settings or {}, make_store
+    )
     calm = trial.run(CrashSchedule(seed=seed))
     trial.check_calm(calm, expect_error)
     possible = [replay] if replay is not None else list(generate_schedules(calm.passed, seed))
@@ -129,11 +134,13 @@ class _Trial:
     setup: Callable[[DurableHarness], object] | None
     others: tuple[Code, ...]
     settings: Mapping[str, Any]
+    make_store: MakeStore | None
 
     def run(self, schedule: CrashSchedule) -> Observed:
         """Run the workflow to its end under a schedule, in a new harness."""
         codes, seed = [self.workflow, *self.others], schedule.seed
-        with DurableHarness(codes, seed=seed, settings=self.settings, unused_mocks=True) as harness:
+        options: dict[str, Any] = {"make_store": self.make_store, "wipe": self.make_store is not None}
+        with DurableHarness(codes, seed=seed, settings=self.settings, unused_mocks=True, **options) as harness:
             if isinstance(self.side_effects, sa.MetaData):
                 harness.create_tables(self.side_effects)
             if self.setup is not None:

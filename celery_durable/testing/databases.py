@@ -11,21 +11,27 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
+from celery_durable.config import Settings
+from celery_durable.runtime import Runtime
 from celery_durable.store import migrate
 from celery_durable.store.engine import CompiledStatements, Store
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has files in memory
+
+MakeStore = Callable[[Settings, Runtime], Store]
+"""Makes the store of a process on the database of a web framework, which migrates it."""
 
 compiled: dict[tuple[str | None, str], CompiledStatements] = {}
 """The statements that earlier harnesses have compiled, by schema and prefix."""
 
 
 class Database:
-    """A database's URL, and its file if the harness made it."""
+    """A database's URL or what makes stores on it, and its file if the harness made it."""
 
-    def __init__(self, url: str | None, *, schema: str | None, prefix: str) -> None:
+    def __init__(self, url: str | MakeStore | None, *, schema: str | None, prefix: str) -> None:
         self.is_own = url is None
         self.url = url or self._make(prefix)
         self._schema, self._prefix = schema, prefix
@@ -40,7 +46,7 @@ class Database:
 
     def migrate(self) -> None:
         """Create or update the tables of a database that the test named."""
-        if not self.is_own:
+        if not (self.is_own or callable(self.url)):
             store = Store(self.url, schema=self._schema, prefix=self._prefix)
             try:
                 migrate.upgrade(store)

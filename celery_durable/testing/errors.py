@@ -32,6 +32,16 @@ class OpenStepChanged(UserWarning):
     """An open step waits for something else than the new code asks for. The run continues as stored."""
 
 
+class GoldenHistoryMissing(HarnessError, AssertionError):
+    """No run has been recorded for `GoldenHistories.check`."""
+
+    code = "GOLDEN_HISTORY_MISSING"
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"There is no golden history {path}. Record it, and commit it: pytest --durable-update")
+
+
 class HarnessBusy(HarnessError, AssertionError):
     """`run_until_idle` has used all its ticks, and there is still work."""
 

@@ -24,13 +24,14 @@ from celery_durable import values
 from celery_durable.app import override_durable
 from celery_durable.config import Settings, read_settings
 from celery_durable.handles import Workflow
-from celery_durable.model import DueRun, OutboundEvent, OutboxKind, OutboxMessage, RunRef, Status
+from celery_durable.model import DueRun, OutboundEvent, OutboxKind, OutboxMessage, PassResult, RunRef, Status
 from celery_durable.store import outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import databases
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Code, Codes, Deployed, definition_of
 from celery_durable.testing.cooperative import CooperativeThread
+from celery_durable.testing.databases import MakeStore
 from celery_durable.testing.errors import HarnessBusy, HarnessMisuse, NothingDue, StoreNotEmpty
 from celery_durable.testing.faults import Faults
 from celery_durable.testing.installation import build_durable, build_sweeper
@@ -59,6 +60,8 @@ class DurableHarness:
         start: The time at which the clock begins.
         settings: As in ``app.conf``, for example ``{"durable_lease_seconds": 10}``; or an ``app.conf`` itself, whose
             database is not touched.
+        make_store: Makes the stores instead, as the fixture ``durable_harness`` of ``celery_durable.contrib.django``
+            does for the database of Django's tests.
         wipe: Delete all instances in the database first.
         unused_mocks: Allow mocks of steps that no workflow has reached. By default the end of a ``with`` block raises
             HarnessMisuse for them, because the name is usually a typing mistake.
@@ -73,6 +76,7 @@ class DurableHarness:
         workflows: Codes | None = None,
         *,
         store_url: str | None = None,
+        make_store: MakeStore | None = None,
         seed: int = 0,
         start: datetime = START,
         settings: Mapping[str, Any] | None = None,
@@ -87,7 +91,7 @@ class DurableHarness:
         """Runners that crash or are held."""
         self.attempts = self.mocks.attempts
         """Every attempt of a step so far, in order."""
-        self.settings = _settings(settings or {}, has_schemas=store_url is not None)
+        self.settings = _settings(settings or {}, has_schemas=store_url is not None or make_store is not None)
         self._chance = random.Random(f"{seed}/harness")  # noqa: S311  # reproducible on purpose
         self.messages = Messages(self._chance)
         """The dispatch messages that have not been delivered yet, oldest first."""
@@ -100,7 +104,7 @@ class DurableHarness:
         """The Celery tasks that steps wait for."""
         self._code = Deployed(workflows)
         self._processes = Processes(
-            store_url,
+            make_store or store_url,
             self.settings,
             self.clock,
             seed=seed,
@@ -121,9 +125,11 @@ class DurableHarness:
         self._processes.database.migrate()
         self._refuse_others(wipe=wipe)
 
-    def _advance(self, ref: RunRef, **how: Any) -> str:
+    def _advance(self, ref: RunRef, **how: Any) -> PassResult:
         """Advance a run for `Durable.tick`, with the current runner."""
-        return self._tell(self.runner, ref, self.runner.advance(ref, **how))
+        result = self.runner.run_pass(ref, **how)
+        self._tell(self.runner, ref, result.summary)
+        return result
 
     def _refuse_others(self, *, wipe: bool) -> None:
         if wipe:
@@ -254,10 +260,11 @@ class DurableHarness:
 
     def _wait_for_work(self, seconds: float) -> None:
         """Let time pass for code that waits for a result."""
-        self.run_until_idle()
-        if self.next_due() is None:
+        has_worked = self.run_until_idle() > 0
+        if self.next_due() is not None:
+            self.advance(seconds)
+        elif not has_worked:
             raise NothingDue
-        self.advance(seconds)
 
     def deliver(self, what: DueRun | RunRef | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
         """Deliver a dispatch message of an instance to a runner.

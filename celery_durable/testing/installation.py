@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from celery_durable.app import Durable
 from celery_durable.config import Settings
-from celery_durable.model import DueRun
+from celery_durable.model import DueRun, PassResult
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.runner.ticks import Ticker
 from celery_durable.tasks.dispatcher import Sweeper
@@ -24,7 +24,7 @@ def build_durable(
     messages: Messages,
     *,
     send: Send,
-    advance: Callable[..., str],
+    advance: Callable[..., PassResult],
 ) -> Durable:
     """Return a Durable over the store of ``web``. Its dispatch messages go into ``messages``."""
     durable = Durable(runtime=web.runtime)

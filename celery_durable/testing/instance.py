@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from celery_durable import values
 from celery_durable.handles import WorkflowInstance
+from celery_durable.handles.results import decode_output
 from celery_durable.model import OPEN_STEPS, ErrorInfo, EventRecord, RunRef, Status, StepRecord
 from celery_durable.testing.errors import HarnessMisuse, NotEnded
 
@@ -30,7 +31,8 @@ class HarnessInstance(WorkflowInstance[R_co]):
         status = self.status()
         if not status.status.is_terminal:
             raise NotEnded(self.workflow.name, self.id, status.status, self._open_steps())
-        return self._output(status)
+        output: R_co = decode_output(self.workflow.definition, self.id, status)
+        return output
 
     @property
     def error(self) -> ErrorInfo | None:

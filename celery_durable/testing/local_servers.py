@@ -71,9 +71,14 @@ def use_memory_broker(app: Any) -> str | None:
 
 
 def run_dispatcher_in_worker(durable: Durable) -> None:
-    """Run the dispatcher in this worker, with a short lease, so that it soon recovers the runs of a killed process."""
+    """Run the dispatcher in this worker. Its broker is in the memory of this process.
+
+    The lease is short, so that it soon recovers the runs of a killed process. A run that another process has created or
+    woken is published at once, because the message of that process went to another broker.
+    """
     lease = min(durable.internals.settings.lease_seconds, _MAX_LEASE_SECONDS)
     _set(durable, dispatcher="worker", lease_seconds=lease)
+    durable.internals.sweeper.assume_local_queues()
 
 
 def _set(durable: Durable, **changes: Any) -> None:

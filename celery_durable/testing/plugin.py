@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures `durable_harness` and `durable_store`, and the marker `durable`.
+"""The pytest plugin: fixtures `durable_harness`, `durable_store` and `durable_golden`, and the marker `durable`.
 
 pytest loads it in every project that has celery_durable installed. So it imports nothing else of this package until a
 fixture is used. Its names begin with ``durable``, and none is a name of pytest-celery.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from celery_durable.testing.golden import GoldenHistories
     from celery_durable.testing.harness import DurableHarness
 
 _MARKER = (
@@ -27,10 +28,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--durable-seed``."""
+    """Add ``--durable-seed`` and ``--durable-update``."""
     group = parser.getgroup("celery_durable")
     group.addoption(
         "--durable-seed", type=int, default=None, help="the seed of durable_harness, before that of the marker"
+    )
+    group.addoption(
+        "--durable-update", action="store_true", help="record the golden histories of durable_golden in golden/"
     )
 
 
@@ -53,6 +57,15 @@ def durable_harness(request: pytest.FixtureRequest, durable_store: str | None) -
     with DurableHarness(*args, **{"store_url": durable_store, **options}) as harness:
         request.node.stash[_HARNESS] = harness
         yield harness
+
+
+@pytest.fixture
+def durable_golden(request: pytest.FixtureRequest) -> GoldenHistories:
+    """The `GoldenHistories` of the test, in the folder ``golden`` beside its file."""
+    from celery_durable.testing.golden import GoldenHistories  # noqa: PLC0415  # it imports Celery
+
+    folder = request.path.parent / "golden" / request.path.stem
+    return GoldenHistories(folder, request.node.name, update=request.config.getoption("--durable-update"))
 
 
 _HARNESS: pytest.StashKey[Any] = pytest.StashKey()

@@ -11,14 +11,16 @@ from sqlalchemy import event
 
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
-from celery_durable.model import DueRun, OutboxMessage, RunRef
+from celery_durable.model import DueRun, OutboxMessage, PassResult, RunRef
 from celery_durable.runner import Runner
 from celery_durable.runtime import is_ctrl_c
 from celery_durable.store.compiled import Rows
-from celery_durable.store.engine import CompiledStatements, Statement, Store, Tx
+from celery_durable.store.engine import CompiledStatements, Store, Tx
+from celery_durable.store.statements import Statement
 from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.tasks.publishing import PublishReport
 from celery_durable.testing.cooperative import Crash
+from celery_durable.testing.databases import MakeStore
 from celery_durable.testing.errors import HeldOutside
 from celery_durable.testing.runtime import HarnessRuntime
 
@@ -57,20 +59,23 @@ class Process:
     def __init__(
         self,
         name: str,
-        url: str | sa.URL,
+        url: str | sa.URL | MakeStore,
         runtime: HarnessRuntime,
         settings: Settings,
         *,
         compiled_statements: CompiledStatements | None = None,
     ) -> None:
         self.name, self.runtime = name, runtime
-        self.store = Store(
-            url,
-            schema=settings.database_schema,
-            prefix=settings.table_prefix,
-            prepared_statements=settings.prepared_statements,
-            runtime=runtime,
-        )
+        if callable(url):
+            self.store = url(settings, runtime)
+        else:
+            self.store = Store(
+                url,
+                schema=settings.database_schema,
+                prefix=settings.table_prefix,
+                prepared_statements=settings.prepared_statements,
+                runtime=runtime,
+            )
         self.store.import_statements(compiled_statements or {})
         self.connections: list[Any] = []
         self.store.tx_type = ProcessTx
@@ -111,7 +116,7 @@ class RunnerProcess(Process):
     def __init__(
         self,
         name: str,
-        url: str | sa.URL,
+        url: str | sa.URL | MakeStore,
         runtime: HarnessRuntime,
         settings: Settings,
         *,
@@ -171,10 +176,16 @@ class RunnerProcess(Process):
         self, ref: RunRef, *, task_id: str = "task", node: str | None = None, max_steps: int | None = None
     ) -> str:
         """Run a pass on this thread, as a worker does for a message. Returns "crashed" if the process died in it."""
+        return self.run_pass(ref, task_id=task_id, node=node, max_steps=max_steps).summary
+
+    def run_pass(
+        self, ref: RunRef, *, task_id: str = "task", node: str | None = None, max_steps: int | None = None
+    ) -> PassResult:
+        """Run a pass as `advance` does, and return its result."""
         try:
             return self.runner.advance(ref, task_id=task_id, node=node or self.name, max_steps=max_steps)
         except BaseException:
             if not self.runtime.is_dead:
                 raise
             self.bury()
-            return "crashed"
+            return PassResult("crashed")

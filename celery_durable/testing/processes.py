@@ -14,6 +14,7 @@ from celery_durable.tasks.outbox import Send
 from celery_durable.testing import databases
 from celery_durable.testing.clock import Clock
 from celery_durable.testing.code import Deployed
+from celery_durable.testing.databases import MakeStore
 from celery_durable.testing.messages import Messages
 from celery_durable.testing.mocks import Mocks
 from celery_durable.testing.process import Process, RunnerProcess
@@ -32,7 +33,7 @@ class Processes:
 
     def __init__(
         self,
-        store_url: str | None,
+        store_url: str | MakeStore | None,
         settings: Settings,
         clock: Clock,
         *,

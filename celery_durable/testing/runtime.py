@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from celery_durable.runtime import ConcurrentBody, Purpose, Runtime
+from celery_durable.runtime import CallAsync, ConcurrentBody, Purpose, Runtime
 from celery_durable.testing.clock import Clock
 from celery_durable.testing.cooperative import Crash, current_cooperative_thread, in_body
 from celery_durable.testing.mocks import Attempt, Mocks
@@ -60,6 +60,10 @@ class HarnessRuntime(Runtime):
         """Return the next secret from the seed."""
         return f"{self._random.getrandbits(128):032x}"
 
+    def random_fraction(self) -> float:
+        """Return the next random number from the seed."""
+        return self._random.random()
+
     def monotonic(self) -> float:
         """Return the seconds of the harness's clock. They stand still while the process is suspended."""
         return self._clock.read() / 1_000_000 if self._stopped_at is None else self._stopped_at
@@ -67,6 +71,10 @@ class HarnessRuntime(Runtime):
     def sleep(self, seconds: float) -> None:
         """Move the clock instead of waiting."""
         self._clock.advance(seconds)
+
+    async def sleep_async(self, seconds: float, call_async: CallAsync) -> None:
+        """Move the clock instead of waiting, and do what is due, on the thread of async calls."""
+        await call_async(lambda: self.sleep(seconds))
 
     def back_off(self, times: int) -> None:
         """Do not wait."""

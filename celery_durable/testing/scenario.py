@@ -1,5 +1,7 @@
 """Scenarios: a test of workflows as a list of steps. Each step is an action or an assertion.
 
+An example::
+
     approve = define_scenario(
         "an approved order ships",
         workflows=[order],

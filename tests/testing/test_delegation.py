@@ -301,6 +301,7 @@ def test_a_scenario_with_a_task_and_a_child() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_others_do_is_crash_safe() -> None:
     report = assert_crash_safe(order, 100, workflows=[billing], setup=prepared, side_effects=rows, schedules=60)
     assert report.crashes > 30

@@ -45,6 +45,7 @@ def test_an_error_that_is_expected_and_does_not_come_is_a_failure(code: Any, how
         assert_crash_safe(code, expect_error="Timeout")
 
 
+@pytest.mark.slow
 def test_a_sample_of_schedules_says_that_it_is_one() -> None:
     def long(event: WorkflowEvent[Any], step: Step) -> None:
         for number in range(30):

@@ -2,41 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
-
-WORKFLOW = """
-import pytest
-from celery_durable import durable_workflow
-
-@durable_workflow(name="plugged")
-def plugged(event, step):
-    step.sleep("nap", "3 days")
-    return step.do("charge", lambda: "paid")
-"""
-
-
-@pytest.fixture
-def run_tests(tmp_path: Path):
-    def run(text: str, *args: str, conftest: str = "") -> str:
-        (tmp_path / "test_shop.py").write_text(WORKFLOW + text)
-        (tmp_path / "conftest.py").write_text(conftest)
-        (tmp_path / "pytest.ini").write_text("[pytest]\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", "-W", "error", *args],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return done.stdout + done.stderr
-
-    return run
 
 
 def test_a_harness_is_there_for_every_workflow_that_is_registered(run_tests) -> None:
@@ -118,6 +84,7 @@ def heavy(pytestconfig):
     assert pytestconfig.pluginmanager.has_plugin("celery_durable")
     return HEAVY
 """,
+        finds_plugins=True,
     )
     assert "1 passed" in said, said
     listed = run_tests("", "--markers")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, StepConfig, WorkflowEvent, durable_workflow
-from celery_durable.cli.commands.export import encode_json
 from celery_durable.model import EXPORT_VERSION
+from celery_durable.model.exports import encode_json
 from celery_durable.testing import START, DurableHarness, NotReplayed, OpenStepChanged, assert_replays
 from celery_durable.testing.code import Code
 

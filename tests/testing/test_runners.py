@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 
@@ -188,6 +189,29 @@ def test_runners_at_the_same_time_record_each_step_once(make_harness, seed) -> N
     assert one.has_ended
     assert two.has_ended
     assert len(booked(harness)) == 4
+
+
+def test_the_thread_of_a_runner_ends_before_the_test_continues(make_harness, tmp_path) -> None:
+    """With it end the connections that belong to it, such as Django's. They are closed while no other thread runs."""
+    own = threading.local()
+
+    class Connection:
+        def __del__(self) -> None:
+            os.fsync(file.fileno())  # other threads may run meanwhile, as when SQLite closes a connection
+            closed.append(len(seen))
+
+    def open_(event, step) -> None:
+        own.connection = Connection()
+
+    closed: list[int] = []
+    seen: list[str] = []
+    harness = make_harness(open_)
+    with (tmp_path / "file").open("w") as file:
+        for number in range(20):
+            harness.create(open_)
+            seen += harness.run_concurrently(runners=1)
+            assert len(closed) == number + 1
+    assert seen == ["complete"] * 20
 
 
 def test_the_order_of_concurrent_runners_is_the_seeds(make_harness) -> None:

@@ -1,0 +1,59 @@
+"""Golden histories: recorded runs in files beside the tests, which the code of today has to follow."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from celery_durable.model.exports import encode_json, export_run
+from celery_durable.testing.errors import GoldenHistoryMissing, HarnessMisuse
+from celery_durable.testing.instance import HarnessInstance
+from celery_durable.testing.replaying import assert_replays
+
+_NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
+
+
+class GoldenHistories:
+    """Replays the golden histories of one test, or records them. The fixture ``durable_golden`` is one.
+
+    Args:
+        folder: Where the files are.
+        test: The name of the test, with which the names of its files begin.
+        update: Record instead of failing if a file is missing or has another run.
+    """
+
+    def __init__(self, folder: Path, test: str, *, update: bool) -> None:
+        self._folder, self._test, self._update = folder, test, update
+        self._checked: set[Path] = set()
+
+    def check(self, instance: HarnessInstance[Any], name: str = "") -> None:
+        """Replay the recorded run with the workflow of the instance. No step runs.
+
+        With ``--durable-update``, the current run of the instance is recorded first.
+
+        Args:
+            instance: An instance of the harness, in any state.
+            name: Distinguishes several histories of one test.
+
+        Raises:
+            GoldenHistoryMissing: Nothing is recorded yet.
+            NotReplayed: The code takes other steps than the recorded run.
+            HarnessMisuse: The test has used the name before.
+        """
+        path = self._folder / f"{_NOT_IN_FILE_NAMES.sub('-', '-'.join(filter(None, [self._test, name])))}.json"
+        if path in self._checked:
+            raise HarnessMisuse(f"{path.name} was checked before in this test. Give each history a name of its own.")
+        self._checked.add(path)
+        if self._update:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(_record(instance), encoding="utf-8")
+        elif not path.exists():
+            raise GoldenHistoryMissing(str(path))
+        assert_replays(instance.workflow, json.loads(path.read_text(encoding="utf-8")))
+
+
+def _record(instance: HarnessInstance[Any]) -> str:
+    document = export_run(instance.history(), instance_created_at=instance.history(1).created_at)
+    return json.dumps(document, default=encode_json, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
