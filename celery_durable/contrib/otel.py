@@ -7,9 +7,12 @@ new trace.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +20,7 @@ from celery import current_task
 from celery.signals import before_task_publish
 from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
 
 from celery_durable import signals
 from celery_durable.tasks import ADVANCE
@@ -25,8 +28,47 @@ from celery_durable.tasks import ADVANCE
 __all__ = ["Tracing", "instrument"]
 
 _Run = tuple[str, str, int]
-_current: ContextVar[tuple[_Run, Span] | None] = ContextVar("celery_durable_span", default=None)
-"""The pass that runs on this thread, and its span."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass, its span, and the spans of its attempts whose outcome is not committed yet, by step key.
+
+    A name does not identify an attempt: calls with ``repeat=True`` share it.
+    """
+
+    run: _Run
+    span: Span
+    attempts: dict[str, _AttemptSpan] = field(default_factory=dict)
+
+    def begin_attempt(self, step_key: str, span: _AttemptSpan) -> None:
+        """Add the span of a body that will run now. An earlier call of the same body has no outcome."""
+        self.end_without_outcome(step_key)
+        self.attempts[step_key] = span
+
+    def end_attempt(self, step_key: str, error_name: str | None, exception: BaseException | None) -> None:
+        """End the span of an attempt whose outcome is committed. A step without a body, such as a sleep, has none."""
+        span = self.attempts.pop(step_key, None)
+        if span is not None:
+            span.end(error_name, exception)
+
+    def end_without_outcome(self, step_key: str) -> None:
+        """End the span of a body that has no outcome.
+
+        The database lost its transaction, a linear step waits, a race was lost, or the pass was superseded.
+        """
+        span = self.attempts.pop(step_key, None)
+        if span is not None:
+            span.end_with_body()
+
+    def end_all(self) -> None:
+        """End the spans that are left at the end of the pass."""
+        for step_key in list(self.attempts):
+            self.end_without_outcome(step_key)
+
+
+_current: ContextVar[_Pass | None] = ContextVar("celery_durable_pass", default=None)
+"""The pass that runs on this thread."""
 
 
 class Tracing:
@@ -38,6 +80,9 @@ class Tracing:
             (signals.workflow_suspended, self._on_suspended),
             (signals.workflow_completed, self._on_completed),
             (signals.workflow_failed, self._on_failed),
+            (signals.step_completed, self._on_attempt),
+            (signals.step_retrying, self._on_attempt),
+            (signals.step_failed, self._on_attempt),
         )
 
     def connect(self) -> None:
@@ -67,7 +112,8 @@ class Tracing:
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            token = _current.set(((workflow, instance_id, run_number), span))
+            pass_ = _Pass((workflow, instance_id, run_number), span)
+            token = _current.set(pass_)
             try:
                 yield
             except Exception as exc:
@@ -77,29 +123,26 @@ class Tracing:
                 span.set_attribute("celery_durable.outcome", type(exc).__name__)
                 raise
             finally:
+                pass_.end_all()
                 _current.reset(token)
 
     def _step(
-        self, workflow: str, instance_id: str, run_number: int, step: str, attempt: int
+        self, *, workflow: str, instance_id: str, run_number: int, step: str, step_key: str, attempt: int
     ) -> AbstractContextManager[None]:
         attributes = _attributes(workflow, instance_id, run_number, step=step, attempt=attempt)
         # Called on the thread of the pass, whose span is the parent. The result is entered on the body's thread.
-        return self._attempt(f"durable.step {step}", context.get_current(), attributes)
+        span = _AttemptSpan(self._tracer, f"durable.step {step}", attributes)
+        pass_ = _current.get()
+        if pass_ is not None and pass_.run == (workflow, instance_id, run_number):
+            pass_.begin_attempt(step_key, span)
+        return span.around()
 
-    @contextmanager
-    def _attempt(self, name: str, parent: Context, attributes: dict[str, Any]) -> Iterator[None]:
-        token = context.attach(parent)
-        try:
-            with self._tracer.start_as_current_span(
-                name, attributes=attributes, record_exception=False, set_status_on_exception=False
-            ) as span:
-                try:
-                    yield
-                except BaseException as exc:
-                    _record(span, exc)
-                    raise
-        finally:
-            context.detach(token)
+    def _on_attempt(
+        self, step_key: str, error_name: str | None = None, exception: BaseException | None = None, **run: Any
+    ) -> None:
+        pass_ = _find_pass(run)
+        if pass_ is not None:
+            pass_.end_attempt(step_key, error_name, exception)
 
     def _on_suspended(self, status: str, **run: Any) -> None:
         _mark(run, status)
@@ -107,10 +150,76 @@ class Tracing:
     def _on_completed(self, **run: Any) -> None:
         _mark(run, "complete")
 
-    def _on_failed(self, error_name: str, **run: Any) -> None:
+    def _on_failed(self, error_name: str, exception: BaseException | None = None, **run: Any) -> None:
         span = _mark(run, "errored")
         if span is not None:
+            if exception is not None:
+                span.record_exception(exception)
             span.set_status(Status(StatusCode.ERROR, error_name))
+
+
+class _AttemptSpan:
+    """The span of one call of a step's body.
+
+    It ends when the outcome is committed, which may fail the attempt. Without an outcome it ends with the body. The
+    body may run on a thread of its own, and may outlive its timeout: the span has ended then.
+    """
+
+    def __init__(self, tracer: Tracer, name: str, attributes: dict[str, Any]) -> None:
+        self._tracer, self._name, self._attributes = tracer, name, attributes
+        self._parent, self._lock = context.get_current(), threading.Lock()
+        self._span: Span | None = None
+        self._is_over = False
+        self._body_ended_at_ns: int | None = None
+        self._raised: BaseException | None = None
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Make the span the current one while the body runs."""
+        token = context.attach(self._parent)
+        try:
+            with self._lock:
+                if not self._is_over:
+                    self._span = self._tracer.start_span(self._name, attributes=self._attributes)
+                span = self._span
+            if span is None:  # the attempt timed out before its thread started
+                yield
+                return
+            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+                try:
+                    yield
+                except BaseException as exc:
+                    self._end_body(span, exc)
+                    raise
+                self._end_body(span, None)
+        finally:
+            context.detach(token)
+
+    def _end_body(self, span: Span, raised: BaseException | None) -> None:
+        with self._lock:
+            self._body_ended_at_ns = time.time_ns()  # noqa: TID251  # the SDK's own clock, which spans begin and end by
+            self._raised = raised
+            if raised is not None and not self._is_over:
+                _record(span, raised)
+
+    def end(self, error_name: str | None, exception: BaseException | None) -> None:
+        """End the span now, with status ERROR if the attempt failed."""
+        with self._lock:
+            self._is_over = True
+            if self._span is None:
+                return
+            if error_name is not None:
+                if exception is not None and self._raised is None:
+                    self._span.record_exception(exception)
+                self._span.set_status(Status(StatusCode.ERROR, error_name))
+            self._span.end()
+
+    def end_with_body(self) -> None:
+        """End the span as of the end of its body, or now if the body still runs."""
+        with self._lock:
+            self._is_over = True
+            if self._span is not None:
+                self._span.end(self._body_ended_at_ns)
 
 
 def instrument(tracer_provider: TracerProvider | None = None) -> Tracing:
@@ -137,13 +246,21 @@ def _record(span: Span, exc: BaseException) -> None:
     span.set_status(Status(StatusCode.ERROR, type(exc).__name__))
 
 
+def _find_pass(run: dict[str, Any]) -> _Pass | None:
+    """Return the pass of this thread. Returns None if the signal is about another run."""
+    pass_ = _current.get()
+    return (
+        pass_ if pass_ is not None and pass_.run == (run["workflow"], run["instance_id"], run["run_number"]) else None
+    )
+
+
 def _mark(run: dict[str, Any], outcome: str) -> Span | None:
     """Set the outcome on the span of this thread's pass. Returns None if the signal is about another run."""
-    found = _current.get()
-    if found is None or found[0] != (run["workflow"], run["instance_id"], run["run_number"]):
+    pass_ = _find_pass(run)
+    if pass_ is None:
         return None
-    found[1].set_attribute("celery_durable.outcome", outcome)
-    return found[1]
+    pass_.span.set_attribute("celery_durable.outcome", outcome)
+    return pass_.span
 
 
 def _inject(headers: dict[str, Any], **_: Any) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -20,8 +21,8 @@ from prometheus_client.registry import Collector
 
 from celery_durable import signals, values
 from celery_durable.app import Durable
-from celery_durable.model import Heartbeat, Status
-from celery_durable.store import heartbeats, instance_counts, outbox
+from celery_durable.model import TERMINAL, Count, Heartbeat, Status
+from celery_durable.store import heartbeats, instance_counts, outbox, overview
 from celery_durable.values import Duration
 
 __all__ = ["InstanceCounts", "Metrics", "exposed", "instrument"]
@@ -29,6 +30,7 @@ __all__ = ["InstanceCounts", "Metrics", "exposed", "instrument"]
 logger = logging.getLogger("celery_durable.prometheus")
 
 _LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_LOSSES = ("resent", "failed")
 _DURATIONS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 
 
@@ -67,6 +69,7 @@ class Metrics:
             "Answers of Celery tasks refused for a wrong token. The messages may be forged.",
             registry=registry,
         )
+        self._add_fault_counters(registry)
         self._receivers = (
             (signals.workflow_started, self._on_started),
             (signals.workflow_resumed, self._on_resumed),
@@ -77,6 +80,34 @@ class Metrics:
             (signals.step_retrying, self._on_step_retrying),
             (signals.step_failed, self._on_step_failed),
             (signals.answer_refused, self._on_answer_refused),
+            (signals.pass_stalled, self._on_pass_stalled),
+            (signals.task_lost, self._on_task_lost),
+            (signals.connections_cut, self._on_connections_cut),
+            (signals.consuming_resumed, self._on_consuming_resumed),
+        )
+
+    def _add_fault_counters(self, registry: CollectorRegistry) -> None:
+        self.stalled = Counter(
+            "celery_durable_passes_stalled",
+            "Passes that made no progress outside of the workflow's code and lost their claim (PassStalled).",
+            ["workflow"],
+            registry=registry,
+        )
+        self.lost = Counter(
+            "celery_durable_tasks_lost",
+            "Celery tasks of steps that a worker or a queue lost: resent, or failed.",
+            ["workflow", "outcome"],
+            registry=registry,
+        )
+        self.cut = Counter(
+            "celery_durable_database_connections_cut",
+            "Connections that were cut because the database did not answer in time.",
+            registry=registry,
+        )
+        self.resumed = Counter(
+            "celery_durable_consuming_resumed",
+            "Times that a worker had stopped consuming from Redis and was made to consume again.",
+            registry=registry,
         )
 
     def connect(self) -> None:
@@ -88,6 +119,16 @@ class Metrics:
         """Stop counting. The counts stay."""
         for signal, receiver in self._receivers:
             signals.ignore(signal, receiver)
+
+    def create_series(self, workflows: Iterable[str]) -> None:
+        """Create the counters of these workflows at zero: ``increase()`` sees no count without a sample before it."""
+        for workflow in workflows:
+            self.started.labels(workflow)
+            self.stalled.labels(workflow)
+            for status in TERMINAL:
+                self.ended.labels(workflow, status.value)
+            for outcome in _LOSSES:
+                self.lost.labels(workflow, outcome)
 
     def _on_started(self, workflow: str, latency: timedelta, **_: Any) -> None:
         self.started.labels(workflow).inc()
@@ -117,10 +158,26 @@ class Metrics:
     def _on_answer_refused(self, **_: Any) -> None:
         self.refused.inc()
 
+    def _on_pass_stalled(self, workflow: str, **_: Any) -> None:
+        self.stalled.labels(workflow).inc()
+
+    def _on_task_lost(self, workflow: str, outcome: str, **_: Any) -> None:
+        self.lost.labels(workflow, outcome).inc()
+
+    def _on_connections_cut(self, count: int, **_: Any) -> None:
+        self.cut.inc(count)
+
+    def _on_consuming_resumed(self, **_: Any) -> None:
+        self.resumed.inc()
+
     def _observe_step(self, outcome: str, *, workflow: str, step: str, duration: timedelta | None, **_: Any) -> None:
         if duration is not None:
             labels = (workflow, *([step] if self._by_step else []), outcome)
             self.step_duration.labels(*labels).observe(duration.total_seconds())
+
+
+_metrics: WeakKeyDictionary[CollectorRegistry, Metrics] = WeakKeyDictionary()
+"""What `instrument` has added to each registry."""
 
 
 def instrument(*, registry: CollectorRegistry = REGISTRY, by_step: bool = False) -> Metrics:
@@ -131,11 +188,12 @@ def instrument(*, registry: CollectorRegistry = REGISTRY, by_step: bool = False)
     """
     metrics = Metrics(registry, by_step=by_step)
     metrics.connect()
+    _metrics[registry] = metrics
     return metrics
 
 
 class InstanceCounts(Collector):
-    """Gauges from the database: instances by status, outbound events that were given up, and outages.
+    """Gauges from the database: instances by status, overdue runs, outbound events that were given up, and outages.
 
     It counts instances of the workflows that ``durable`` knows, and given-up events of all workflows. A scrape reads
     the database and keeps the values for ``fresh_for``. If the database cannot be read, there are no samples.
@@ -143,8 +201,9 @@ class InstanceCounts(Collector):
 
     def __init__(self, durable: Durable, *, fresh_for: Duration = "10 seconds") -> None:
         self._durable, self._fresh_for = durable, values.parse_duration(fresh_for).total_seconds()
-        self._counts: dict[tuple[str, Status], int] = {}
+        self._counts: dict[tuple[str, Status], Count] = {}
         self._given_up: int | None = None
+        self._oldest_due_seconds: float | None = None
         self._outages: dict[tuple[str, str], float] | None = None
         self._good_until = -math.inf
 
@@ -153,13 +212,18 @@ class InstanceCounts(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield ``celery_durable_instances``, ``celery_durable_outbox_given_up``, ``celery_durable_outage_seconds``."""
+        """Yield the gauges."""
         self._read()
-        help_ = "Instances that have not ended, by status."
+        help_ = "Instances that have not ended, by status; 10,000 stands for 10,000 or more."
         gauge = GaugeMetricFamily("celery_durable_instances", help_, labels=["workflow", "status"])
         for (workflow, status), count in self._counts.items():
-            gauge.add_metric([workflow, status.value], count)
+            gauge.add_metric([workflow, status.value], count.number)
         yield gauge
+        help_ = "How long the oldest run that no worker has claimed has been due; 0 if none is due."
+        oldest = GaugeMetricFamily("celery_durable_oldest_due_seconds", help_, labels=[])
+        if self._oldest_due_seconds is not None:
+            oldest.add_metric([], self._oldest_due_seconds)
+        yield oldest
         help_ = "Outbound events that failed in every attempt and are kept."
         given_up = GaugeMetricFamily("celery_durable_outbox_given_up", help_, labels=[])
         if self._given_up is not None:
@@ -177,12 +241,16 @@ class InstanceCounts(Collector):
             return
         try:
             known = sorted(self._durable.internals.registry)
-            self._counts = self._durable.internals.store.read(lambda tx: instance_counts.count_live(tx, known))
-            self._given_up = self._durable.internals.store.read(outbox.count_given_up)
-            self._outages = _lasting(*self._durable.internals.store.read(heartbeats.read))
+            self._counts = self._durable.internals.read_store.read(lambda tx: instance_counts.count_live(tx, known))
+            self._given_up = self._durable.internals.read_store.read(outbox.count_given_up)
+            now_there, beats = self._durable.internals.store.read(heartbeats.read)
+            self._outages = _lasting(now_there, beats)
+            # Not from the replica: what became due while it lags would count as overdue.
+            oldest = self._durable.internals.store.read(overview.count_overdue).oldest
+            self._oldest_due_seconds = 0.0 if oldest is None else max(0.0, (now_there - oldest).total_seconds())
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more
             logger.warning("The instances cannot be counted: %s", exc)
-            self._counts, self._given_up, self._outages = {}, None, None
+            self._counts, self._given_up, self._outages, self._oldest_due_seconds = {}, None, None, None
             return
         self._good_until = now + self._fresh_for
 
@@ -194,6 +262,20 @@ def _lasting(now: datetime, beats: tuple[Heartbeat, ...]) -> dict[tuple[str, str
         key = outage.what, outage.where
         lasting[key] = max(lasting.get(key, 0.0), (now - outage.since).total_seconds())
     return lasting
+
+
+class _KnownWorkflows(Collector):
+    """Creates the counters of the workflows that ``durable`` knows, at zero, before they are collected."""
+
+    def __init__(self, durable: Durable, metrics: Metrics) -> None:
+        self._durable, self._metrics = durable, metrics
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        self._metrics.create_series(self._durable.internals.registry)
+        yield from ()
 
 
 class _Whole(Collector):
@@ -214,10 +296,14 @@ def exposed(
 ) -> CollectorRegistry:
     """Return a registry to serve: the metrics of ``registry`` and `InstanceCounts`.
 
+    The counters of each workflow that ``durable`` knows begin at zero with the first scrape.
     If ``PROMETHEUS_MULTIPROC_DIR`` is set, the metrics of all processes in that directory replace those of
     ``registry``.
     """
     served = CollectorRegistry()
+    metrics = _metrics.get(registry)
+    if metrics is not None:
+        served.register(_KnownWorkflows(durable, metrics))
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         MultiProcessCollector(served)  # type: ignore[no-untyped-call]  # its types are incomplete
     else:

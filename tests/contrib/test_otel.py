@@ -3,64 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.signals import before_task_publish
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from celery_durable import Durable, Step, StepTx, WorkflowEvent
+from celery_durable import (
+    Durable,
+    Step,
+    StepTx,
+    WorkflowEvent,
+)
 from celery_durable.contrib import otel
 from celery_durable.testing import DurableHarness
 from tests.celery.embedded import messages, until, worker
+from tests.contrib.traces import Traces, attributes
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-
-
-class Traces:
-    """What was recorded, and a tracer of the application's own."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer = self.provider.get_tracer("application")
-
-    @property
-    def spans(self) -> list[ReadableSpan]:
-        return sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
-
-    @property
-    def tree(self) -> list[str]:
-        """Names in the order of their beginning, each under its parent."""
-        by_id = {span.context.span_id: span for span in self.spans}
-
-        def path(span: ReadableSpan) -> str:
-            parent = by_id.get(span.parent.span_id) if span.parent else None
-            return span.name if parent is None else f"{path(parent)} > {span.name}"
-
-        return [path(span) for span in self.spans]
-
-    def named(self, name: str) -> list[ReadableSpan]:
-        return [span for span in self.spans if span.name == name]
-
-
-@pytest.fixture
-def traces() -> Iterator[Traces]:
-    traces = Traces()
-    tracing = otel.instrument(traces.provider)
-    yield traces
-    tracing.disconnect()
-
-
-def attributes(span: ReadableSpan) -> dict[str, Any]:
-    return {name.removeprefix("celery_durable."): value for name, value in (span.attributes or {}).items()}
 
 
 def test_passes_and_steps_have_spans(traces: Traces) -> None:

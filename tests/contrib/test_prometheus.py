@@ -82,6 +82,34 @@ def scraped(registry: CollectorRegistry) -> Samples:
     return found
 
 
+def series_of(*workflows: str) -> Samples:
+    """The counters of workflows without any events."""
+    return {
+        f"{name} {labels}workflow={workflow}": 0.0
+        for workflow in workflows
+        for name, labels in [
+            ("runs_started_total", ""),
+            ("runs_ended_total", "status=complete,"),
+            ("runs_ended_total", "status=errored,"),
+            ("runs_ended_total", "status=terminated,"),
+            ("tasks_lost_total", "outcome=resent,"),
+            ("tasks_lost_total", "outcome=failed,"),
+            ("passes_stalled_total", ""),
+        ]
+    }
+
+
+def test_the_counters_of_known_workflows_begin_at_zero(
+    metrics: prometheus.Metrics, registry: CollectorRegistry
+) -> None:
+    """Also those of a workflow that was registered after the registry was made: increase() needs a sample before."""
+    with DurableHarness([order]) as harness:
+        exposed = prometheus.exposed(harness.durable, registry=registry)
+        harness.durable.workflow(name="late")(failing)
+        zeros = series_of("order", "late")
+        assert {name: value for name, value in scraped(exposed).items() if name in zeros} == zeros
+
+
 def test_what_happens_is_counted_and_measured(metrics: prometheus.Metrics, registry: CollectorRegistry) -> None:
     with DurableHarness([order, failing]) as harness:
         instance = harness.create(order)
@@ -94,6 +122,7 @@ def test_what_happens_is_counted_and_measured(metrics: prometheus.Metrics, regis
         instance.terminate()
         exposed = prometheus.exposed(harness.durable, registry=registry)
         assert scraped(exposed) == {
+            **series_of("order", "failing"),
             "runs_started_total workflow=order": 1.0,
             "runs_started_total workflow=failing": 1.0,
             "runs_ended_total status=terminated,workflow=order": 1.0,
@@ -111,6 +140,9 @@ def test_what_happens_is_counted_and_measured(metrics: prometheus.Metrics, regis
             "step_duration_seconds_count outcome=failed,workflow=order": 1.0,
             "step_duration_seconds_sum outcome=failed,workflow=order": 0.0,
             "answers_refused_total ": 0.0,
+            "consuming_resumed_total ": 0.0,
+            "database_connections_cut_total ": 0.0,
+            "oldest_due_seconds ": 0.0,
             "outbox_given_up ": 0.0,
             **{
                 f"instances status={status},workflow={workflow}": 0.0
@@ -203,6 +235,20 @@ def test_outbound_events_that_were_given_up_are_counted_in_the_database(store_ur
         assert scraped(counts)["outbox_given_up "] == 1.0
 
 
+def test_a_run_that_no_worker_claims_grows_old(store_url: str) -> None:
+    with DurableHarness([order], store_url=store_url, wipe=True) as harness:
+        counts = CollectorRegistry()
+        counts.register(prometheus.InstanceCounts(harness.durable))
+        harness.create(order, run_at=harness.clock.now + timedelta(seconds=20))
+        harness.create(order, run_at=harness.clock.now + timedelta(seconds=25))
+        assert scraped(counts)["oldest_due_seconds "] == 0.0
+        harness.clock.advance(50)
+        assert scraped(counts)["oldest_due_seconds "] == 30.0
+        harness.run_until_idle()
+        harness.clock.advance(10)
+        assert scraped(counts)["oldest_due_seconds "] == 0.0
+
+
 def test_what_keeps_a_dispatcher_from_its_work_is_measured_until_it_is_over(store_url: str) -> None:
     """By the one that saw it first, and while that one lives."""
     with DurableHarness([failing], store_url=store_url, wipe=True) as harness:
@@ -238,7 +284,8 @@ def test_without_a_database_the_other_metrics_are_there(
     away.conf.durable_database_url = f"sqlite:///{tmp_path}/nowhere/durable.sqlite3"
     metrics.started.labels("order").inc()
     exposed = prometheus.exposed(Durable(away), registry=registry)
-    assert scraped(exposed) == {"runs_started_total workflow=order": 1.0, "answers_refused_total ": 0.0}
+    unlabelled = ("answers_refused_total ", "consuming_resumed_total ", "database_connections_cut_total ")
+    assert scraped(exposed) == {"runs_started_total workflow=order": 1.0, **dict.fromkeys(unlabelled, 0.0)}
     assert "The instances cannot be counted: " in caplog.text
 
 
@@ -299,3 +346,4 @@ def test_the_processes_of_a_worker_are_added_up(tmp_path: Path) -> None:
     assert 'celery_durable_runs_ended_total{status="complete",workflow="hello"} 2.0' in done.stdout
     assert 'celery_durable_step_duration_seconds_count{outcome="completed",workflow="hello"} 2.0' in done.stdout
     assert 'celery_durable_instances{status="waiting",workflow="hello"} 0.0' in done.stdout
+    assert 'celery_durable_tasks_lost_total{outcome="failed",workflow="hello"} 0.0' in done.stdout

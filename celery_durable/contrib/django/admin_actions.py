@@ -1,0 +1,125 @@
+"""What users of Django's admin can do to instances. Each action requires a permission of the app ``celery_durable``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from celery_durable import commands
+from celery_durable.commands import Target
+from celery_durable.model import InstanceRow, Status
+from celery_durable.operations import Operations
+from celery_durable.wire.requests import EmptyRequest, Reason, Retry, SendEvent
+
+Form = Mapping[str, str]
+_MAX_REASON = 1000
+"""Characters of a reason, as in the forms. A longer one would cut off the name of the user."""
+
+
+class FormInvalid(Exception):
+    """A field of the form has a value that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action.
+
+    Attributes:
+        name: Its name in the form.
+        label: What its button says.
+        done: What a message says afterwards.
+        permission: The codename of the permission that it requires.
+        is_possible: Whether the page of an instance offers it.
+        run: Does it, for the user of this name.
+        is_for_many: Whether the list offers it for the selected instances.
+        is_confirmed: Whether the user is asked first.
+        takes_reason: Whether its form has a field for a reason.
+    """
+
+    name: str
+    label: str
+    done: str
+    permission: str
+    is_possible: Callable[[InstanceRow], bool]
+    run: Callable[[Operations, Target, Form, str], object]
+    is_for_many: bool = True
+    is_confirmed: bool = False
+    takes_reason: bool = False
+
+    def describe(self, form: Form) -> str:
+        """Return the text for Django's log of changes."""
+        details = form.get("type", "") if self.name == "send_event" else form.get("reason", "")
+        return f"{self.done.capitalize()}: {details}" if details else f"{self.done.capitalize()}."
+
+
+def _pause(operations: Operations, target: Target, _: Form, __: str) -> object:
+    return commands.pause.run(operations, target, EmptyRequest())
+
+
+def _resume(operations: Operations, target: Target, _: Form, __: str) -> object:
+    return commands.resume.run(operations, target, EmptyRequest())
+
+
+def _retry(operations: Operations, target: Target, form: Form, username: str) -> object:
+    return commands.retry.run(operations, target, Retry(reason=_reason(form, username).reason))
+
+
+def _restart(operations: Operations, target: Target, form: Form, username: str) -> object:
+    return commands.restart.run(operations, target, _reason(form, username))
+
+
+def _terminate(operations: Operations, target: Target, form: Form, username: str) -> object:
+    return commands.terminate.run(operations, target, _reason(form, username))
+
+
+def _reason(form: Form, username: str) -> Reason:
+    """Return the reason for the history of the instance, which names the user."""
+    given = form.get("reason", "").strip()[:_MAX_REASON]
+    return Reason(reason=f"{given} (by {username})" if given else f"by {username}")
+
+
+def _send_event(operations: Operations, target: Target, form: Form, _: str) -> object:
+    text = form.get("payload", "").strip()
+    try:
+        payload = json.loads(text) if text else None
+    except ValueError as error:
+        raise FormInvalid(f"The payload is not JSON: {error}.") from None
+    event = SendEvent(type=form.get("type", "").strip(), payload=payload, id=form.get("event_id", "").strip() or None)
+    return commands.send_event.run(operations, target, event)
+
+
+def _is_open(row: InstanceRow) -> bool:
+    return not row.status.is_terminal
+
+
+ACTIONS = {
+    action.name: action
+    for action in (
+        Action(
+            "pause", "Pause", "pause requested", "pause_instance",
+            lambda row: row.status in (Status.ACTIVE, Status.WAITING) and not row.pause_requested, _pause,
+        ),
+        Action(
+            "resume", "Resume", "resumed", "pause_instance",
+            lambda row: row.status is Status.PAUSED or row.pause_requested, _resume,
+        ),
+        Action(
+            "retry", "Retry the failed step", "retried", "retry_instance",
+            lambda row: row.status is Status.ERRORED, _retry, takes_reason=True,
+        ),
+        Action(
+            "restart", "Restart from the beginning", "restarted", "retry_instance",
+            lambda row: row.status.is_terminal, _restart, is_confirmed=True, takes_reason=True,
+        ),
+        Action(
+            "terminate", "Terminate", "terminated", "terminate_instance",
+            _is_open, _terminate, is_confirmed=True, takes_reason=True,
+        ),
+        Action(
+            "send_event", "Send the event", "event sent", "send_event_instance",
+            _is_open, _send_event, is_for_many=False,
+        ),
+    )
+}  # fmt: skip
+"""The actions by name."""

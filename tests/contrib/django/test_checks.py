@@ -1,0 +1,143 @@
+"""`manage.py check` says what is wrong with the settings, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+from django.conf import settings
+from django.core.checks import CheckMessage
+from django.db import connections
+
+from celery_durable import Durable
+from celery_durable.contrib.django import checks
+from tests.contrib.django import site
+from tests.contrib.django.workflows import wait
+
+
+@pytest.fixture(params=["sqlite"])
+def database(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make_project(alias: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes the Celery app of the project, as `proj/celery.py` does."""
+    monkeypatch.setattr(settings, "CELERY_DURABLE_APP", "tests.contrib.django.site:app", raising=False)
+    monkeypatch.setattr(settings, "CELERY_DURABLE_DATABASE", alias, raising=False)
+    apps: list[Celery] = []
+
+    def make(**options: Any) -> Durable:
+        app = Celery("proj", broker="memory://", set_as_current=False)
+        app.conf.update(options)
+        monkeypatch.setattr(site, "app", app)
+        durable = Durable(app)
+        durable.internals.registry.add(wait.definition)
+        apps.append(app)
+        return durable
+
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "proj.settings")
+    yield make
+    for app in apps:
+        vars(app)["durable"].close()
+        app.close()
+
+
+def find() -> list[tuple[str | None, str, str | None]]:
+    return [_describe(each) for each in checks.check_settings()]
+
+
+def _describe(message: CheckMessage) -> tuple[str | None, str, str | None]:
+    return message.id, str(message.msg), message.hint
+
+
+def test_a_project_in_order_has_no_warning(make_project: Any) -> None:
+    make_project()
+    assert find() == []
+
+
+def test_an_app_that_was_made_before_the_settings_were_named(
+    make_project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
+    make_project()
+    assert find() == [
+        (
+            "celery_durable.W006",
+            "The Celery app 'proj' was made before DJANGO_SETTINGS_MODULE was set: Celery does not close the "
+            "connections of tasks.",
+            'Call os.environ.setdefault("DJANGO_SETTINGS_MODULE", "proj.settings") before Celery(...).',
+        )
+    ]
+
+
+def test_a_project_without_a_celery_app(make_project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_project().app
+    monkeypatch.setattr(_state, "default_app", None)
+    monkeypatch.setattr(_state._tls, "current_app", None)
+    fallback: Any = _state.get_current_app()
+    monkeypatch.setattr(site, "app", fallback)
+    fallback.durable = vars(made)["durable"]
+    fallback.durable.internals.celery_app = fallback
+    assert find() == [
+        (
+            "celery_durable.W006",
+            "The project has no Celery app: workflows use Celery's default app, which has no settings.",
+            "Import the app of proj/celery.py in proj/__init__.py, or name it in CELERY_DURABLE_APP.",
+        )
+    ]
+
+
+def test_requests_that_are_atomic_on_another_database_alone(
+    alias: str, make_project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_project()
+    monkeypatch.setitem(connections.settings, "default", connections.settings["default"] | {"ATOMIC_REQUESTS": True})
+    assert find() == [
+        (
+            "celery_durable.W007",
+            "ATOMIC_REQUESTS is set for 'default', but workflows are in the database 'sqlite': a workflow that a view "
+            "starts stays if the view fails.",
+            "Set DATABASES['sqlite'][\"ATOMIC_REQUESTS\"] = True, or start workflows in transaction.on_commit.",
+        )
+    ]
+    monkeypatch.setitem(connections[alias].settings_dict, "ATOMIC_REQUESTS", True)
+    assert find() == []
+
+
+def test_an_alias_that_does_not_exist(make_project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_project()
+    monkeypatch.setattr(settings, "CELERY_DURABLE_DATABASE", "replica")
+    ((id_, message, hint),) = find()
+    assert (id_, message) == ("celery_durable.E003", "CELERY_DURABLE_DATABASE = 'replica' is not in DATABASES.")
+    assert str(hint).startswith("Use one of: ")
+
+
+def test_a_url_beside_the_alias(make_project: Any) -> None:
+    make_project(durable_database_url="sqlite:///elsewhere.sqlite3")
+    assert find() == [
+        (
+            "celery_durable.E001",
+            "CELERY_DURABLE_DATABASE_URL = 'sqlite:///elsewhere.sqlite3' and the database 'sqlite' of Django may be "
+            "two databases.",
+            "Leave out CELERY_DURABLE_DATABASE_URL, and name the alias in CELERY_DURABLE_DATABASE.",
+        )
+    ]
+
+
+def test_a_setting_that_cannot_be_used(alias: str, make_project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections[alias].settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+    make_project(durable_lease_second=5)
+    assert [(id_, sentence) for id_, sentence, _ in find()] == [
+        ("celery_durable.E004", "There is no setting durable_lease_second. Did you mean durable_lease_seconds?")
+    ]
+
+
+def test_a_pooler_and_prepared_statements(alias: str, make_project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_project()
+    monkeypatch.setitem(connections[alias].settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+    assert [id_ for id_, _, _ in find()] == ["celery_durable.W003"]
+    make_project(durable_prepared_statements=False)
+    assert find() == []
