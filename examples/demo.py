@@ -64,6 +64,7 @@ class World:
 
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    stop_signal: int = 0
 
     def environment(self) -> dict[str, str]:
         return {
@@ -89,6 +90,8 @@ class World:
         """Poll until ``is_so`` returns True; exit if the worker dies or it takes too long."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_so():
+            if self.stop_signal:  # Python drops an exception of a signal handler that runs within a destructor
+                raise SystemExit(128 + self.stop_signal)
             if time.monotonic() > deadline or self.processes[-1].poll() is not None:
                 raise SystemExit(f"\nThis did not happen: {what}. The end of the worker's log:\n\n{self.log_tail()}")
             time.sleep(0.02)
@@ -112,12 +115,13 @@ class World:
 @contextmanager
 def world() -> Iterator[World]:
     """Create a world, and remove its folder and processes at the end, also after an interrupt."""
+    made = World(Path(tempfile.mkdtemp(prefix="celery_durable-demo-")))
 
     def stop(number: int, _: FrameType | None) -> None:
+        made.stop_signal = number
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
-    made = World(Path(tempfile.mkdtemp(prefix="celery_durable-demo-")))
     before = dict(os.environ)
     for name in ("CELERY_BROKER_URL", "DURABLE_DATABASE_URL"):  # restored at the end
         os.environ.pop(name, None)

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from examples import demo
-from tests.docs.blocks import blocks
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -65,8 +64,9 @@ def test_the_demo_kills_a_worker_in_a_payment_and_proves_that_nothing_happened_t
     ):
         assert f"  ok     {fact}\n" in output
     assert "WRONG" not in output
-    [shown] = blocks(ROOT / "README.md", "text")
-    assert set(without_numbers(shown.text)) <= set(without_numbers(output))
+    recorded = (ROOT / "docs" / "pictures" / "demo.txt").read_text()  # README shows it as a picture
+    is_timeline = re.compile(r"\|[ #-]+\|")  # its bars differ from run to run
+    assert set(without_numbers(is_timeline.sub("", recorded))) <= set(without_numbers(is_timeline.sub("", output)))
     assert "\033[" not in output  # no colours where nobody sees them
     assert max(map(len, output.splitlines())) <= 110
     assert not is_alive(int(first))

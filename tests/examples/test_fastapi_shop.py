@@ -1,0 +1,125 @@
+"""examples/fastapi_shop.py under a real uvicorn with two processes; the test runs the workflows between requests."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from celery import Celery
+
+from celery_durable import Durable
+from examples import fastapi_shop as shop
+from tests.examples.databases import make_shop_database
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(shop.__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture
+def database_url(sqlite_template: str, tmp_path: Path) -> str:
+    return make_shop_database(sqlite_template, tmp_path, shop.Base.metadata)
+
+
+@pytest.fixture
+def durable(database_url: str) -> Iterator[Durable]:
+    """What runs the workflows, in the place of workers: `tick`."""
+    app = Celery("runner", broker="memory://", set_as_current=False)
+    app.conf.durable_database_url = database_url
+    durable = Durable(app)
+    yield durable
+    durable.close()
+    app.close()
+
+
+@pytest.fixture
+def web(database_url: str, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A client of two server processes. It keeps no connection, so each request may reach another process."""
+    port = free_port()
+    environment = os.environ | {"DURABLE_DATABASE_URL": database_url, "CELERY_BROKER_URL": "memory://"}
+    arguments = ["--workers", "2", "--port", str(port), "--log-level", "warning", "examples.fastapi_shop:site"]
+    with (tmp_path / "uvicorn.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", *arguments], cwd=ROOT, env=environment, stdout=log, stderr=log
+        )
+    limits = httpx.Limits(max_keepalive_connections=0)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=30) as client:
+            end = time.monotonic() + 60
+            while True:
+                try:
+                    client.get("/api/healthz")
+                    break
+                except httpx.TransportError:
+                    assert server.poll() is None, (tmp_path / "uvicorn.log").read_text()
+                    assert time.monotonic() < end, "the server does not answer"
+                    time.sleep(0.05)
+            yield client
+    finally:
+        server.terminate()
+        assert server.wait(30) in (0, -15)
+    assert "Traceback" not in (tmp_path / "uvicorn.log").read_text()
+
+
+def test_an_order_and_its_workflow_are_placed_paid_and_shipped(web: httpx.Client, durable: Durable) -> None:
+    placed = web.post("/orders", json={"item": "kettle"})
+    assert (placed.status_code, placed.json()) == (201, {"id": 1, "instance": "order-1"})
+    durable.tick()
+    assert web.get("/orders/1").json() == {"state": "placed", "workflow": "waiting"}
+    assert web.post("/orders/1/payment", json={"cents": 1999}).json() == {"is_new": True}
+    assert web.post("/orders/1/payment", json={"cents": 1999}).json() == {"is_new": False}
+    assert web.get("/orders/1").json()["state"] == "paid"
+    durable.tick()
+    assert web.get("/orders/1").json() == {"state": "shipped", "workflow": "complete"}
+
+
+def test_a_refused_order_leaves_no_workflow(web: httpx.Client) -> None:
+    assert web.post("/orders", json={"item": "nothing"}).status_code == 400
+    missing = web.get("/orders/1")
+    assert (missing.status_code, missing.json()["code"]) == (404, "INSTANCE_NOT_FOUND")
+    assert web.get("/api/workflows/shipping/instances").json()["instances"] == []
+
+
+def test_any_process_of_the_server_streams_what_the_others_do(web: httpx.Client, durable: Durable) -> None:
+    web.post("/orders", json={"item": "kettle"})
+    durable.tick()
+    streams: list[str] = []
+    opened = threading.Semaphore(0)
+
+    def follow() -> None:
+        with web.stream("GET", "/api/workflows/shipping/instances/order-1/stream") as response:
+            opened.release()
+            streams.append(response.read().decode())
+
+    followers = [threading.Thread(target=follow) for _ in range(6)]
+    for each in followers:
+        each.start()
+    for _ in followers:
+        assert opened.acquire(timeout=30)
+    web.post("/orders/1/payment", json={"cents": 1999})
+    durable.tick()
+    for each in followers:
+        each.join(30)
+    assert [stream.count('"output":"shipped"') for stream in streams] == [1] * 6
+
+
+def test_the_commands_in_its_docstring_name_routes_that_exist() -> None:
+    paths: dict[str, Any] = shop.site.openapi()["paths"]
+    for path in ("/orders", "/orders/{order_id}/payment", "/orders/{order_id}"):
+        assert path in paths
+        assert path.replace("{order_id}", "1") in (shop.__doc__ or "")

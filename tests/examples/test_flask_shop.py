@@ -1,0 +1,117 @@
+"""examples/flask_shop: in this process, and with a real worker of each pool that runs workflows."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import current_app
+from celery._state import _set_current_app, set_default_app
+from flask import Flask
+from kombu import Connection
+
+from examples import flask_shop as shop
+from tests.examples.databases import make_shop_database
+from tests.services import BROKERS, missing
+from tests.smoke.proc import ROOT, Proc, python, until
+
+
+@pytest.fixture
+def database_url(sqlite_template: str, tmp_path: Path) -> str:
+    return make_shop_database(sqlite_template, tmp_path, shop.Base.metadata)
+
+
+@pytest.fixture
+def celery_settings() -> dict[str, Any]:
+    return {"broker_url": "memory://"}
+
+
+@pytest.fixture
+def site(database_url: str, celery_settings: dict[str, Any]) -> Iterator[Flask]:
+    before = current_app._get_current_object()
+    site = shop.create_app({"SQLALCHEMY_DATABASE_URI": database_url, "CELERY": celery_settings})
+    yield site
+    site.extensions["celery_durable"].close()
+    site.extensions["celery"].close()
+    with site.app_context():
+        shop.db.engine.dispose()
+    set_default_app(before)
+    _set_current_app(before)
+
+
+def test_an_order_and_its_workflow_are_placed_paid_and_shipped(site: Flask) -> None:
+    web, durable = site.test_client(), site.extensions["celery_durable"]
+    assert web.post("/orders", json={"item": "kettle"}).json == {"id": 1, "instance": "order-1"}
+    durable.tick()
+    assert web.get("/orders/1").json == {"state": "placed", "is_reserved": True, "workflow": "waiting"}
+    assert web.post("/orders/1/payment").json == {"is_new": True}
+    assert web.post("/orders/1/payment").json == {"is_new": False}
+    durable.tick()
+    assert web.get("/orders/1").json == {"state": "shipped", "is_reserved": True, "workflow": "complete"}
+    assert shop.shop_order.get("order-1").result() == "The Kettle Shop: one kettle"
+
+
+def test_a_refused_order_leaves_no_workflow(site: Flask) -> None:
+    web = site.test_client()
+    assert web.post("/orders", json={"item": "nothing"}).status_code == 400
+    assert web.get("/orders/1").status_code == 404
+    assert shop.shop_order.list().items == ()
+
+
+def test_the_commands_in_its_docstring_name_routes_that_exist(site: Flask) -> None:
+    routes = {str(rule).replace("<int:order_id>", "1") for rule in site.url_map.iter_rules()}
+    doc = shop.__doc__ or ""
+    assert {path for path in routes if path.startswith("/orders") and f"127.0.0.1:5000{path}" in doc} == {
+        "/orders", "/orders/1", "/orders/1/payment",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def broker() -> Iterator[dict[str, str]]:
+    """The environment of a worker on a Redis with keys of the test's own."""
+    try:
+        with Connection(BROKERS["redis"], connect_timeout=3) as connection:
+            connection.ensure_connection(max_retries=0)
+    except Exception as error:
+        missing("redis", f"{BROKERS['redis']} does not answer ({error})")
+    prefix = f"flask-{uuid.uuid4().hex[:10]}:"
+    yield {"CELERY_BROKER_URL": BROKERS["redis"], "SHOP_KEY_PREFIX": prefix}
+    with redis.Redis.from_url(BROKERS["redis"]) as client:
+        for key in client.scan_iter(f"{prefix}*", count=1000):
+            client.delete(key)
+
+
+@pytest.mark.smoke
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow), pytest.param("solo", marks=pytest.mark.slow)]
+)
+def test_bodies_have_their_app_context_in_workers_of_every_pool(
+    site: Flask, database_url: str, broker: dict[str, str], tmp_path: Path, pool: str
+) -> None:
+    web = site.test_client()
+    for _ in range(5):
+        web.post("/orders", json={"item": "kettle"})
+    arguments = ["--pool", pool, "--concurrency", "2", "--beat", "--schedule", str(tmp_path / "schedule")]
+    worker = Proc(
+        python("-m", "celery", "-A", "tests.examples.flask_worker", "worker", *arguments, "--without-mingle"),
+        log=tmp_path / "worker.log",
+        env=os.environ | broker | {"DURABLE_DATABASE_URL": database_url, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        for number in range(1, 6):
+            web.post(f"/orders/{number}/payment")
+
+        def states() -> set[str]:
+            return {web.get(f"/orders/{number}").get_json()["workflow"] for number in range(1, 6)}
+
+        until("the end of all orders", lambda: states() == {"complete"}, seconds=60)
+    finally:
+        worker.clean_up()
+    assert {shop.shop_order.get(f"order-{n}").result() for n in range(1, 6)} == {"The Kettle Shop: one kettle"}
+    assert "Traceback" not in worker.text()
