@@ -1,25 +1,30 @@
 """The Celery project that the benchmark's workers and beat run."""
 
 import os
+import struct
 import time
+from pathlib import Path
 
 import redis
 import sqlalchemy as sa
 from celery import Celery
+from servers import BROKER, DATABASE, KEY_PREFIX
 
 from celery_durable import Durable, Step, WorkflowEvent
 
-app = Celery("bench", broker=os.environ["BENCH_BROKER"])
+app = Celery("bench", broker=BROKER)
 app.conf.update(
-    durable_database_url=os.environ["BENCH_DATABASE"],
+    broker_transport_options={"global_keyprefix": KEY_PREFIX},
+    durable_database_url=DATABASE.render_as_string(hide_password=False),
     durable_dispatcher="beat",
     worker_prefetch_multiplier=4,
     worker_hijack_root_logger=False,
 )
 durable = Durable(app)
-latencies = sa.create_engine(os.environ["BENCH_DATABASE"], isolation_level="AUTOCOMMIT")
+latencies = sa.create_engine(DATABASE, isolation_level="AUTOCOMMIT")
 
-counter = redis.Redis.from_url(os.environ["BENCH_BROKER"])
+counter = redis.Redis.from_url(BROKER)
+COUNTED, QUEUE_KEY = f"{KEY_PREFIX}count", f"{KEY_PREFIX}durable"
 
 
 def trivial(number: int) -> int:
@@ -38,16 +43,42 @@ def many(event: WorkflowEvent[int], step: Step) -> int:
     return event.payload
 
 
+def text(size: int) -> str:
+    return "x" * size
+
+
+@durable.workflow
+def held(event: WorkflowEvent[dict[str, int]], step: Step) -> None:
+    """Waits behind its steps, so that a pass can replay them as often as wanted."""
+    for number in range(event.payload["steps"]):
+        step.do(f"step {number}", text, event.payload["bytes"])
+    step.wait_for_event("the end", "end")
+
+
 @app.task
 def count(number: int) -> int:
     """As little as a task can do and be seen."""
-    counter.incr("durable-bench-count")
+    counter.incr(COUNTED)
     return number
 
 
 @durable.workflow
 def spread(event: WorkflowEvent[int], step: Step) -> int:
     return len(step.map("count", count, range(event.payload)))
+
+
+@app.task(queue="stamps", ignore_result=True)
+def stamp(number: int) -> int:
+    """As little as a task can do and leave the time at which it was done."""
+    with Path(os.environ["BENCH_LOG"]).open("ab", buffering=0) as log:
+        log.write(struct.pack("d", time.time()))
+    return number
+
+
+@durable.workflow
+def stamps(event: WorkflowEvent[dict[str, int | None]], step: Step) -> int:
+    tasks, limit = event.payload["tasks"] or 0, event.payload["limit"]
+    return len(step.map("stamps", stamp, range(tasks), max_concurrency=limit))
 
 
 @durable.workflow

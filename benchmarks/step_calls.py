@@ -76,7 +76,7 @@ def measure(url: str) -> tuple[dict[str, Any], Counter[str]]:
         outcome = durable.internals.runner.advance(ref, task_id="bench", node="bench")
     finally:
         sys.setprofile(None)
-    assert outcome == "complete", outcome
+    assert outcome.summary == "complete", outcome
     durable.close()
     counts = {
         "database": sa.make_url(url).get_backend_name(),

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def main() -> None:
         port = found.getsockname()[1]
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(url, port, instances), daemon=True)
     server.start()
-    wait_for(port)
+    wait_for(port, server)
     idle = median_ms(port)
     clients = [follow(port, number % instances) for number in range(streams)]
     busy = median_ms(port)
@@ -70,13 +71,13 @@ def shop(url: str) -> Durable:
     return durable
 
 
-def wait_for(port: int) -> None:
+def wait_for(port: int, server: BaseProcess) -> None:
     end = time.monotonic() + 30
     while True:
         try:
             return urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
         except OSError:
-            if time.monotonic() > end:
+            if time.monotonic() > end or not server.is_alive():
                 raise
             time.sleep(0.1)
 

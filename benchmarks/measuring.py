@@ -1,0 +1,117 @@
+"""Measures work that waits when its workers start: how much of it ends in a second, and what each part costs.
+
+The measurement begins when a tenth has ended: by then the processes have started and have compiled their statements.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from machine import cpu_of_programs, cpu_seconds
+from servers import query_one
+from wire import CountingProxy
+
+HERE = Path(__file__).parent
+SCRATCH = Path(tempfile.mkdtemp(prefix="durable-bench-"))
+PREFORK, THREADS, SOLO = ("-c", "2", "-P", "prefork"), ("-c", "16", "-P", "threads"), ("-P", "solo")
+POLL_SECONDS = 0.05
+"""Seldom enough that counting a few ten thousand rows costs no contender more than a hundredth of the processors."""
+
+Answer = dict[str, float]
+
+_running: list[subprocess.Popen[bytes]] = []
+
+
+class Question(NamedTuple):
+    """The first number of its answer is compared with that of ``reference``, another question."""
+
+    title: str
+    reference: str | None
+    ask: Callable[[], Answer]
+    packages: Sequence[str] = ()
+    """What must be installed beside this package."""
+
+    def missing(self) -> list[str]:
+        return [name for name in self.packages if importlib.util.find_spec(name.replace("-", "_")) is None]
+
+
+class Costs:
+    """What all processes have used until now: CPU seconds, WAL bytes, and what a proxy has counted."""
+
+    def __init__(self, sessions: Sequence[int], proxy: CountingProxy | None) -> None:
+        self._sessions, self._proxy = sessions, proxy
+
+    def read(self) -> dict[str, float]:
+        costs = {
+            "worker_cpu_ms": sum(map(cpu_seconds, self._sessions)) * 1000,
+            "postgres_cpu_ms": cpu_of_programs("postgres") * 1000,
+            "redis_cpu_ms": cpu_of_programs("redis-server") * 1000,
+            "wal_bytes": float(query_one("SELECT pg_current_wal_insert_lsn() - '0/0'")),
+        }
+        return costs | (self._proxy.counts() if self._proxy else {})
+
+
+def measure(
+    done: Callable[[], int],
+    total: int,
+    *,
+    sessions: Sequence[int],
+    proxy: CountingProxy | None = None,
+    timeout: float = 120,
+) -> Answer:
+    """Parts per second and the costs of a part, from a tenth of the parts on until ``total`` of them are done."""
+    costs = Costs(sessions, proxy)
+    wait_for(lambda: done() >= max(1, total // 10), timeout)
+    before, finished, began = costs.read(), done(), time.perf_counter()
+    wait_for(lambda: done() >= total, timeout)
+    took, after = time.perf_counter() - began, costs.read()
+    ran = total - finished
+    assert ran > 0, "all of it had ended before the measurement began: ask for more instances"
+    return {"per_second": ran / took} | {name: (after[name] - before[name]) / ran for name in after}
+
+
+@contextmanager
+def processes(*command: str, **environment: str) -> Iterator[int]:
+    """A Python process in a session of its own, ended with all its children. All of them write one log."""
+    with (SCRATCH / "processes.log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=HERE,
+            env=os.environ | environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        _running.append(process)
+        try:
+            yield process.pid
+        finally:
+            _running.remove(process)
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)
+
+
+def worker(*options: str, app: str = "project", **environment: str):
+    return processes("-m", "celery", "-A", app, "worker", "-l", "warning", *options, **environment)
+
+
+def beat():
+    return processes("-m", "celery", "-A", "project", "beat", "-l", "warning", "-s", str(SCRATCH / "schedule"))
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end or any(process.poll() for process in _running):  # a code other than 0: it has failed
+            raise TimeoutError(f"the workers have failed, or did not finish in time: see {SCRATCH}/processes.log")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,134 @@
+"""What many instances cost on PostgreSQL: `python benchmarks/scale.py reads|partitions|bytes [NUMBER]`.
+
+``reads`` times every list and count among NUMBER instances (10,000,000). ``partitions`` compares deleting the steps of
+NUMBER instances (20,000) with dropping a partition of them, and loads and inserts with and without partitions.
+``bytes`` says what NUMBER sleeping instances (1,000,000) weigh, index by index. A database of its own is made on the
+server of the tests, and dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from celery_durable.store import migrate
+from celery_durable.store.engine import Store, Tx
+from tests.services import DATABASES
+from tests.store.crowd import Crowd
+from tests.store.test_bounds import READS
+
+NAME = "durable_scale"
+STEPS = 10
+_FILL_STEPS = """INSERT INTO {table} (instance_pk, run_number, step_key, seq, name, type, status, attempts, commit_id,
+created_at, result) SELECT n, 1, 'step-' || k, k, 'step-' || k, 'do', 'completed', 1, 'c', 0, '{{"cents": 5}}'
+FROM generate_series({first}, {last}) n, generate_series(1, {steps}) k"""
+
+
+@contextlib.contextmanager
+def own_database() -> Iterator[Store]:
+    server = sa.make_url(DATABASES["postgresql"])
+    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {NAME} WITH (FORCE)")
+        connection.exec_driver_sql(f"CREATE DATABASE {NAME}")
+    store = Store(server.set(database=NAME).render_as_string(hide_password=False))
+    try:
+        migrate.upgrade(store)
+        yield store
+    finally:
+        store.close()
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {NAME} WITH (FORCE)")
+        admin.dispose()
+
+
+def measure(work: Callable[[], Any], *, times: int) -> float:
+    """The median time in milliseconds."""
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        took.append((time.perf_counter() - began) * 1000)
+    return statistics.median(took)
+
+
+def measure_reads(number: int) -> None:
+    with own_database() as store:
+        began = time.perf_counter()
+        Crowd(store).fill(number)
+        print(f"{number:,} instances, made in {time.perf_counter() - began:.0f} s")
+        with store.engine.connect() as connection, connection.begin():
+            tx = Tx(connection, store)
+            for name, read in READS.items():
+                read(tx)
+                print(f"{name:45} {measure(lambda read=read: read(tx), times=5):8.1f} ms")
+
+
+def measure_bytes(number: int) -> None:
+    with own_database() as store:
+        Crowd(store).fill(number)
+        query = """SELECT relname, relkind, pg_relation_size(oid) AS bytes FROM pg_class
+        WHERE relname LIKE '%workflow_%' AND relkind IN ('r', 'i') ORDER BY 3 DESC"""
+        with store.engine.connect() as connection:
+            for name, kind, size in connection.exec_driver_sql(query.replace("%", "%%")):
+                if size > number:
+                    print(f"{'index' if kind == 'i' else 'table'} {name:40} {size / number:7.0f} bytes an instance")
+
+
+def measure_partitions(number: int) -> None:
+    with own_database() as store, store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        run = connection.exec_driver_sql
+        run("CREATE TABLE plain (LIKE workflow_step INCLUDING ALL)")
+        run("CREATE TABLE parted (LIKE workflow_step INCLUDING ALL) PARTITION BY RANGE (instance_pk)")
+        for part in range(8):
+            bounds = f"FROM ({part * number}) TO ({(part + 1) * number})"
+            run(f"CREATE TABLE parted_{part} PARTITION OF parted FOR VALUES {bounds}")
+        for table in ("plain", "parted"):
+            run(_FILL_STEPS.format(table=table, first=0, last=8 * number - 1, steps=STEPS))
+            run(f"VACUUM ANALYZE {table}")
+        for table in ("plain", "parted"):
+            load = f"SELECT * FROM {table} WHERE instance_pk = 7 * {number} + 5 AND run_number = 1"
+            run("BEGIN")
+            run(f"PREPARE load_{table} AS {load}")
+            each = measure(lambda table=table: run(f"EXECUTE load_{table}").all(), times=500)
+            run("COMMIT")
+            print(f"{table:7} load of {STEPS} steps        {each:8.3f} ms")
+        first = 8 * number
+        run(f"CREATE TABLE parted_8 PARTITION OF parted FOR VALUES FROM ({first}) TO ({2 * first})")
+        for table in ("plain", "parted"):
+            insert = _FILL_STEPS.format(table=table, first=first, last=first + number // 10, steps=STEPS)
+            print(
+                f"{table:7} insert of {number:,} steps  {measure(lambda insert=insert: run(insert), times=1):8.0f} ms"
+            )
+        delete = f"DELETE FROM plain WHERE instance_pk < {number}"
+        print(f"plain   delete of {number * STEPS:,} steps {measure(lambda: run(delete), times=1):8.0f} ms")
+        print(f"plain   and its vacuum         {measure(lambda: run('VACUUM plain'), times=1):8.0f} ms")
+
+        def drop() -> None:
+            run("ALTER TABLE parted DETACH PARTITION parted_0 CONCURRENTLY")
+            run("DROP TABLE parted_0")
+
+        print(f"parted  detach and drop        {measure(drop, times=1):8.0f} ms")
+
+
+def main() -> None:
+    what, *rest = sys.argv[1:] or ["reads"]
+    work, default = {
+        "reads": (measure_reads, 10_000_000),
+        "partitions": (measure_partitions, 20_000),
+        "bytes": (measure_bytes, 1_000_000),
+    }[what]
+    work(int(rest[0]) if rest else default)
+
+
+if __name__ == "__main__":
+    main()

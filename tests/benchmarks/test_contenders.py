@@ -1,0 +1,83 @@
+"""Each contender of `make bench` runs a small round, and what cannot be asked is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+import pytest
+import redis
+
+from tests.docs.blocks import ROOT
+from tests.services import BROKERS, DATABASES, missing, missing_tool
+
+RATES = {
+    "engine": ["steps10", "threads10"],
+    "celery": ["noop", "chain"],
+    "dbos": ["dbos10"],
+    "absurd": ["absurd10"],
+}
+COSTS = {"per_second", "worker_cpu_ms", "postgres_cpu_ms", "redis_cpu_ms", "wal_bytes"}
+
+
+@pytest.fixture
+def bench(store_url: str) -> dict[str, str]:
+    """The environment of a benchmark that meets no other one."""
+    try:
+        redis.Redis.from_url(BROKERS["redis"]).ping()
+    except redis.ConnectionError as error:
+        missing("redis", f"{BROKERS['redis']} does not answer ({error})")
+    name = f"durable_bench_{uuid.uuid4().hex[:8]}"
+    return {"BENCH_NAME": name, "BENCH_POSTGRESQL_URL": DATABASES["postgresql"], "BENCH_BROKER": BROKERS["redis"]}
+
+
+def ask(bench: dict[str, str], *names: str) -> dict[str, dict[str, Any]]:
+    """One round, which others may disturb: the answers by question."""
+    command = [sys.executable, "benchmarks/run.py", "--rounds", "1", "--tries", "1", "--instances", "40", *names]
+    ran = subprocess.run(command, cwd=ROOT, env=os.environ | bench, capture_output=True, text=True, check=False)
+    assert re.search(r"^[01] rounds; [01] left out", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    return {line["question"]: line for line in lines}
+
+
+def require(contender: str, answer: dict[str, Any]) -> None:
+    if "left_out" in answer:
+        missing_tool(contender)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("contender", RATES)
+def test_a_contender_runs_a_round(bench: dict[str, str], contender: str) -> None:
+    answers = ask(bench, *RATES[contender])
+    for name in RATES[contender]:
+        require(contender, answers[name])
+        assert answers[name].keys() >= COSTS
+        assert answers[name]["per_second"] > 0
+    with redis.Redis.from_url(BROKERS["redis"]) as client:
+        assert list(client.scan_iter(f"{bench['BENCH_NAME']}:*", count=1000)) == []
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("contender", ["engine", "dbos", "absurd"])
+def test_what_a_contender_sends_is_counted(bench: dict[str, str], contender: str) -> None:
+    name = {"engine": "counts"}.get(contender, f"{contender}_counts")
+    answer = ask(bench, name)[name]
+    require(contender, answer)
+    assert answer["statements"] >= 1
+    assert answer["round_trips"] >= 1
+    assert answer["transactions"] >= 1
+    if contender == "engine":
+        assert answer["round_trips"] < 2
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_contender_that_is_not_installed_is_named(bench: dict[str, str], tmp_path, monkeypatch) -> None:
+    # Python imports a sitecustomize at its start; this one hides the package.
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['dbos'] = None\n")
+    answers = ask(bench | {"PYTHONPATH": str(tmp_path)}, "dbos10")
+    assert answers["dbos10"] == {"question": "dbos10", "left_out": "not installed: dbos"}
