@@ -1,6 +1,7 @@
 """`python -m tests.backlog`: what stands in queues and outboxes, and what it costs everybody else.
 
-The bounds are those of docs/operations.md, "Backlogs". It starts a PostgreSQL and a Redis on 127.0.0.1 and ends them.
+The bounds are those of docs/how-to/outages.md, "What a backlog costs".
+It starts a PostgreSQL and a Redis on 127.0.0.1 and ends them.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 
 from tests.chaos import flows
+from tests.chaos.replicated import ReplicatedPostgresql
 from tests.chaos.stillness import Stillness
 from tests.smoke.fault_proxy import FaultProxy
-from tests.smoke.proc import MariadbServer, PostgresqlCluster, Proc, RabbitmqServer, RedisServer, postgresql_programs
+from tests.smoke.proc import MariadbServer, Proc, RabbitmqServer, RedisServer, postgresql_programs
 from tests.smoke.proxy import TcpProxy
 from tests.smoke.site import Site
 
@@ -38,7 +39,7 @@ _SETTINGS: dict[str, Any] = {
     "durable_lost_limit": 1_000_000,
     "broker_heartbeat": 4,  # a connection to RabbitMQ that has gone silent is found out by Celery, in twice the time
 }
-# As docs/operations.md asks for: without a bound a worker waits for ever on a connection that has gone silent.
+# As docs/how-to/outages.md asks for: without a bound a worker waits for ever on a connection that has gone silent.
 _BROKER_OPTIONS: dict[str, dict[str, Any]] = {
     "redis": {
         "global_keyprefix": "chaos:",
@@ -84,7 +85,7 @@ class Arena:
         self.stillness = Stillness(folder)
         broker, database = pair.split("+")
         with contextlib.ExitStack() as started:
-            self.database = PostgresqlCluster() if database == "postgresql" else MariadbServer()
+            self.database = ReplicatedPostgresql() if database == "postgresql" else MariadbServer()
             started.callback(self.database.clean_up)
             self.broker = RedisServer(folder) if broker == "redis" else RabbitmqServer(folder)
             started.callback(self._close_broker)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.chaos.arena import LEASE_SECONDS, Arena, end_group, now_us, send_group_signal, send_signal
+from tests.chaos.replicated import ReplicatedPostgresql
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import Proc, RabbitmqServer, RedisServer, until
 
@@ -27,6 +30,9 @@ FROZEN_WORKER = "workers frozen beyond the lease"
 FORGOTTEN = "messages lost (FLUSHALL, purge)"
 BROKER = "broker killed and started"
 DATABASE = "database crashed and restarted"
+PROMOTED = "database failed over to its standby"
+DEPLOYED = "workers replaced by a deploy (SIGTERM)"
+OVERDUE = "workers killed 30 s after their SIGTERM"
 CONNECTION = "connections ended by the server"
 COMMIT_BEFORE = "COMMITs cut before the server got it"
 COMMIT_AFTER = "COMMITs cut before its answer came"
@@ -39,8 +45,9 @@ DATABASE_FAILED_OVER = "connections to the database silent for good"
 
 KILLS = (KILLED_CHILD, KILLED_TASK, KILLED_IDLE, KILLED_WORKER, KILLED_PARENT, KILLED_BEAT)
 FAULTS = (
-    *KILLS, FROZEN_CHILD, FROZEN_WORKER, FORGOTTEN, BROKER, DATABASE, CONNECTION, COMMIT_BEFORE, COMMIT_AFTER,
-    REQUEST_BEFORE, REQUEST_AFTER, HUNG_BROKER, HUNG_DATABASE, BROKER_FAILED_OVER, DATABASE_FAILED_OVER,
+    *KILLS, FROZEN_CHILD, FROZEN_WORKER, DEPLOYED, OVERDUE, FORGOTTEN, BROKER, DATABASE, PROMOTED, CONNECTION,
+    COMMIT_BEFORE, COMMIT_AFTER, REQUEST_BEFORE, REQUEST_AFTER, HUNG_BROKER, HUNG_DATABASE, BROKER_FAILED_OVER,
+    DATABASE_FAILED_OVER,
 )  # fmt: skip
 
 
@@ -48,6 +55,9 @@ _PAUSE_SECONDS = (0.2, 1.0)
 """Between two faults: so that work is struck, and not merely kept from beginning."""
 _LONGEST_PAUSE_SECONDS = 2.0
 _WATCH_SECONDS = 0.5
+_GRACE_SECONDS = 30.0
+"""How long a worker has to stop, as with Kubernetes."""
+_BETWEEN_DEPLOYED_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,8 @@ class Storm:
         self._broker_rests_until = 0.0
         self._killed_at = time.monotonic()
         self._silent: set[FaultProxy] = set()
+        self._leaving: dict[Proc, float] = {}
+        """Workers that a deploy has replaced, and until when each may take to stop."""
         self._restarting = threading.Thread()
         slow_broker = isinstance(arena.broker, RabbitmqServer)
         self._winds: dict[Callable[[], bool], float] = {
@@ -100,6 +112,8 @@ class Storm:
             self._forget: 4,
             self._restart_broker: 0.4 if slow_broker else 0.8,
             self._restart_database: 0.7,
+            self._fail_over_database: 0.7,
+            self._deploy: 0.7,
             self._end_connection: 6,
             lambda: self._hang(HUNG_BROKER, arena.hanging_broker): 1.0,
             lambda: self._hang(HUNG_DATABASE, arena.hanging_database): 1.0,
@@ -182,7 +196,8 @@ class Storm:
         return [(pid, task_id) for pid, task_id in self._arena.passes() if pid not in self._frozen]
 
     def _signal_child(self, pid: int, number: int) -> bool:
-        return any(send_signal(pid, number, group=worker.pid) for worker in self._arena.workers if worker.is_running)
+        workers = [worker for worker in (*self._arena.workers, *self._leaving) if worker.is_running]
+        return any(send_signal(pid, number, group=worker.pid) for worker in workers)
 
     @property
     def _are_all_ready(self) -> bool:
@@ -258,6 +273,32 @@ class Storm:
     def _longer_than_a_lease(self) -> float:
         return self._dice.uniform(1.3, 2.5) * LEASE_SECONDS
 
+    # --- deploys --------------------------------------------------------------------------------
+
+    def _deploy(self) -> bool:
+        """One worker after the other: its successor starts, and it is asked to stop."""
+        if not self._are_all_ready or self._leaving:
+            return False
+        for index, worker in enumerate(self._arena.workers):
+            self._in_future(index * _BETWEEN_DEPLOYED_SECONDS, functools.partial(self._replace, worker))
+        return True
+
+    def _replace(self, worker: Proc) -> None:
+        if worker not in self._arena.workers or not worker.is_running:  # a fault has replaced it
+            return
+        self._arena.replace(self._arena.workers, worker)
+        self._leaving[worker] = time.monotonic() + _GRACE_SECONDS
+        os.kill(worker.pid, signal.SIGTERM)
+        self._in_future(_GRACE_SECONDS, lambda: self._end_leaving(worker))
+        self._count(DEPLOYED)
+
+    def _end_leaving(self, worker: Proc) -> None:
+        try:
+            worker.process.wait(max(0.0, self._leaving.pop(worker) - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._count(OVERDUE)
+        worker.clean_up()
+
     # --- servers --------------------------------------------------------------------------------
 
     def _forget(self) -> bool:
@@ -280,6 +321,15 @@ class Storm:
         self._restarting = threading.Thread(target=self._arena.database.restart, name="restart")
         self._restarting.start()
         return self._count(DATABASE)
+
+    def _fail_over_database(self) -> bool:
+        """Beside the storm, as a restart. The standby is built anew before the next one."""
+        database = self._arena.database
+        if not isinstance(database, ReplicatedPostgresql) or self._restarting.is_alive():
+            return False
+        self._restarting = threading.Thread(target=database.fail_over, name="fail over")
+        self._restarting.start()
+        return self._count(PROMOTED)
 
     def _end_connection(self) -> bool:
         return self._arena.cut_connection(self._dice.choice) and self._count(CONNECTION)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import celery_durable
-from celery_durable.store.engine import Statement
+from celery_durable.store.statements import Statement
 from celery_durable.testing import databases
 from tests.mutants.mutant import Edit, Mutant
 
@@ -107,4 +107,4 @@ def _function_of(found: Any) -> Any:
         return found.build
     if isinstance(found, staticmethod):
         return found.__func__
-    return found
+    return inspect.unwrap(found)

@@ -29,6 +29,8 @@ from tests.mutants.planting import plant
 
 SCHEDULES = 2_000
 SEEDS = Path(__file__).with_name("seeds.json")
+# Those that named tests need; all that are installed would take longer to import than most of these tests run.
+PLUGINS = ("-p", "celery_durable.testing.plugin", "-p", "pytest_timeout", "-p", "no:cacheprovider")
 CONTROL = Mutant("none: the code as it is", ())
 
 
@@ -87,10 +89,9 @@ def _by_test(mutant: Mutant, test: str, *, is_controlled: bool) -> Score:
     started = time.monotonic()
     codes = []
     for name in ("", mutant.name) if is_controlled else (mutant.name,):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.planted", "-p", "no:cacheprovider", test]
-        done = subprocess.run(
-            command, env=os.environ | {"DURABLE_MUTANT": name}, capture_output=True, text=True, timeout=120
-        )
+        command = [sys.executable, "-m", "pytest", "-q", *PLUGINS, "-p", "tests.mutants.planted", test]
+        env = os.environ | {"DURABLE_MUTANT": name, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
         codes.append((done.returncode, " skipped" in done.stdout))
     spent = time.monotonic() - started
     match codes:

@@ -47,7 +47,7 @@ def test_a_grave_bug_is_caught(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.bulk
+@pytest.mark.floor
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize("name", [name for name in names if name not in QUICK])
 def test_every_other_bug_is_caught_too(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import RunnerProcess
 from tests.engine.answers import answer
+from tests.engine.groups import AlwaysInGroups
 from tests.engine.world import Instance, World, WorldRuntime, ledger, names
 from tests.pairs.pausable_job import START, PausableJob, current_job, pass_gate
 from tests.store.world import has_lock_wait
@@ -108,6 +110,11 @@ class PairProcess(RunnerProcess):
         self.sent.extend(messages)
         return PublishReport.of(len(messages), SendState.SENT)
 
+    def groups_commits(self, is_on: bool) -> None:
+        """Have the passes of this process commit in groups from now on, or not."""
+        group_commit = AlwaysInGroups(self.store) if is_on else None
+        self.runner._env = dataclasses.replace(self.runner._env, group_commit=group_commit)
+
     def renew(self) -> bool:
         """Renew the leases, as the renewer's thread does every third of a lease."""
         return self.runtime.renew()
@@ -168,7 +175,6 @@ class Environment:
             pass_gate("charge")
             return "charged"
 
-        @world.workflow
         def gather(event: WorkflowEvent, step: Step) -> Any:
             def book(tx: StepTx) -> str:
                 booked = world.book(tx, event.instance_id, event.run_number)
@@ -187,6 +193,9 @@ class Environment:
                 return step.gather(*branches)
             finally:
                 pass_gate("unwound")
+
+        for name in ("gather", "grouped"):
+            world.workflow(gather, name=name)
 
         @world.workflow
         def race(event: WorkflowEvent, step: Step) -> Any:

@@ -173,8 +173,11 @@ class PairRun:
             ref = self.ref
             self.bystander = environment.start(lambda: environment.first.advance(ref), gate="book")
         for participant in passes:  # if both are passes, the first one takes over the claim of the second one
+            participant.process.groups_commits(participant.operation.is_grouped)
             participant.job, self.owner = self._begin(participant), participant.process
             environment.advance(31)
+            if participant.operation.is_grouped and len(passes) == 1:  # a commit that renews its lease is in no group
+                participant.process.renew()
         if not passes and self.bystander is None:
             environment.second.advance(self.ref)
             is_due = any(operation.needs_due for operation in self.operations)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class Operation:
     """An operation that its own process runs by ``work``. It waits at ``gate`` before the pair starts.
 
-    ``is_pass``: the operation is the commit of a pass after the gate, in workflow ``flow``. The others describe the
-    state that it needs. ``needs_claim``: a worker holds a claim. ``needs_due``: the instance's timer has fired.
-    ``needs_sent``: the messages have left the outbox. ``answers``: which item of the map step it answers, any ("item")
-    or the last open one ("last").
+    ``is_pass``: the operation is the commit of a pass after the gate, in workflow ``flow``. ``is_grouped``: this commit
+    is in a group. The others describe the state that the operation needs. ``needs_claim``: a worker holds a claim.
+    ``needs_due``: the instance's timer has fired. ``needs_sent``: the messages have left the outbox. ``answers``: which
+    item of the map step it answers, any ("item") or the last open one ("last").
     """
 
     name: str
@@ -27,6 +27,7 @@ class Operation:
     gate: str | None = None
     flow: str | None = None
     is_pass: bool = False
+    is_grouped: bool = False
     needs_claim: bool = False
     needs_due: bool = False
     needs_sent: bool = False
@@ -55,6 +56,7 @@ def _release_dead(participant: Participant) -> Any:
 OPERATIONS = (
     Operation("claim", _advance, needs_due=True),
     _pass("step", "charge", "gather"),
+    Operation("group", _advance, gate="charge", flow="grouped", is_pass=True, is_grouped=True),
     _pass("session", "book", "gather"),
     _pass("suspend", "unwound", "gather"),
     _pass("race", "charge", "race"),

@@ -32,6 +32,17 @@ SCRIPT = """
           ON s.instance_pk = i.id AND s.run_number = NEW.run_number AND s.step_key = NEW.step_key
         WHERE i.id = NEW.instance_pk;
     END;
+    CREATE TRIGGER author_first_items AFTER INSERT ON workflow_item
+    WHEN NEW.step_key LIKE 'map%' AND NEW.status = 'sent'
+    BEGIN
+        INSERT INTO author_item
+        SELECT NEW.instance_pk, NEW.run_number, NEW.step_key, NEW.position, 'pending', NEW.status, 0, NEW.attempts,
+            NULL, NEW.answer, author_now(),
+            (SELECT count(*) FROM workflow_item o WHERE o.instance_pk = NEW.instance_pk
+               AND o.run_number = NEW.run_number AND o.step_key = NEW.step_key AND o.status = 'sent'),
+            i.status, i.run_number <> NEW.run_number OR i.status IN ('complete', 'errored', 'terminated')
+        FROM workflow_instance i WHERE i.id = NEW.instance_pk;
+    END;
 """
 
 QUERIES = {
@@ -42,6 +53,7 @@ QUERIES = {
            OR old = 'sent' AND new IN ('done', 'failed', 'dead') AND attempts = old_attempts AND answer IS NOT NULL
            OR old = 'sent' AND new = 'pending' AND attempts = old_attempts AND {_IS_LATE}
            OR old = 'failed' AND new IN ('pending', 'dead') AND attempts = old_attempts
+           OR old IN ('pending', 'sent', 'failed') AND new = 'cancelled' AND attempts = old_attempts
            OR old = new AND attempts = old_attempts, FALSE)""",
     "M11 no more items of a map are out than may be": f"""
         SELECT pk, run, step_key, position, sent FROM author_item

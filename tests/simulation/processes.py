@@ -147,7 +147,7 @@ class Worker(Machine):
     def _advance(self) -> str:
         ref = self.runtime.ref
         assert ref is not None
-        return self.until_dead(lambda: self.runner.advance(ref, task_id=self.task_id, node=self.name))
+        return self.until_dead(lambda: self.runner.advance(ref, task_id=self.task_id, node=self.name).summary)
 
 
 class Emitter(Machine):

@@ -29,12 +29,14 @@ from tests.simulation.clients import workflow_of
 from tests.simulation.linear import Plan, make_linear, make_params
 from tests.simulation.processes import Answerer, Emitter, Machine, Postman, Runtime, Sender, Worker
 from tests.simulation.programs import authors, make_definition
+from tests.simulation.reporting import Reporting
 from tests.simulation.schedule import Schedule
 from tests.simulation.upkeep import Upkeep
 
 _RUNNERS = 3
-_ACTS = 5
-"""Every schedule of so many has a second act."""
+_OF_SCHEDULES = 5
+"""Of so many schedules one has the second act after the first, and another one the third."""
+_OTHER_ACTS: dict[int, type[Schedule]] = {4: Upkeep, 3: Reporting}
 UNEXPECTED = "Nothing but refusals may be raised: "
 
 
@@ -55,7 +57,7 @@ class World:
     def __init__(self) -> None:
         self.clock = Clock()
         # A process that is parked at a checkpoint while the clock moves is slow, not stuck: what follows from that is
-        # no fault of the schedule's. Passes that are stuck: tests/engine/test_leases.py.
+        # no fault of the schedule's. Passes that are stuck: tests/engine/test_stalled_passes.py.
         self.settings = Settings(pass_seconds=300, stall_seconds=86_400)
         self.compiled_statements: Any = {}
         self._database = Database(None, schema=None, prefix="")
@@ -84,11 +86,11 @@ class World:
             machine.store.transact(read_database_id)
 
     def run(self, seed: int) -> Outcome:
-        """Run the schedule of a seed, and in a share of them a second act."""
-        first = self._act(Schedule, seed)
-        if first.broken or seed % _ACTS != _ACTS - 1:
+        """Run the schedule of a seed, and in a share of them another act."""
+        first, another = self._act(Schedule, seed), _OTHER_ACTS.get(seed % _OF_SCHEDULES)
+        if first.broken or another is None:
             return first
-        second = self._act(Upkeep, seed)
+        second = self._act(another, seed)
         return Outcome(
             seed,
             second.broken,
@@ -146,6 +148,9 @@ class World:
         """Make this the code of the linear workflow."""
         self.registry.replace(make_linear(self, plan))
         self.schedule.story.deployed.append([step for step, _ in plan])
+
+    def attempt(self) -> int:
+        return self.schedule.story.bodies[-1][3]
 
     def execution(self) -> int:
         return len(self.schedule.story.bodies) + len(self.schedule.story.turns)

@@ -7,6 +7,7 @@ Traces: `author_ledger`, written by tx.session and without a unique key, so that
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import signal
 import sys
@@ -67,7 +68,7 @@ def build(config: Config) -> Celery:
             "durable_poll_seconds": 0.05,
             "durable_grace_seconds": 0.5,
             "durable_redispatch_seconds": 1.0,
-            **config.settings,
+            **copy.deepcopy(config.settings),  # Durable adds to a schedule of beat
         }
     )
     durable = Durable(app, runtime=Treacherous(config))
@@ -94,7 +95,7 @@ def build(config: Config) -> Celery:
     def note_late(self: Any, number: int, seconds: float = 0.0) -> int:
         return traces.note(self.request.id, number, seconds)
 
-    for flow in (lifecycle, chain, nap, sprint, slow, notes, errands, leave):
+    for flow in (lifecycle, chain, nap, sprint, slow, notes, errands, leave, decline, refuse, crash):
         durable.workflow(name=flow.__name__)(_with(flow, traces))
     traces.errand = durable.workflow(name=errand.__name__)(_with(errand, traces))
     _delegate(app, durable)
@@ -183,6 +184,25 @@ def leave(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     if where == "body":
         return step.do("leave", *given)
     return step.gather(step.submit("leave", *given), step.submit_sleep("nap", 0))
+
+
+def decline(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """A step whose first attempt fails, and whose second one comes when the test is long over."""
+    return step.do("charge", StepConfig(retries=Retries(limit=3, delay="10 minutes")), _decline)
+
+
+def _decline() -> None:
+    raise ConnectionError("the bank is closed")
+
+
+def refuse(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """A run that fails."""
+    raise LookupError("no such order")
+
+
+def crash(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """A step that kills its process each time."""
+    return step.do("crash", StepConfig(retries=Retries(limit=None, delay=0)), _die, 0)
 
 
 def _leave(way: str) -> None:

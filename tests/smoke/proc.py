@@ -240,10 +240,10 @@ class RabbitmqServer:
 
 
 def postgresql_programs() -> Path | None:
-    """Where initdb and pg_ctl are: on the PATH, or where Debian puts them."""
+    """Where initdb, pg_ctl and pg_basebackup are: on the PATH, or where Debian puts them."""
     found = shutil.which("initdb")
     if found:
-        return Path(found).parent
+        return Path(found).resolve().parent
     return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 
 
@@ -267,6 +267,7 @@ class PostgresqlCluster:
         self._programs, self.port, self._settings = programs, free_port(), settings
         self._as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
         self.folder = _folder_of("postgres")
+        self.data = self.folder / "data"
         self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8", "--no-locale", "-D")
         self.start()
         self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
@@ -286,13 +287,15 @@ class PostgresqlCluster:
             self.stop()
         shutil.rmtree(self.folder)
 
-    def _control(self, command: str, *options: str) -> None:
+    def _control(self, command: str, *options: str, data: Path | None = None, port: int | None = None) -> None:
         own = ("listen_addresses=127.0.0.1", "max_connections=200", *self._settings)
-        settings = f"-p {self.port} -k {self.folder} " + " ".join(f"-c {each}" for each in own)
-        self._run("pg_ctl", command, *options, "-w", "-t", "30", "-o", settings, "-l", f"{self.folder}/log", "-D")
+        settings = f"-p {port or self.port} -k {self.folder} " + " ".join(f"-c {each}" for each in own)
+        server = ("-o", settings, "-l", f"{self.folder}/log")
+        self._run("pg_ctl", command, *options, "-w", "-t", "30", *server, "-D", data=data)
 
-    def _run(self, program: str, *options: Any) -> None:
-        argv = [*self._as_user, str(self._programs / program), *options, str(self.folder / "data")]
+    def _run(self, program: str, *options: Any, data: Path | None = None) -> None:
+        """Run one of its programs on a data directory, the server's own by default."""
+        argv = [*self._as_user, str(self._programs / program), *options, str(data or self.data)]
         with (self.folder / "control.log").open("ab") as log:
             subprocess.run(
                 argv, check=True, timeout=60, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log

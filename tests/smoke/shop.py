@@ -1,4 +1,4 @@
-"""``celery -A tests.smoke.shop``: the order example, with the timeouts that docs/operations.md asks for on Redis.
+"""``celery -A tests.smoke.shop``: the order example, with the timeouts on Redis of docs/how-to/outages.md.
 
 Without them Celery's connection to a broker that failed over is found dead after 51 s (kombu 5.7) or never (before).
 """

@@ -109,7 +109,12 @@ class Site:
         proc = Proc(
             python("-m", "celery", "-A", project or self.project, *argv),
             log=self.folder / f"{role}-{len(self.procs)}.log",
-            env={**config.environment(), **environment, "PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"},
+            env={
+                **config.environment(),
+                **environment,
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{self.folder}",
+                "C_FORCE_ROOT": "1",
+            },
         )
         self.procs.append(proc)
         return proc

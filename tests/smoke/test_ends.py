@@ -156,6 +156,7 @@ def test_every_end_is_committed_where_the_task_ran(
 
 
 @pytest.mark.slow
+@pytest.mark.floor
 @PAIRS
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_every_end_is_committed_on_every_pool(
@@ -165,6 +166,7 @@ def test_every_end_is_committed_on_every_pool(
 
 
 @pytest.mark.slow
+@pytest.mark.floor
 @PAIRS
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_every_end_is_committed_on_pools_that_run_no_workflows(

@@ -1,6 +1,6 @@
 """One application of somebody else's with Durable and without it, through the same script and the same faults (LAW 8).
 
-What differs is listed in docs/operations.md, "What Durable adds to your processes".
+What differs is listed in docs/how-to/existing-app.md, "What Durable adds to your processes".
 """
 
 from __future__ import annotations

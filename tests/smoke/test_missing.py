@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+import redis
 
 from celery_durable import WorkflowInstance
 from celery_durable.explain import Code, Diagnosis
-from tests.smoke.proc import until
+from tests.services import missing
+from tests.smoke.proc import RedisServer, until
 from tests.smoke.site import Site
 
 pytestmark = [
@@ -82,7 +89,11 @@ def test_a_worker_that_was_killed(make_site: Callable[..., Site], broker_url: st
     worker = site.worker(concurrency=1)
     instance = site.create("chain", {"steps": 1, "hold": 0})
     site.wait_for_body(instance, "book 0")
-    assert wait_for(instance, Code.RUNNING).facts["claimed_by"].endswith("@smoke")
+    until("a renewal has recorded the step", lambda: instance.explain().facts["running"])
+    running = wait_for(instance, Code.RUNNING)
+    node = running.facts["claimed_by"]
+    assert running.sentence.startswith('It runs step "book 0", attempt 1, for ')
+    assert f", on {node}; the lease is valid for " in running.sentence
     worker.clean_up()  # and its children
     found = wait_for(instance, Code.LEASE_EXPIRED)
     assert "stopped renewing its lease" in found.sentence
@@ -99,9 +110,10 @@ def test_a_task_that_no_worker_does_and_a_child_that_takes_its_time(site: Site) 
     site.worker()
     queue = f"media-{site.config.name}"
     instance = site.create("delegate", queue)
-    until("its message has left", lambda: wait_for(instance, Code.WAITING_TASKS).facts["tasks_unsent"] == 0)
-    found = instance.explain()
+    found = wait_for(instance, Code.TASK_NOT_CONSUMED)
     assert found.sentence.startswith(f"Waits for Celery task double ({found.facts['task_id']}), under way for ")
+    assert f"No worker of this app consumes its queue {queue!r}." in found.sentence
+    assert found.actions[0] == f"celery -A <your app> worker -Q {queue}"
     site.worker("-Q", queue)
     child = wait_for(instance, Code.WAITING_CHILD)
     assert 'Waits for instance "c-1" of workflow "chain", which is active, at step "chain"; ' in child.sentence
@@ -109,3 +121,156 @@ def test_a_task_that_no_worker_does_and_a_child_that_takes_its_time(site: Site) 
     site.let_go()
     site.finish()
     assert instance.result() == [14, [0]]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_frozen_while_it_runs_a_step(
+    make_site: Callable[..., Site], broker_url: str, store_url: str
+) -> None:
+    site = make_site(broker_url, store_url, durable_lease_seconds=120.0)
+    worker = site.worker(concurrency=1)
+    instance = site.create("chain", {"steps": 1, "hold": 0})
+    site.wait_for_body(instance, "book 0")
+    os.killpg(worker.pid, signal.SIGSTOP)
+    found = wait_for(instance, Code.WORKER_SILENT)
+    assert re.search(r"But that worker has been silent for 2\d s, since \S+Z: it is frozen or dead", found.sentence)
+    assert found.actions == (f"celery -A <your app> inspect ping -d {found.facts['claimed_by']}",)
+    os.killpg(worker.pid, signal.SIGCONT)
+    wait_for(instance, Code.RUNNING)
+    site.let_go()
+    site.finish()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    if RedisServer.program is None:
+        missing("a Redis of its own", "redis-server is not installed")
+    server = RedisServer(tmp_path)
+    yield server
+    server.proc.clean_up()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("broker")  # by which the module's tests are parametrized
+def test_a_broker_that_hangs_and_one_that_is_down(
+    own_redis: RedisServer, make_site: Callable[..., Site], store_url: str
+) -> None:
+    site = make_site(own_redis.url, store_url)
+    site.beat()
+    os.kill(own_redis.proc.pid, signal.SIGSTOP)
+    instance = site.create("nap", 0.1)
+    hung = wait_for(instance, Code.BROKER_UNAVAILABLE)
+    assert re.search(
+        r"but the broker redis://:\*\*@127\.0\.0\.1:\d+/0 has accepted no messages since \S+Z: ", hung.sentence
+    )
+    assert "It does not answer: check its load" in hung.sentence
+    own_redis.stop()
+    until("the broker is down", lambda: "Nothing listens there: start the broker" in instance.explain().sentence)
+    own_redis.start()
+    site.worker()
+    site.finish()
+
+
+@pytest.mark.slow
+def test_a_queue_that_is_full(make_site: Callable[..., Site], broker_url: str, store_url: str) -> None:
+    site = make_site(broker_url, store_url, durable_queue_high_water=2)
+    queue = f"durable-{site.config.name}"
+    for _ in range(2):
+        site.create("nap", 0.1)  # sent by its creator
+    site.beat()
+    instance = site.workflow("nap").create(0.1, run_at=datetime.now(UTC) + timedelta(seconds=1))
+    site.instances.append(instance)
+    found = wait_for(instance, Code.QUEUE_FULL)
+    assert f"but queue {queue!r} has been full since " in found.sentence
+    assert found.sentence.endswith(
+        ": QueueFull: 2 or more messages wait in it (durable_queue_high_water). Start more workers of this queue, or "
+        "raise durable_queue_high_water. Until then, work waits in the database. Also, no worker consumes queue "
+        f"{queue!r}."
+    )
+    assert found.actions[0] == f"celery -A <your app> worker -Q {queue}"
+    site.worker()
+    site.finish()
+
+
+@pytest.mark.slow
+def test_a_queue_that_the_broker_refuses(site: Site, broker_url: str) -> None:
+    queue = f"durable-{site.config.name}"
+    site.beat()
+    with redis.Redis.from_url(broker_url) as client:
+        key = f"{site.config.name}:{queue}"
+        client.set(key, "other data")
+        instance = site.create("nap", 0.1)
+        found = wait_for(instance, Code.QUEUE_REFUSED)
+        assert f"queue {queue!r}" in found.sentence
+        assert "WRONGTYPE" in found.sentence
+        assert (
+            "The queue's key in Redis is not a list: other data uses that name. Rename one of them." in found.sentence
+        )
+        client.delete(key)
+    site.worker()
+    site.finish()
+
+
+@pytest.mark.slow
+def test_a_step_that_kills_its_worker_each_time(
+    make_site: Callable[..., Site], broker_url: str, store_url: str
+) -> None:
+    site = make_site(broker_url, store_url, durable_lease_seconds=1.0)
+    site.beat()
+    site.worker(concurrency=1)
+    instance = site.create("crash")
+    found = wait_for(instance, Code.CRASHING)
+    assert re.fullmatch(
+        r"It is delayed after a crash and continues in .+: \d+ workers? (in a row )?died or lost (its|their) lease, "
+        "without finishing a step.",
+        found.sentence,
+    )
+    assert found.actions == (f"celery -A <your app> durable logs crash {instance.id} --level warn",)
+    instance.terminate()
+    site.instances.clear()
+
+
+@pytest.mark.slow
+def test_a_step_that_waits_for_its_next_attempt(site: Site) -> None:
+    site.worker()
+    instance = site.create("decline")
+    found = wait_for(instance, Code.RETRY_SCHEDULED)
+    assert found.sentence.startswith('Tries step "charge" again in ')
+    assert "attempt 1/4 failed: ConnectionError: the bank is closed" in found.sentence
+    assert found.actions
+    instance.terminate()
+    site.instances.clear()
+
+
+@pytest.mark.slow
+def test_an_event_with_a_mistyped_name(site: Site) -> None:
+    site.beat()
+    site.worker()
+    instance = site.create("lifecycle", {"cents": 5})
+    wait_for(instance, Code.WAITING_EVENT)
+    instance.send_event("anwser", {"by": "eve"})
+    until("the event is found", lambda: '"anwser"' in instance.explain().sentence)
+    found = instance.explain()
+    assert (found.code, found.facts["buffered"]) == (Code.WAITING_EVENT, ["anwser"])
+    assert found.actions == (
+        f"celery -A <your app> durable send-event lifecycle {instance.id} answer --payload '{{...}}'",
+    )
+    instance.send_event("answer", {"by": "eve"})
+    site.finish()
+
+
+@pytest.mark.slow
+def test_a_worker_whose_module_cannot_be_imported(site: Site) -> None:
+    queue = f"durable-{site.config.name}"
+    site.beat()
+    (site.folder / "broken_tasks.py").write_text("import a_module_that_is_not_installed\n")
+    worker = site.worker("--include", "broken_tasks", wait=False)
+    until("the worker has ended", lambda: not worker.is_running)
+    instance = site.create("nap", 0.1)
+    found = wait_for(instance, Code.DISPATCHED_NOT_CLAIMED)
+    assert f"but no worker consumes queue {queue!r}." in found.sentence
+    # The command that it suggests ends with the cause, as this one did.
+    assert found.actions[0] == f"celery -A <your app> worker -Q {queue}"
+    assert "ModuleNotFoundError: No module named 'a_module_that_is_not_installed'" in worker.text()
+    site.worker()
+    site.finish()

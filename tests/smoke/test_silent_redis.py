@@ -1,7 +1,7 @@
 """Redis connections that go silent for good, as after a fail-over: what becomes of a worker, and of what it holds.
 
 kombu acknowledges in Celery's main loop, and without `socket_timeout` it waits there for ever. So it does without us:
-of 60 tasks of plain Celery 28 were done; with the options of docs/operations.md all were, after 12 s.
+of 60 tasks of plain Celery 28 were done; with the options of docs/how-to/outages.md all were, after 12 s.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ MUTANTS = (
         "of an id that is twice in a batch the last counts",
         (
             "operations.create:CreateOperations.batch",
-            "rows.setdefault(instance_id, row)",
-            "rows[instance_id] = row",
+            "new.setdefault(instance_id, NewInstance(instance_id, params, labels))",
+            "new[instance_id] = NewInstance(instance_id, params, labels)",
         ),
     ),
     mutant(
@@ -60,8 +60,8 @@ MUTANTS = (
         "a batch in doubt does not know what it created",
         (
             "operations.create:CreateOperations.batch",
-            "instances.insert(tx, **rows[key])",
-            'instances.insert(tx, **{**rows[key], "commit_id": self._context.runtime.new_token()})',
+            "find_committed=find_committed",
+            "find_committed=None",
         ),
     ),
     mutant(
@@ -71,6 +71,7 @@ MUTANTS = (
     mutant(
         "restart_or_create in doubt begins again",
         ("operations.create:CreateOperations.restart_or_create", "find_committed=was_applied", "find_committed=None"),
+        caught_by="tests/engine/test_doubt.py::test_a_restart_or_create_in_doubt_tells_what_it_did[after-postgresql]",
     ),
     # --- interventions --------------------------------------------------------------------------
     mutant(
@@ -171,7 +172,11 @@ MUTANTS = (
     ),
     mutant(
         "commands show log lines whatever the hook hides",
-        ("cli.backends.stored:StoredLogTail.read_new_lines", "self._redaction.redact_log(line)", "line"),
+        (
+            "cli.backends.stored:StoreBackend.tail",
+            "self._internals.redaction(workflow, instance_id).redact_log",
+            "(lambda line: line)",
+        ),
         caught_by="tests/cli/test_redaction.py::test_no_command_that_reads_shows_what_is_hidden",
     ),
     mutant(

@@ -6,10 +6,28 @@ from tests.mutants.mutant import mutant
 
 _ORDER = "tests/pairs/test_order.py::test_rows_of_two_instances_are_locked_in_one_order"
 _PAIR = "tests/pairs/test_pairs.py::test_two_concurrent_operations_lose_nothing_and_repeat_nothing"
+_HOT_PASSES = "tests/engine/test_hot_passes.py::"
+_RENEWAL = _HOT_PASSES + "test_the_commits_of_a_pass_renew_its_lease_where_the_renewer_finds_the_row_locked[sqlite]"
 _LEASES = "tests/engine/test_leases.py::"
 
 MUTANTS = (
     # --- the fence ------------------------------------------------------------------------------
+    mutant(
+        "a failed attempt is not recorded",
+        ("runner.commit_writer:CommitWriter._write_failures", "if decision.failures:", "if False:"),
+    ),
+    mutant(
+        "a failed attempt is recorded in a transaction of its own",
+        (
+            "runner.commit_writer:CommitWriter._write_failures",
+            "attempts.insert(tx, claim.pk, claim.ref.run_number, writes, now=guard_result.now)",
+            "self._env.store.transact(lambda own: "
+            "attempts.insert(own, claim.pk, claim.ref.run_number, writes, now=guard_result.now))",
+        ),
+        caught_by="tests/engine/test_failed_attempts.py::"
+        "test_the_record_and_the_row_of_the_step_are_committed_together_or_not_at_all"
+        "[after-commit-a retry follows-function-postgresql]",
+    ),
     mutant(
         "letting go has no fence",
         (
@@ -52,11 +70,11 @@ MUTANTS = (
         ),
         (
             "runner.committer:DatabaseCommitter.announce",
-            "if not committed.is_certain:",
+            "if committed.is_certain:",
             'late = vars(self).pop("late", None)\n'
             "    if late is not None:\n"
             "        self._store.transact(late)\n"
-            "    if not committed.is_certain:",
+            "    if committed.is_certain:",
         ),
     ),
     mutant(
@@ -80,8 +98,8 @@ MUTANTS = (
         "an end is told before it is committed",
         (
             "runner.committer:DatabaseCommitter.commit",
-            "run, work = self._choose_way(step_commit, session)",
-            "run, work = self._choose_way(step_commit, session)\n"
+            "run, work = self._choose_way(step_commit, transaction)",
+            "run, work = self._choose_way(step_commit, transaction)\n"
             "    if isinstance(step_commit.ending, RunOutcome):\n"
             "        self.announce(Committed(run_outcome=step_commit.ending))",
         ),
@@ -153,11 +171,11 @@ MUTANTS = (
         ),
         (
             "runner.committer:DatabaseCommitter.announce",
-            "if not committed.is_certain:",
+            "if committed.is_certain:",
             'late = vars(self._writer).pop("late", None)\n'
             "    if late is not None:\n"
             "        self._store.transact(late)\n"
-            "    if not committed.is_certain:",
+            "    if committed.is_certain:",
         ),
         caught_by="tests/engine/test_children.py::test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies",
     ),
@@ -165,8 +183,8 @@ MUTANTS = (
         "the end of a child and its answer are two commits",
         (
             "runner.committer:DatabaseCommitter._choose_way",
-            "if not last_messages and self._claim.parent is None:",
-            "if not last_messages:",
+            "if not last_messages and self._claim.parent is None and not writer.may_have_open_maps:",
+            "if not last_messages and not writer.may_have_open_maps:",
         ),
         caught_by="tests/engine/test_children.py::test_an_end_whose_commit_is_in_doubt_answers_once[before-postgresql]",
     ),
@@ -206,8 +224,8 @@ MUTANTS = (
         "a release decides by an earlier read whether to pause",
         (
             "runner.commit_writer:CommitWriter._write_rows",
-            "decision = Decision(step_commit.writes)\n",
-            "decision = Decision(step_commit.writes)\n"
+            "decision = Decision(step_commit.writes, failures=step_commit.failures)\n",
+            "decision = Decision(step_commit.writes, failures=step_commit.failures)\n"
             "        has_rows = bool(step_commit.commit_id)\n"
             "        guard_result = GuardResult(guard_result.now, has_rows and guard_result.pause_requested)\n",
         ),
@@ -251,6 +269,29 @@ MUTANTS = (
     ),
     # --- leases and deadlines -------------------------------------------------------------------
     mutant(
+        "the commits of a pass leave the lease to the renewer",
+        (
+            "runner.commit_writer:CommitWriter.changes_instance",
+            " or self._lease.is_renewal_due",
+            "",
+        ),
+        caught_by=_RENEWAL,
+    ),
+    mutant(
+        "an added step does not end the count of crashes",
+        (
+            "runner.commit_writer:CommitWriter.changes_instance",
+            " or self._claim.crash_count > 0",
+            "",
+        ),
+        caught_by=_HOT_PASSES + "test_the_first_step_after_a_crash_ends_the_count_of_crashes[sqlite]",
+    ),
+    mutant(
+        "a commit that does not renew the lease is believed to",
+        ("runner.committer:DatabaseCommitter.commit", "if committed.renews_lease:", "if True:"),
+        caught_by=_RENEWAL,
+    ),
+    mutant(
         "a boundary is believed to renew the lease from after the answer",
         (
             "runner.committer:DatabaseCommitter.commit",
@@ -263,5 +304,30 @@ MUTANTS = (
         "an author's transaction is taken for a pass that is stuck",
         ("runner.committer:DatabaseCommitter.commit", "lease.enter_user_code(step_commit)", "pass"),
         caught_by=_LEASES + "test_an_authors_transaction_may_take_any_time_within_one_attempt[postgresql]",
+    ),
+    # --- group commit ---------------------------------------------------------------------------
+    mutant(
+        "a group does not check the claims of its steps",
+        (
+            "store.step_groups:_build_locked",
+            "i.c.id == given.c.pk, i.c.claim_token == given.c.token",
+            "i.c.id == given.c.pk",
+        ),
+        caught_by="tests/store/test_step_groups.py::test_a_lost_claim_is_left_alone_and_the_others_are_written[postgresql]",
+    ),
+    mutant(
+        "a group waits for a locked instance",
+        ("store.step_groups:_build_locked", "skip_locked=True, ", ""),
+        caught_by="tests/engine/test_group_commit.py::test_a_locked_instance_delays_no_other_run[postgresql]",
+    ),
+    mutant(
+        "a step that its group did not write counts as committed",
+        ("runner.group_commit:GroupCommit.commit", "waiting.written is None", "False"),
+        caught_by="tests/engine/test_group_commit.py::test_a_lost_claim_supersedes_only_its_own_pass[postgresql]",
+    ),
+    mutant(
+        "a commit that renews the lease is in a group",
+        ("runner.committer:DatabaseCommitter._choose_way", "or writer.changes_instance(row)", ""),
+        caught_by="tests/engine/test_group_commit.py::test_passes_that_commit_together_renew_their_leases[postgresql]",
     ),
 )

@@ -6,6 +6,7 @@ from tests.mutants.mutant import mutant
 
 _LINEAR_WAIT = "runner.linear_pass:LinearPass._start_wait"
 _LEASES = "tests/engine/test_leases.py::"
+_STALLED = "tests/engine/test_stalled_passes.py::"
 
 MUTANTS = (
     # --- since when, and for how long ---------------------------------------------------------------
@@ -14,6 +15,21 @@ MUTANTS = (
         ("runner.run_limits:find_waiting_start", "return max(times)", "return times[0]"),
         caught_by="tests/engine/test_patience.py::"
         "test_a_pass_between_two_attempts_measures_the_suspension_from_the_last_attempt[sqlite]",
+    ),
+    mutant(
+        "an instance's own limit is ignored",
+        (
+            "runner.run_limits:RunLimits.__init__",
+            "definition.max_run_duration if claim.max_run is None else claim.max_run",
+            "definition.max_run_duration",
+        ),
+        caught_by="tests/engine/test_max_run.py::test_a_linear_run_has_a_limit_too[sqlite]",
+    ),
+    mutant(
+        "a fork loses the limit of its instance",
+        ("operations.rewind:RewindOperations._insert_fork", "max_run=row.max_run,", ""),
+        caught_by="tests/engine/test_max_run.py::"
+        "test_a_run_that_starts_again_has_the_same_limit_from_its_own_start[fork-sqlite]",
     ),
     # --- ends and branches ----------------------------------------------------------------------
     mutant(
@@ -172,7 +188,7 @@ MUTANTS = (
     mutant(
         "the lease of a pass that is stuck is renewed for ever",
         ("runner.lease:Lease.measure_stall", "if self._user_code_owners:", "if True:"),
-        caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
+        caught_by=_STALLED + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
     ),
     mutant(
         "an author's code is taken for a pass that is stuck",
@@ -182,7 +198,7 @@ MUTANTS = (
     mutant(
         "a body that was left behind keeps the lease",
         ("runner.step_attempt:StepAttempt.abandon", "self._lease.exit_user_code(self)", "pass"),
-        caught_by=_LEASES + "test_a_body_that_was_left_behind_keeps_no_lease[sqlite]",
+        caught_by=_STALLED + "test_a_body_that_was_left_behind_keeps_no_lease[sqlite]",
     ),
     mutant(
         "a pass that was stuck counts as a dead worker",
@@ -191,6 +207,32 @@ MUTANTS = (
             "releases.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)",
             "pass",
         ),
-        caught_by=_LEASES + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
+        caught_by=_STALLED + "test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash[sqlite]",
+    ),
+    # --- what a run reports ---------------------------------------------------------------------
+    mutant(
+        "a commit leaves the published values to the next one",
+        ("runner.published_values:PublishedValues.flush", "if self.pending:", "if self.pending and self.flushing:"),
+    ),
+    mutant(
+        "a run counts no lines",
+        ("store.run_logs:write_logs", "kept=len(kept)", "kept=0"),
+    ),
+    mutant(
+        "a run is ended before its limit",
+        ("runner.run_limits:RunLimits.__init__", "started_at + self._max_run", "started_at + self._max_run / 2"),
+    ),
+    mutant(
+        "a suspension is ended before its limit",
+        (
+            "runner.run_limits:RunLimits.termination_reason",
+            "now < self._suspended_since + limit",
+            "now < self._suspended_since + limit / 2",
+        ),
+        (
+            "runner.run_limits:RunLimits.deadlines",
+            "(self._suspended_since or now) + limit]",
+            "(self._suspended_since or now) + limit / 2]",
+        ),
     ),
 )

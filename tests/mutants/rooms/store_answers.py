@@ -5,12 +5,23 @@ from __future__ import annotations
 from tests.mutants.mutant import mutant
 
 _MAPS = "tests/engine/test_maps.py::"
+_RESULTS = "tests/engine/test_map_results.py::"
 _LOST = "tests/engine/test_lost.py::"
 _TASKS = "tests/engine/test_tasks.py::"
+_ATTEMPTS = "tests/engine/test_failed_attempts.py::"
 _ANSWER_ITEM = "store.task_answers:_answer_item"
 
 MUTANTS = (
     # --- steps that others do -------------------------------------------------------------------
+    mutant(
+        "the failed attempt of a task is not recorded",
+        ("store.task_answers:accept_answer", "if failure is not None and", "if False and"),
+    ),
+    mutant(
+        "a late error of a task is recorded twice",
+        ("store.task_answers:_is_in_time", "e.created_at <= found.wake_at", "sa.true()"),
+        caught_by=_ATTEMPTS + "test_an_error_after_the_deadline_is_recorded_once_as_timed_out[sqlite]",
+    ),
     mutant(
         "an answer is taken that nobody waits for",
         ("store.answers:store_answer", "row.status.is_terminal or not is_unanswered", "row.status.is_terminal"),
@@ -29,6 +40,8 @@ MUTANTS = (
     mutant(
         "an item takes what an earlier attempt answers",
         ("store.task_answers:_update_item", 'item.c.attempts == param("attempt", sa.Integer),', ""),
+        ("store.task_answers:_record_result", 'item.c.attempts == param("attempt", sa.Integer),', ""),
+        ("store.task_answers:_record_result", 'item.c.attempt_token == param("token", sa.String),', ""),
         ("store.sent_attempts:map_item_conditions", 'item.attempts == param("attempt", sa.Integer),', ""),
         ("store.task_answers:accept_answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
         caught_by=_MAPS + "test_an_item_that_failed_is_tried_again_later_under_a_new_id[sqlite]",
@@ -36,6 +49,7 @@ MUTANTS = (
     mutant(
         "an item is answered as often as somebody likes",
         ("store.task_answers:_update_item", "item.c.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),", ""),
+        ("store.task_answers:_record_result", "items.has_status(s, ItemStatus.SENT),", ""),
         (
             "store.sent_attempts:_unanswered_conditions",
             "item.status == sa.literal_column(f\"'{ItemStatus.SENT.value}'\"),",
@@ -45,17 +59,42 @@ MUTANTS = (
     ),
     mutant(
         "nobody is woken when the last item has answered",
+        ("store.task_answers:wake_for_map", "if progress.open_count and not progress.has_ready:", "if True:"),
+        caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
+    ),
+    mutant(
+        "no run is woken when the last item has failed for good",
         (
             "store.task_answers:_answer_item",
             "needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))",
-            "needs_pass = False",
+            "needs_pass = status is ItemStatus.FAILED",
         ),
-        caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
+        caught_by=_MAPS + "test_failures_may_be_wanted",
+    ),
+    mutant(
+        "a result is recorded while an item waits to be sent, which then stays unsent",
+        ("store.task_answers:_takes_results", "sa.and_(is_waiting, ~items.has_ready(s))", "is_waiting"),
+        caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
+    ),
+    mutant(
+        "a copy of the last answer wakes no run, although the process of the first one died",
+        ("store.task_answers:accept_answer", "[] if item is None else wake_for_map", "[] if True else wake_for_map"),
+        caught_by=_RESULTS + "test_a_copy_of_the_last_answer_wakes_the_instance_for_a_process_that_died[sqlite]",
+    ),
+    mutant(
+        "a late answer wakes an instance that has left its map",
+        ("store.task_answers:wake_for_map", "or tx.run(_select_waiting_map, **where).first() is None", ""),
+        caught_by=_RESULTS + "test_the_end_of_a_step_or_a_run_cancels_the_open_items[lost race-sqlite]",
+    ),
+    mutant(
+        "a restart leaves the items of the prior run open",
+        ("store.lifecycle:restart", "map_ends.cancel_open_of_run(tx, row.pk, row.run_number)", "pass"),
+        caught_by=_RESULTS + "test_a_restart_cancels_the_items_of_the_prior_run[sqlite]",
     ),
     mutant(
         "every answer wakes the workflow",
         ("store.task_answers:_answer_item", "if needs_pass and is_suspended", "if is_suspended"),
-        caught_by=_MAPS + "test_each_item_is_done_by_a_task_of_its_own[sqlite]",
+        caught_by=_MAPS + "test_so_many_are_out_at_a_time[sqlite]",
     ),
     mutant(
         "an answer sends nothing after it",
@@ -71,8 +110,8 @@ MUTANTS = (
         "an item that is lost is not missed",
         (
             "store.items:_has_failed_or_timed_out",
-            "sa.or_(_has_status(s, ItemStatus.FAILED), _is_late(s))",
-            "_has_status(s, ItemStatus.FAILED)",
+            "sa.or_(has_status(s, ItemStatus.FAILED), _is_late(s))",
+            "has_status(s, ItemStatus.FAILED)",
         ),
         caught_by=_MAPS + "test_what_gets_lost_is_sent_again_when_its_time_is_over[sqlite]",
     ),
@@ -117,13 +156,23 @@ MUTANTS = (
         "an item that is to be tried again later is sent at once",
         (
             "store.items:_select_ready",
-            "_has_status(s, ItemStatus.PENDING), _is_ready(s)",
-            "_has_status(s, ItemStatus.PENDING)",
+            "has_status(s, ItemStatus.PENDING), is_ready(s)",
+            "has_status(s, ItemStatus.PENDING)",
         ),
     ),
     mutant(
         "the message of an item that an answer sends is not kept",
         (_ANSWER_ITEM, "outbox.insert(tx, messages, ", "outbox.insert(tx, (), "),
+    ),
+    mutant(
+        "a sender that is late sends what a sweep has taken",
+        ("store.outbox:keep", ", o.c.attempts == 0)", ",)"),
+        caught_by=_RESULTS + "test_a_sender_that_is_late_sends_nothing_that_a_sweep_is_about_to_send[sqlite]",
+    ),
+    mutant(
+        "a sender that is late does not look for the sweep",
+        ("tasks.outbox:Outbox._divide_and_keep", "is_late = number > 0 and left < grace / 2", "is_late = False"),
+        caught_by=_RESULTS + "test_a_sender_that_is_late_leaves_the_rest_to_the_sweep[sqlite]",
     ),
     # --- lost tasks -----------------------------------------------------------------------------
     mutant(

@@ -13,9 +13,18 @@ MUTANTS = (
     # --- since when, and for how long ---------------------------------------------------------------
     mutant(
         "a linear step waits since its run was created",
-        ("store.overview:read_waits", "sa.func.coalesce(s.started_at, s.created_at)", "s.created_at"),
+        (
+            "store.overview:read_waits",
+            "row.created_at if row.started_at is None else row.started_at",
+            "row.created_at",
+        ),
         caught_by="tests/engine/test_linear.py::"
         "test_a_linear_step_is_listed_as_waiting_since_its_handler_was_called[sqlite]",
+    ),
+    mutant(
+        "what is written late comes before the known agenda",
+        ("store.schedule:_search_from", " - _MAX_DELAY", ""),
+        caught_by="tests/store/test_agenda.py::test_a_known_agenda_is_read_again_as_the_complete_one[sqlite]",
     ),
     # --- the fence ------------------------------------------------------------------------------
     mutant(
@@ -28,21 +37,45 @@ MUTANTS = (
     mutant(
         "the fused step has no fence",
         (
-            "store.step_rows:_guard_and_insert",
+            "store.step_rows:_hold",
             "guard_update(s)",
             'sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(lease_until=s.clock() + '
             'param("lease_us", sa.BigInteger), version=i.c.version + 1, crash_count=0)',
         ),
         caught_by="tests/store/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
     ),
+    mutant(
+        "the guard of an added step has no fence",
+        ("store.claims:lock_held", ', i.claim_token == param("token", sa.String)', ""),
+        caught_by="tests/store/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
+    ),
+    mutant(
+        "the time of an added step is read before the lock",
+        (
+            "store.step_rows:_hold_without_change",
+            """i.pause_requested).cte("locked")""",
+            """i.pause_requested, s.clock().label("now_us")).cte("held")\n    return locked""",
+        ),
+        caught_by="tests/store/test_guards.py::test_the_time_of_its_step_is_that_after_the_wait[postgresql]",
+    ),
+    mutant(
+        "a delayed statement logs although its row has changed",
+        (
+            "store.step_rows:_guard_and_update",
+            "insert_with(s, held, both, log_lines)",
+            "insert_with(s, held, held, log_lines)",
+        ),
+        caught_by="tests/store/test_step_logs.py"
+        "::test_a_delayed_statement_for_a_row_that_has_changed_logs_nothing[postgresql]",
+    ),
     mutant("a restart keeps the token", ("store.lifecycle:restart", "**RELEASED,", "")),
     mutant("terminating keeps the claim", ("store.lifecycle:terminate", "**RELEASED,", "")),
     mutant(
         "a takeover keeps the old token",
         (
-            "store.claims:_claim_run",
-            '(i.claim_token, param("token"))',
-            '(i.claim_token, sa.func.coalesce(i.claim_token, param("token")))',
+            "store.takeovers:_take_over",
+            "*claims.new_values(s).items()",
+            '*[each for each in claims.new_values(s).items() if each[0].name != "claim_token"]',
         ),
     ),
     mutant(
@@ -65,8 +98,20 @@ MUTANTS = (
     mutant("a claim ignores the number of the run", ("store.claims:_claimable", 'i.run_number == param("run"),', "")),
     mutant(
         "crashes are not counted",
-        ("store.claims:_claim_run", "i.crash_count + sa.case((i.claim_token.is_(None), 0), else_=1)", "i.crash_count"),
+        ("store.takeovers:_take_over", "i.c.crash_count + 1", "i.c.crash_count"),
         ("store.sweeps:_release_crashed", "row.crash_count + 1", "row.crash_count"),
+    ),
+    mutant(
+        "a claim overwrites an expired one before anything has read it",
+        ("store.claims:claim_run", "is_unclaimed = i.c.claim_token.is_(None)", "is_unclaimed = sa.true()"),
+    ),
+    mutant(
+        "a takeover records no crash",
+        ("store.takeovers:take_over", "attempts.record_crash(", "(lambda *_, **__: None)("),
+    ),
+    mutant(
+        "the release of a dead claim records no crash",
+        ("store.sweeps:_release_crashed", "attempts.record_crash(", "(lambda *_, **__: None)("),
     ),
     # --- the sweep ------------------------------------------------------------------------------
     mutant(
@@ -154,7 +199,7 @@ MUTANTS = (
     mutant(
         "a restarted instance is deleted when its last run would have been",
         ("store.lifecycle:restart", "retention_until=None,", ""),
-        ("store.retention:delete_expired", ", i.status.in_(sorted(status.value for status in TERMINAL))", ""),
+        ("store.retention:_is_expired", ", has_ended]", "]"),
         caught_by="tests/engine/test_retention.py::"
         "test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_runs[sqlite]",
     ),
@@ -166,7 +211,11 @@ MUTANTS = (
     ),
     mutant(
         "instances are pruned by the age of their creation",
-        ("store.retention:EndedFilter.conditions", "i.updated_at <=", "i.created_at <="),
+        (
+            "store.retention:_build_examined",
+            "c.completed_at <= _latest_end(tx, age)",
+            "c.created_at <= _latest_end(tx, age)",
+        ),
         caught_by="tests/engine/test_retention.py::test_what_began_long_ago_and_ended_just_now_is_not_pruned[sqlite]",
     ),
     mutant(
@@ -293,12 +342,20 @@ MUTANTS = (
     ),
     # --- two transactions at once ---------------------------------------------------------------
     mutant(
+        "a claim takes a run with steps for a new one",
+        (
+            "store.claims:new_run_columns",
+            "i.version == sa.literal_column(str(FIRST_VERSION + 1)),",
+            "",
+        ),
+        caught_by="tests/store/test_new_runs.py::test_a_claim_does_not_read_a_run_that_has_steps_already[postgresql]",
+    ),
+    mutant(
         "a claim is looked up by the index that others lock first",
         (
-            "store.claims:claim",
-            "_make_claim(tx.run(_read_claimed, workflow=ref.workflow, instance=ref.instance_id).one(), "
-            "ref, token, lease)",
-            "find_claim(tx, ref, token=token, lease=lease)",
+            "store.claims:_read_claimed",
+            'i.instance_id == param("instance"))',
+            'i.instance_id == param("instance")).with_for_update(key_share=True)',
         ),
         caught_by=_PAIR + "[mariadb-claim, held at its lock, commits before send_event]",
     ),

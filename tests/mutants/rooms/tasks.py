@@ -49,7 +49,7 @@ MUTANTS = (
             "tasks.dispatcher:Sweeper._run_round",
             "for kind in (self._publish_due_runs, self._republish_lost, self._send_outbox):",
             "while True:\n"
-            "            count, has_more = self._send_outbox(self._store.read(schedule.read))\n"
+            "            count, has_more = self._send_outbox(self._agenda.read())\n"
             "            published += count\n"
             "            if not has_more:\n"
             "                break\n"
@@ -146,10 +146,15 @@ MUTANTS = (
         "a failure that the result backend does not take answers nobody",
         (
             "tasks.task_ends:TaskEndHandler._handle_internal_error",
-            "self.commit_or_send_error(encode_exception(error), raw_reference)",
+            "self.commit_or_send_error(encode_exception(error), raw_reference, request=request, raised=error)",
             "pass",
         ),
         caught_by=_ANSWERS + "test_a_result_backend_that_is_away_changes_nothing[sqlite]",
+    ),
+    mutant(
+        "a local queue is taken for one that other processes fill",
+        ("tasks.flow_control:FlowControl.assume_local_queues", "self._has_local_queues = True", "pass"),
+        caught_by="tests/celery/test_local_queues.py::test_a_message_that_went_elsewhere_is_sent_here[True-1-sqlite]",
     ),
     # --- the outbox -----------------------------------------------------------------------------
     mutant(
@@ -189,7 +194,7 @@ MUTANTS = (
     # --- somebody else's worker -----------------------------------------------------------------
     mutant(
         "our messages follow the application's routes",
-        ("tasks:_send_past_routes", "if not app.conf.task_always_eager:", "if False:"),
+        ("tasks.options:send_past_routes", "if not app.conf.task_always_eager:", "if False:"),
         caught_by=_ATTACHING + "test_a_catch_all_route_does_not_catch_beats_sweeps[sqlite-exchange]",
     ),
     mutant(

@@ -1,0 +1,37 @@
+"""Two beats with the same schedule, as after a failover: each scheduled time starts one instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from celery_durable.tasks.start import START
+from tests.smoke.proc import until
+from tests.smoke.site import Site
+
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
+def test_two_beats_start_one_instance_for_each_scheduled_time(
+    make_site: Callable[..., Site], broker_url: str, store_url: str
+) -> None:
+    entry = {"task": START, "schedule": 1.0, "args": [1], "kwargs": {"workflow": "sprint", "id": "s-{scheduled}"}}
+    site = make_site(broker_url, store_url, beat_schedule={"sprint": entry})
+    worker = site.worker()
+    beats = [site.beat(wait=False), site.beat(wait=False)]
+
+    def sent() -> int:
+        return sum(beat.text().count("Sending due task sprint") for beat in beats)
+
+    until("four messages of each beat", lambda: all(b.text().count("Sending due task sprint") >= 4 for b in beats))
+    for beat in beats:
+        beat.terminate()
+    surely_sent = sent() - len(beats)  # A beat logs before it sends, so its end may cut off the last message.
+    until("the end of all starts", lambda: worker.text().count(f"Task {START}[") >= 2 * surely_sent)
+    started = site.workflow("sprint").list(limit=1000).items
+    assert 3 <= len(started) < surely_sent
+    for each in started:
+        site.instances.append(site.workflow("sprint").get(each.id))
+    site.finish()
