@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
+]
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w{}-]*).*?\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
@@ -24,16 +27,30 @@ class Block:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
+        return f"{page_name(self.page)}:{self.line}"
+
+
+def all_blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start("body")) + 1, found["language"], found["body"])
+        for found in _FENCE.finditer(text)
+    ]
 
 
 def blocks(page: Path, language: str) -> list[Block]:
-    text = page.read_text(encoding="utf-8")
-    return [
-        Block(page, text.count("\n", 0, found.start("body")) + 1, language, found["body"])
-        for found in _FENCE.finditer(text)
-        if found["language"] == language
-    ]
+    return [block for block in all_blocks_of(page) if block.language == language]
+
+
+def base_of(page: Path) -> Path | None:
+    """The page whose first block this page continues: `<!-- continues fan-out.md -->`."""
+    found = re.search(r"^<!-- continues ([\w-]+\.md) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return page.parent / found[1] if found else None
+
+
+def page_name(page: Path) -> str:
+    """The page's path, as the id of a test."""
+    return str(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page)
 
 
 def all_blocks(language: str) -> list[Block]:

@@ -1,4 +1,4 @@
-"""Checks that no retired word comes back: `make check` runs it. docs/glossary.md has the words that replaced them."""
+"""Checks that no retired word comes back: `make check` runs it. docs/reference/glossary.md has the replacements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """Run the python blocks of one page as one module: `python -m tests.docs.run_page README.md folder`.
 
+`--serve` runs many pages, each in a process of its own that is forked after the imports, which take longer than most
+pages. It reads lines with a page and a folder, separated by a tab. For each it writes the files stdout and stderr into
+the folder and prints the exit code.
+
 A page names servers, and none is needed: the database becomes a SQLite file in ``folder``, messages run at once in
 this process, and a wait for a result makes time jump to what is due next. An expression with a comment
 ``# -> value`` must have that value.
@@ -10,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import logging
 import os
 import sys
 import tempfile
@@ -18,9 +23,10 @@ import time
 import types
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import sqlalchemy as sa
+import sqlalchemy.ext.asyncio as async_sa
 
 import celery_durable.app
 import celery_durable.app.internals
@@ -30,7 +36,10 @@ from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
 from celery_durable.tasks.publishing import Publisher, PublishReport, SendState
 from celery_durable.testing import DurableHarness
-from tests.docs.blocks import Block, blocks
+from tests.docs.blocks import Block, base_of, blocks
+
+# Some pages show a run that fails. What the engine logs of it is no error of the page.
+logging.getLogger("celery_durable.runner").addHandler(logging.NullHandler())
 
 
 class JumpingRuntime(Runtime):
@@ -55,6 +64,7 @@ class JumpingRuntime(Runtime):
 
 def stand_in_for_servers() -> None:
     real_settings, real_engine = celery_durable.app.internals.read_settings, sa.create_engine
+    real_async_engine = async_sa.create_async_engine
 
     def read_settings(conf: Any) -> Any:
         settings = real_settings(conf)
@@ -65,6 +75,9 @@ def stand_in_for_servers() -> None:
 
     def create_engine(url: Any, **options: Any) -> sa.Engine:
         return real_engine(url, **options) if str(url).startswith("sqlite") else real_engine(URL)
+
+    def create_async_engine(_: Any, **options: Any) -> async_sa.AsyncEngine:
+        return real_async_engine(URL.replace("sqlite", "sqlite+aiosqlite", 1), **options)
 
     def publish(self: Publisher, due_runs: Any) -> PublishReport:
         self.run_eagerly(due_runs)
@@ -78,6 +91,8 @@ def stand_in_for_servers() -> None:
     celery_durable.app.internals.Runtime = JumpingRuntime
     Publisher.queue_length = lambda *_: None
     sa.create_engine = create_engine
+    sa.engine_from_config = lambda *_, **__: real_engine(URL)  # Flask-SQLAlchemy calls it
+    async_sa.create_async_engine = create_async_engine
     Publisher.publish, Publisher.send = publish, send
 
 
@@ -103,10 +118,13 @@ def _is(found: Any, wanted: Any, text: str) -> None:
 
 
 def run(page: Path) -> None:
-    module = types.ModuleType("page")
+    base = base_of(page)
+    module = types.ModuleType("page" if base is None else "shop")
     vars(module)["_is"] = _is
-    sys.modules["page"] = module
+    sys.modules[module.__name__] = module
     checks = 0
+    if base is not None:  # the page continues the file `shop.py`
+        exec(compile(blocks(base, "python")[0].text, str(base), "exec"), vars(module))
     for block in blocks(page, "python"):
         tree = ast.parse(block.text, filename=str(block))
         checked = Checked(block)
@@ -134,8 +152,8 @@ def call_test(test: Any) -> None:
         test(**given)
 
 
-if __name__ == "__main__":
-    page, where = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+def main(page: Path, where: Path) -> None:
+    global URL  # one process runs one page
     os.chdir(where)
     URL = f"sqlite:///{where}/page.sqlite3"
     store = Store(URL)
@@ -143,3 +161,28 @@ if __name__ == "__main__":
     store.close()
     stand_in_for_servers()
     run(page)
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        page, _, where = line.rstrip("\n").partition("\t")
+        pid = os.fork()
+        if pid == 0:
+            run_forked(Path(page), Path(where))
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def run_forked(page: Path, where: Path) -> NoReturn:
+    """Run a page as the child of a fork, and end as an interpreter ends: with its hooks."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # further lines belong to the parent
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(where / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
+    main(page, where)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--serve"]:
+        serve()
+    else:
+        main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())

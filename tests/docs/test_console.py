@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import entry_points
 
 import click
+import flask.cli
 import pytest
 from celery.bin.celery import celery
 
@@ -42,6 +43,12 @@ def test_a_command_can_be_typed_like_this(block: Block, line: str) -> None:
             check_celery(subcommand, rest)
         case "celery-durable":
             parse(line)
+        case "flask":
+            _, _, subcommand, *rest = args
+            if subcommand == "durable":
+                check_celery(subcommand, rest)
+            else:
+                assert subcommand in flask.cli.FlaskGroup().commands
         case _:
             pytest.fail(f"{block}: nobody knows {program!r}")
 

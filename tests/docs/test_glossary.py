@@ -8,15 +8,15 @@ import pytest
 
 from tests.docs.blocks import ROOT
 
-ENTRIES: list[tuple[str, str]] = re.findall(
-    r"^([A-Z][^\n]*)\n((?:[: ] [^\n]*\n)+)", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE
-)
+TEXT = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+ENTRIES: list[tuple[str, str]] = re.findall(r"^([A-Z][^\n]*)\n((?:[: ] [^\n]*\n)+)", TEXT, re.MULTILINE)
 
 
 def test_there_are_at_most_thirty_terms_in_alphabetical_order() -> None:
     terms = [term.lower() for term, _ in ENTRIES]
     assert 20 <= len(terms) <= 30
     assert terms == sorted(set(terms))
+    assert len(terms) == len(re.findall(r"^: ", TEXT, re.MULTILINE))
 
 
 @pytest.mark.parametrize(("term", "text"), ENTRIES, ids=[term for term, _ in ENTRIES])
@@ -25,4 +25,4 @@ def test_a_term_has_one_sentence(term: str, text: str) -> None:
 
 
 def test_the_index_links_the_glossary() -> None:
-    assert "[Glossary](glossary.md)" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert "[Glossary](reference/glossary.md)" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/http.md: its commands are run against its own application, and its tables are those of the code."""
+"""docs/reference/http.md: its commands are run against its own application, and its tables are those of the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery_durable.http import Access, asgi
 from celery_durable.wire.codes import STATUS
 from tests.docs.blocks import ROOT, blocks
 
-PAGE = ROOT / "docs" / "http.md"
+PAGE = ROOT / "docs" / "reference" / "http.md"
 TEXT = PAGE.read_text()
 
 

@@ -21,7 +21,7 @@ MEMBERS = {name for value in EXPORTED.values() for name in dir(value)} | {
 }
 """What can be written behind the dot of a public object."""
 
-PARTS = {"Host", "LinearDefinition", "Redaction", "Code", "RedactedKind", "WorkflowKind", "OutboxKind"}
+PARTS = {"Host", "LinearDefinition", "Redaction", "Code", "RedactedKind", "WorkflowKind", "OutboxKind", "PassResult"}
 """Returned to other parts of the package, not to its users; and enums of text, which users compare with text."""
 
 DESCRIBED = [

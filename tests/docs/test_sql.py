@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
-from tests.docs.blocks import Block, all_blocks
+from tests.docs.blocks import ROOT, Block, all_blocks
 
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
 TABLES = ["workflow_instance", "workflow_run", "workflow_step", "workflow_event", "workflow_log", "workflow_label"]
@@ -95,6 +96,18 @@ def test_the_queries_for_monitoring_find_what_they_are_for(app: Durable) -> None
     assert [(row.instance_id, row.attempts, row.error_name) for row in retried] == [("retries", 1, "ZeroDivisionError")]
 
 
+def tables_of_instances(app: Durable) -> list[str]:
+    """The tables with rows of instances. A message of the outbox outlives its instance."""
+    tables = app.internals.store.tables.metadata.sorted_tables
+    return [table.name for table in tables if "instance_pk" in table.c and table.name != "workflow_outbox"]
+
+
+def count_orphans(app: Durable, table: str) -> int:
+    query = f"SELECT count(*) FROM {table} WHERE instance_pk NOT IN (SELECT id FROM workflow_instance)"
+    with app.internals.store.engine.connect() as connection:
+        return int(connection.exec_driver_sql(query).scalar_one())
+
+
 def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, database: str) -> None:
     code = sql_for(database, "DELETE")
     assert code
@@ -109,6 +122,21 @@ def test_deleting_removes_what_ended_long_ago_and_nothing_else(app: Durable, dat
         "workflow_instance": 2, "workflow_run": 2, "workflow_step": 4, "workflow_event": 1, "workflow_log": 2,
         "workflow_label": 2,
     }  # fmt: skip
+    assert [name for name in tables_of_instances(app) if count_orphans(app, name)] == []
+
+
+@pytest.mark.parametrize(("instance", "left"), [("completes", 3), ("waits", 4), ("missing", 4)])
+def test_a_single_ended_instance_is_deleted_with_the_condition_that_the_page_gives(
+    app: Durable, database: str, instance: str, left: int
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "retention.md").read_text(encoding="utf-8")
+    (given,) = re.findall(r"by `(workflow = 'order' AND instance_id = 'order-42')`", page)
+    condition = given.replace("'order'", "'busy'").replace("'order-42'", f"'{instance}'")
+    run(app, [re.sub(r"updated_at < .*", condition, each) for each in sql_for(database, "DELETE")])
+    ids = [item.id for item in app.internals.operations.queries.list().items]
+    assert len(ids) == count(app)["workflow_instance"] == left
+    assert ("completes" in ids) is (instance != "completes")
+    assert [name for name in tables_of_instances(app) if count_orphans(app, name)] == []
 
 
 def test_what_was_published_in_vain_is_due_again_and_nothing_else_changes(app: Durable, database: str) -> None:

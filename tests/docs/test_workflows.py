@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import noxfile
+from tests.chaos.arena import PAIRS
 from tests.docs.blocks import ROOT
 
 GITHUB = ROOT / ".github"
@@ -53,6 +54,22 @@ def test_images_are_named_by_tag_and_digest() -> None:
 
 def test_every_night_each_python_of_the_noxfile_has_a_job() -> None:
     assert jobs("nightly.yml")["tests"]["strategy"]["matrix"]["python"] == noxfile.PYTHONS
+
+
+def test_every_night_runs_a_million_schedules_and_all_slow_tests_and_each_pair_of_servers() -> None:
+    nightly = jobs("nightly.yml")
+    (simulate,) = [step["run"] for step in nightly["schedules"]["steps"] if "run" in step]
+    found = re.search(r" N=(\d+) SEED=\$\(\(GITHUB_RUN_NUMBER \* 1000000 \+ SHARD \* (\d+)\)\) ", simulate)
+    assert found is not None
+    shards = nightly["schedules"]["strategy"]["matrix"]["shard"]
+    assert shards == list(range(len(shards)))
+    assert found[1] == found[2]
+    assert len(shards) * int(found[1]) == 1_000_000
+
+    shards = nightly["slow"]["strategy"]["matrix"]["shard"]
+    assert shards == list(range(1, len(shards) + 1))
+    assert nightly["slow"]["env"]["DURABLE_SHARD"] == f"${{{{ matrix.shard }}}}/{len(shards)}"
+    assert nightly["chaos"]["strategy"]["matrix"]["pair"] == list(PAIRS)
 
 
 def test_the_noxfile_begins_with_the_lowest_versions_that_the_package_accepts() -> None:

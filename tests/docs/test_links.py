@@ -1,0 +1,47 @@
+"""A link between pages names a file that exists, and a heading that the file has."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import PAGES, ROOT, page_name
+
+FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#{1,3} (.+)$", re.MULTILINE)  # conf.py: myst_heading_anchors = 3
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(prose(page)))
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    return [link for link in LINK.findall(text) if not link.startswith(("http", "mailto:")) and not leads(page, link)]
+
+
+def leads(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert broken_links(page, prose(page)) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    text = (
+        "[a](design.md) [b](design.md#the-laws) [c](design.md#no-laws) [d](gone.md) [e](#gone) [f](https://a.example/)"
+    )
+    assert broken_links(ROOT / "docs" / "index.md", text) == ["design.md#no-laws", "gone.md", "#gone"]
