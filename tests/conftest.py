@@ -1,19 +1,22 @@
 """Databases for every test: SQLite always, PostgreSQL and MariaDB where they answer.
 
-Each process has one database on each server, made and migrated when first wanted, emptied before each test,
-dropped at the end. A server that does not answer skips its tests; with DURABLE_REQUIRE_SERVICES=1 they fail.
+Each process has one database on each server, made and migrated when first wanted, emptied before each test, dropped at
+the end; the next run drops those of a run that was killed. A server that does not answer skips its tests; with
+DURABLE_REQUIRE_SERVICES=1 they fail.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,13 +26,15 @@ from importlib.machinery import PathFinder
 import hypothesis
 import pytest
 import sqlalchemy as sa
+from pymysql.constants import CLIENT
 
-from celery_durable.definitions import SHARED
+from celery_durable.definitions import SHARED, Definition, LinearDefinition
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import Tables
+from tests import leftovers
 from tests.services import DATABASES, missing
 
 # How long an example takes says something of the machine, not of the code.
@@ -39,6 +44,11 @@ hypothesis.settings.load_profile("untimed")
 # A shell has what it starts in the background ignore SIGINT; tests are about what Ctrl-C does.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Where this is set (as in many containers), each process that a test starts would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 class PlainImports(MetaPathFinder):
@@ -55,7 +65,10 @@ class PlainImports(MetaPathFinder):
 
 sys.meta_path.insert(0, PlainImports())
 
-_NAME = f"durable_test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
+_LEFT_OUT = "LEFT OUT"
+_IS_FIRST = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+os.environ[leftovers.OWNER] = str(os.getpid())  # for the processes that tests start
+_NAME = f"{leftovers.PREFIX}{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
 
 
 class MovableRuntime(Runtime):
@@ -76,26 +89,51 @@ class MovableRuntime(Runtime):
 
 @pytest.hookimpl(trylast=True)  # after -m has chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bulk comes last in the share of each process (``--dist worksteal`` deals out the list in equal pieces)."""
+    """The floor comes first and bulk last in the share of each process.
+
+    ``--dist worksteal`` deals out the list in equal pieces. DURABLE_SHARD=2/6 keeps the second of six parts of the
+    tests, for machines that share the work.
+    """
+    if shard := os.environ.get("DURABLE_SHARD"):
+        part, count = map(int, shard.split("/"))
+        items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == part - 1]
     shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    bulk = [item for item in items if item.get_closest_marker("bulk")]
-    others = [item for item in items if not item.get_closest_marker("bulk")]
+    parts: dict[str, list[pytest.Item]] = {"floor": [], "others": [], "bulk": []}
+    for item in items:
+        named = (name for name in ("floor", "bulk") if item.get_closest_marker(name))
+        parts[next(named, "others")].append(item)
     items[:] = [
         item
         for share in range(shares)
-        for part in (others, bulk)
+        for part in parts.values()
         for item in part[share * len(part) // shares : (share + 1) * len(part) // shares]
     ]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Hide the modules and the 13,000 tests from the garbage collector: each full collection would visit them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def own_registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What examples and tests register for every app of the process is there for them alone."""
+    """A test knows the workflows of its module, of its room's helpers and of what the room tests; no others."""
     here = request.module.__name__
-    rooms = ("examples", "tests.testing", "tests.explain", "tests.signals")
-    hidden = tuple(room for room in rooms if not here.startswith((room, f"tests.{room}")))
-    others = {name: it for name, it in SHARED._definitions.items() if not it.source_location.startswith(hidden)}
-    monkeypatch.setattr(SHARED, "_definitions", others)
+    tested = here.removeprefix("tests.")
+
+    def is_known(definition: Definition) -> bool:
+        module = definition.module if isinstance(definition, LinearDefinition) else definition.fn.__module__
+        room, _, name = module.rpartition(".")
+        if name.startswith("test_"):
+            return module == here
+        if module.startswith(("examples.", "celery_durable.contrib.")):
+            return tested.startswith(room.removeprefix("celery_durable."))
+        return not module.startswith("tests.") or here.startswith(room)
+
+    known = {name: each for name, each in SHARED._definitions.items() if is_known(each)}
+    monkeypatch.setattr(SHARED, "_definitions", known)
 
 
 @pytest.fixture(scope="session")
@@ -164,15 +202,46 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_sessionstart() -> None:
+    if _IS_FIRST:
+        leftovers.kill_processes_of_the_dead()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     until = os.environ.get("DURABLE_SLOW_UNTIL")
-    if until and item.get_closest_marker("slow") and time.time() > float(until):
-        pytest.skip("LEFT OUT: the time of the gate is nearly over. All of it: make test-all")
+    may_be_left_out = item.get_closest_marker("slow") and not item.get_closest_marker("floor")
+    if until and may_be_left_out and time.time() > float(until):
+        pytest.skip(f"{_LEFT_OUT}: the time of the gate is nearly over. All of it: make test-all")
     # Here, not in a fixture: the summary then folds the skips of one server into one line.
     params = getattr(item, "callspec", None)
     name = params.params.get("database") if params else None
     if name in DATABASES and (why := _unreachable(name)):
         missing(name, f"{sa.make_url(DATABASES[name])} does not answer: {why}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With a limit in time, say which share of the slow tests ran. The floor is never left out."""
+    if "DURABLE_SLOW_UNTIL" not in os.environ:
+        return
+    # Those under "" are of setup and teardown.
+    reports = [each for outcome, found in terminalreporter.stats.items() if outcome for each in found]
+    slow = {it.nodeid: it for it in reports if isinstance(it, pytest.TestReport) and "slow" in it.keywords}
+    ran = [report for report in slow.values() if not report.skipped]
+    floor, floor_ran = (sum("floor" in report.keywords for report in some) for some in (slow.values(), ran))
+    if slow:
+        share = (
+            f"{len(ran):,} of {len(slow):,} ({len(ran) * 100 // len(slow)} %), {floor_ran:,} of {floor:,} of the floor"
+        )
+        terminalreporter.section("slow tests that ran")
+        terminalreporter.write_line(share)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make what a test has logged text that a test process can send: errors may have half a surrogate pair."""
+    report = yield
+    report.sections = [(title, text.encode(errors="replace").decode()) for title, text in report.sections]
+    return report
 
 
 @functools.cache
@@ -199,10 +268,9 @@ class OwnDatabase:
         return self.engine.url.render_as_string(hide_password=False)
 
     def empty(self) -> None:
-        with self.engine.begin() as connection:
-            for table in self.tables.metadata.sorted_tables:
-                if table is not self.tables.database:
-                    connection.execute(sa.delete(table))
+        tables = (table for table in self.tables.metadata.sorted_tables if table is not self.tables.database)
+        with self.engine.begin() as connection:  # in one round trip
+            connection.exec_driver_sql("; ".join(f"DELETE FROM {table.name}" for table in tables))
 
 
 @contextmanager
@@ -210,12 +278,15 @@ def _own_database(name: str) -> Iterator[OwnDatabase]:
     server = sa.make_url(DATABASES[name])
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     force = " WITH (FORCE)" if name == "postgresql" else ""
+    if _IS_FIRST:
+        leftovers.drop_databases_of_the_dead(admin)
     with admin.connect() as connection:
         connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {_NAME}{force}")
         connection.exec_driver_sql(f"CREATE DATABASE {_NAME}")
         if name == "postgresql":  # nobody crashes this server: what outlives a crash is for tests/smoke and tests/chaos
             connection.exec_driver_sql(f"ALTER DATABASE {_NAME} SET synchronous_commit = off")
-    engine = sa.create_engine(server.set(database=_NAME), isolation_level="READ COMMITTED")
+    connect_args = {"client_flag": CLIENT.MULTI_STATEMENTS} if name == "mariadb" else {}
+    engine = sa.create_engine(server.set(database=_NAME), isolation_level="READ COMMITTED", connect_args=connect_args)
     try:
         with contextlib.closing(Store(engine=engine)) as store:
             migrate.upgrade(store)

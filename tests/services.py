@@ -23,3 +23,22 @@ def missing(what: str, why: str) -> NoReturn:
     """Skip where people develop, fail where everything must be there."""
     text = f"NOT TESTED ON {what.upper()}: {why}"
     (pytest.fail if os.environ.get("DURABLE_REQUIRE_SERVICES") == "1" else pytest.skip)(text)
+
+
+TOOLS = {
+    "promtool": "apt-get install prometheus",
+    "pgbouncer": "apt-get install pgbouncer",
+    "psycopg2": "pip install psycopg2-binary",
+    "mysqldb": "pip install mysqlclient",
+    "dbos": "pip install 'celery-durable[bench]'",
+    "absurd": "pip install 'celery-durable[bench]'",
+}
+"""Programs and drivers that some tests use, and how each is installed."""
+
+
+def missing_tool(name: str) -> NoReturn:
+    """Skip, or fail if DURABLE_REQUIRE_TOOLS names the tool. "1" stands for all of them, and "a,b" for some."""
+    required = os.environ.get("DURABLE_REQUIRE_TOOLS", "")
+    is_required = required == "1" or name in required.split(",")
+    text = f"NOT TESTED WITH {name.upper()}: it is not installed ({TOOLS[name]})"
+    (pytest.fail if is_required else pytest.skip)(text)
