@@ -15,8 +15,11 @@ find-python = $(firstword $(PYTHON) $(shell for p in python3.13 python3.12 pytho
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+# Set in many containers; each process would compile the package, the tests and the plugins of pytest anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage test-all chaos simulate mutants check format lint-fix docs openapi bench news clean
+.PHONY: help setup demo test coverage test-all chaos simulate mutants check format lint-fix docs docs-links codes pictures openapi bench news clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -66,12 +69,21 @@ format: .venv/dev ## Format the code and fix what ruff can fix
 lint-fix: format
 
 docs: .venv/dev ## Build the documentation into docs/_build/html; a warning is an error
-	$(BIN)/sphinx-build -W --keep-going --quiet -b html docs docs/_build/html
+	$(BIN)/sphinx-build --fresh-env -W --keep-going --quiet -b html docs docs/_build/html
 
-openapi: .venv/dev ## Write the description of the HTTP API into docs/openapi.json
-	$(BIN)/python -m celery_durable.http > docs/openapi.json
+docs-links: .venv/dev ## Check the links of the documentation to other sites
+	$(BIN)/sphinx-build --quiet -b linkcheck docs docs/_build/links
 
-bench: .venv/dev ## Measure (benchmarks/run.py)
+codes: .venv/dev ## Write the table of explain's codes into docs/how-to/debugging.md
+	$(BIN)/python -m tests.docs.explain_codes
+
+pictures: .venv/dev ## Draw docs/pictures/*.svg from their recordings
+	$(BIN)/python -m tests.docs.pictures
+
+openapi: .venv/dev ## Write the description of the HTTP API into docs/reference/openapi.json
+	$(BIN)/python -m celery_durable.http > docs/reference/openapi.json
+
+bench: .venv/bench ## Measure beside other systems in interleaved rounds, as ratios (benchmarks/run.py)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 news: .venv/dev ## Show what the next release will say in CHANGELOG.md
@@ -81,7 +93,7 @@ clean: ## Remove everything make has made, .venv included
 	rm -rf .coverage .coverage.* .venv .nox build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-# Two stamps, so that the demo does not wait for the tools.
+# Stamps, so that the demo does not wait for the tools, nor the tools for the systems of the benchmarks.
 
 .venv/run: pyproject.toml
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then python="$(find-python)"; \
@@ -94,4 +106,9 @@ clean: ## Remove everything make has made, .venv included
 .venv/dev: .venv/run
 	@echo 'Installing the tools into .venv; the first time this takes a minute'
 	@$(PIP) --editable '.[all,dev]'
+	@touch $@
+
+.venv/bench: .venv/dev
+	@echo 'Installing the systems of the benchmarks into .venv'
+	@$(PIP) --editable '.[all,dev,bench]'
 	@touch $@

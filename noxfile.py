@@ -20,6 +20,8 @@ CELERY = {"5.5": "~=5.5.0", "5.6": "~=5.6.0", "newest": ">=5.7"}
 SQLALCHEMY = {"2.0": "~=2.0.36", "2.1": "~=2.1.0"}
 SHOWN = ("celery", "kombu", "sqlalchemy", "alembic", "pydantic", "redis", "psycopg", "pymysql")
 
+DJANGO = {"4.2": "~=4.2.0", "5.2": "~=5.2.0", "newest": ">=6.0"}
+
 _SHOW_VERSIONS = """
 import sys
 from importlib.metadata import version
@@ -38,3 +40,15 @@ def tests(session: nox.Session, celery: str, sqlalchemy: str) -> None:
     session.run("python", "-c", _SHOW_VERSIONS, *SHOWN, silent=False)
     jobs = os.environ.get("JOBS", "2")
     session.run("python", "-m", "pytest", "-n", jobs, "--dist", "worksteal", "-m", "not slow", *session.posargs)
+
+
+@nox.session(python="3.12")
+@nox.parametrize("django", list(DJANGO))
+def django_versions(session: nox.Session, django: str) -> None:
+    """Run the tests of the integration with one Django."""
+    session.install("--editable", ".[all,dev]")
+    session.install(f"django{DJANGO[django]}")
+    session.run("python", "-c", _SHOW_VERSIONS, *SHOWN, "django", silent=False)
+    session.run(
+        "python", "-m", "pytest", "tests/contrib/django", "tests/examples/test_django_shop.py", *session.posargs
+    )
