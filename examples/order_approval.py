@@ -1,6 +1,6 @@
 """An order is charged, waits for a person's approval, and is shipped or refunded.
 
-RedactionContext here: a payment with retries and an idempotency key, an event with a timeout, a table of the shop's own
+Shown here: a payment with retries and an idempotency key, an event with a timeout, a table of the shop's own
 that is written in the transactions that record the steps, and a hook that shows card numbers to nobody.
 
 From the folder above this one, once, and then in one terminal:
