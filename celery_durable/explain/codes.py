@@ -72,7 +72,7 @@ MEANINGS: Mapping[Code, Meaning] = {
     ),
     Code.PAUSED: Meaning("The instance is paused, or a pause was requested while a step runs.", "`durable resume`."),
     Code.RUNNING: Meaning(
-        "A worker executes the run. The sentence says which step, which attempt, since when, and on which worker. "
+        "A worker executes the run. The sentence says which step, which attempt, for how long, and on which worker. "
         "This information may be up to a third of a lease old: ten seconds by default.",
         "Wait. Give a step that takes too long a `timeout=`.",
     ),
@@ -87,11 +87,13 @@ MEANINGS: Mapping[Code, Meaning] = {
         "Start beat.",
     ),
     Code.BROKER_UNAVAILABLE: Meaning(
-        "The broker refuses connections or does not answer. The sentence says since when, which broker, and its error.",
+        "The broker refuses connections or does not answer. The sentence has the time at which this began, the broker "
+        "and its error.",
         "Start the broker, or correct `broker_url`. The dispatcher tries again every few seconds.",
     ),
     Code.QUEUE_REFUSED: Meaning(
-        "The broker refuses the messages of one queue. The sentence says since when, the broker's error, and a remedy.",
+        "The broker refuses the messages of one queue. The sentence has the time at which this began, the "
+        "broker's error and a remedy.",
         "Follow the sentence. A dispatcher tries the queue at least once a minute. Other queues are not affected.",
     ),
     Code.QUEUE_FULL: Meaning(
@@ -120,7 +122,8 @@ MEANINGS: Mapping[Code, Meaning] = {
         "Read the workers' logs: out of memory, or a crash in native code.",
     ),
     Code.STEP_LIMIT: Meaning(
-        "The run failed: it has more steps than `durable_max_steps`.", "More work in each step, or `max_steps=`."
+        "The run failed: it has more steps than `durable_max_steps`.",
+        "Put more work into each step, or raise `max_steps=`.",
     ),
     Code.NONDETERMINISTIC: Meaning(
         "The run failed: the code uses a recorded step's name for another kind of step, or one name for two steps.",
@@ -132,7 +135,7 @@ MEANINGS: Mapping[Code, Meaning] = {
     ),
     Code.TERMINATED: Meaning(
         "The instance was terminated. The sentence has the reason, if there was one.",
-        "`durable restart`, if it was a mistake.",
+        "If it was a mistake: `durable rewind` continues from a step, and `durable restart` runs all steps again.",
     ),
     Code.DONE: Meaning("The run completed.", "Nothing."),
 }

@@ -119,7 +119,7 @@ def _is(found: Any, wanted: Any, text: str) -> None:
 
 def run(page: Path) -> None:
     base = base_of(page)
-    module = types.ModuleType("page" if base is None else "shop")
+    module = types.ModuleType("shop")  # so that a page can import from a file that it has shown, as from `shop`
     vars(module)["_is"] = _is
     sys.modules[module.__name__] = module
     checks = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from flask import Flask
 from kombu import Connection
 
 from examples import flask_shop as shop
+from tests.docs.blocks import blocks
 from tests.examples.databases import make_shop_database
 from tests.services import BROKERS, missing
 from tests.smoke.proc import ROOT, Proc, python, until
@@ -115,3 +118,39 @@ def test_bodies_have_their_app_context_in_workers_of_every_pool(
         worker.clean_up()
     assert {shop.shop_order.get(f"order-{n}").result() for n in range(1, 6)} == {"The Kettle Shop: one kettle"}
     assert "Traceback" not in worker.text()
+
+
+@pytest.mark.smoke
+@pytest.mark.timeout(120)
+def test_the_commands_of_the_page_work_with_its_files(broker: dict[str, str], tmp_path: Path) -> None:
+    """Celery takes an attribute `app` of the module for its app, whatever that is: the page once had Flask's there."""
+    page = ROOT / "docs" / "how-to" / "flask.md"
+    package, worker, client, *_ = (block.text for block in blocks(page, "python"))
+    broker_url, database_url = '"redis://localhost:6379/0"', "postgresql+psycopg://shop@localhost/shop"
+    assert package.count(broker_url) == package.count(database_url) == 1
+    package = package.replace(database_url, f"sqlite:///{tmp_path}/shop.sqlite3").replace(
+        broker_url,
+        f"{broker['CELERY_BROKER_URL']!r}, "
+        f'"broker_transport_options": {{"global_keyprefix": {broker["SHOP_KEY_PREFIX"]!r}}}',
+    )
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").write_text(package)
+    (tmp_path / "shop" / "worker.py").write_text(worker)
+    client, checks = re.subn(r"^(.+)  # -> (.+)$", r"assert (\1) == (\2)", client, flags=re.MULTILINE)
+    assert checks == 2
+    (tmp_path / "client.py").write_text(f"from shop import db, order\nfrom shop.worker import site\n\n{client}")
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    [commands, *_] = [block.text for block in blocks(page, "console") if "worker" in block.text]
+    migrate, start, _ = (line.removeprefix("$ ").split() for line in commands.splitlines())
+    assert (migrate[0], start[0]) == ("flask", "celery")
+
+    subprocess.run(python("-m", *migrate), cwd=tmp_path, env=env, check=True, timeout=60)
+    process = Proc(python("-m", *start), log=tmp_path / "worker.log", env=env, cwd=tmp_path)
+    try:
+        done = subprocess.run(
+            python("client.py"), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+    finally:
+        process.clean_up()
+    assert done.returncode == 0, done.stderr + process.text()
+    assert "Traceback" not in process.text()
