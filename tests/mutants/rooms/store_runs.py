@@ -7,7 +7,6 @@ from tests.mutants.mutant import mutant
 _REPLAYED = "st.status == StepStatus.WAITING.value"
 _MAPS = "tests/engine/test_maps.py::"
 _OUTBOX = "tests/store/test_outbox.py::"
-_RETENTION = "tests/engine/test_retention.py::"
 _PAIR = "tests/pairs/test_pairs.py::test_two_concurrent_operations_lose_nothing_and_repeat_nothing"
 
 MUTANTS = (
@@ -238,7 +237,7 @@ MUTANTS = (
             "i.status.in_(sorted(status.value for status in self.statuses)),",
             "",
         ),
-        caught_by=_RETENTION + "test_pruning_deletes_what_ended_long_ago_and_nothing_else[sqlite]",
+        caught_by="tests/engine/test_retention.py::test_pruning_deletes_what_ended_long_ago_and_nothing_else[sqlite]",
     ),
     mutant(
         "labels stay when their instance is deleted",
