@@ -1,4 +1,4 @@
-"""What this engine costs: its steps, its messages, its creation, its maps and its waits."""
+"""What this engine costs: its steps, its messages, its creation and its maps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import sqlalchemy as sa
-from measuring import PREFORK, SOLO, THREADS, Answer, Question, beat, measure, wait_for, worker
+from measuring import PREFORK, SOLO, THREADS, Answer, Question, measure, wait_for, worker
 from servers import SERVER, query_one
 from wire import CountingProxy
 
@@ -17,13 +18,12 @@ class EngineQuestions:
     """The questions about this engine. Makes its tables."""
 
     def __init__(self) -> None:
-        from project import durable, many, sleeper, spread
+        from project import durable, logged, many, spread
 
-        self.durable, self._many, self._sleeper, self._spread = durable, many, sleeper, spread
+        self.durable, self._many, self._logged, self._spread = durable, many, logged, spread
         self._store = durable.internals.store
         with self._store.engine.begin() as conn:
             self._store.tables.metadata.create_all(conn)
-            conn.execute(sa.text("CREATE TABLE bench_start (id text, at double precision)"))
 
     def questions(self, instances: int) -> dict[str, Question]:
         few = max(10, instances // 8)
@@ -48,7 +48,11 @@ class EngineQuestions:
             "map": ask("such tasks by step.map, results recorded", lambda: self.tasks_by_map(instances), "byhand"),
             "create": ask("create(), each committed and published", self.creation, "limit1"),
             "superfluous": ask("superfluous messages, in this process", self.superfluous, None),
-            "wakeup": ask("ms from due to the start of the function, p50", self.wake_up, None),
+            "logged10": ask(
+                "steps, 10 in a workflow, each with a line in the durable log, prefork 2",
+                lambda: self.run(10, instances, workflow=self._logged),
+                "steps10",
+            ),
             "statements": ask("statements per step, 10 in a workflow", lambda: self.statements(10), None),
             "counts": ask(
                 "what this engine sends to PostgreSQL per step, 10 in a workflow",
@@ -65,11 +69,12 @@ class EngineQuestions:
         workers: int = 1,
         options: Sequence[str] = PREFORK,
         proxy: CountingProxy | None = None,
+        workflow: Any = None,
     ) -> Answer:
-        """Workflows that wait when the workers start."""
+        """Instances of ``workflow``, by default `many`, that wait when the workers start."""
         self._forget()
         for _ in range(count):
-            self._many.create(steps)
+            (workflow or self._many).create(steps)
         url = {"BENCH_POSTGRESQL_URL": proxy.url.render_as_string(hide_password=False)} if proxy else {}
         with ExitStack() as stack:
             sessions = [
@@ -109,25 +114,6 @@ class EngineQuestions:
             times.append((time.perf_counter() - began) * 1000)
         median = statistics.median(times)
         return {"per_second": 1000 / median, "p50_ms": median, "p99_ms": statistics.quantiles(times, n=100)[98]}
-
-    def wake_up(self) -> Answer:
-        """How late functions start after sleeps of 2 to 6 s, spread, with real worker and beat."""
-        with worker(*PREFORK), beat():
-            self._sleeper.create(0.01).result(timeout=60)  # both are up
-            with self._store.engine.begin() as conn:
-                conn.execute(sa.text("TRUNCATE bench_start"))
-            handles = [self._sleeper.create(2 + index * 0.02) for index in range(200)]
-            for handle in handles:
-                handle.result(timeout=60)
-        with self._store.engine.connect() as conn:
-            rows = conn.execute(
-                sa.text(
-                    "SELECT b.at - s.wake_at / 1e6 FROM bench_start b JOIN workflow_instance i ON i.instance_id = b.id"
-                    " JOIN workflow_step s ON s.instance_pk = i.id AND s.step_key = 'nap'"
-                )
-            )
-            late = sorted(float(row[0]) * 1000 for row in rows)
-        return {"p50_ms": late[len(late) // 2], "p99_ms": late[int(len(late) * 0.99)]}
 
     def tasks_by_map(self, count: int) -> Answer:
         """The tasks of `tasks_by_hand` as one step."""

@@ -3,10 +3,10 @@
 import os
 import struct
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import redis
-import sqlalchemy as sa
 from celery import Celery
 from servers import BROKER, DATABASE, KEY_PREFIX
 
@@ -21,7 +21,6 @@ app.conf.update(
     worker_hijack_root_logger=False,
 )
 durable = Durable(app)
-latencies = sa.create_engine(DATABASE, isolation_level="AUTOCOMMIT")
 
 counter = redis.Redis.from_url(BROKER)
 COUNTED, QUEUE_KEY = f"{KEY_PREFIX}count", f"{KEY_PREFIX}durable"
@@ -29,11 +28,6 @@ COUNTED, QUEUE_KEY = f"{KEY_PREFIX}count", f"{KEY_PREFIX}durable"
 
 def trivial(number: int) -> int:
     return number
-
-
-def note_start(instance_id: str) -> None:
-    with latencies.connect() as conn:
-        conn.execute(sa.text("INSERT INTO bench_start VALUES (:id, :at)"), {"id": instance_id, "at": time.time()})
 
 
 @durable.workflow
@@ -67,11 +61,15 @@ def spread(event: WorkflowEvent[int], step: Step) -> int:
     return len(step.map("count", count, range(event.payload)))
 
 
+def note_time() -> None:
+    with Path(os.environ["BENCH_LOG"]).open("ab", buffering=0) as log:
+        log.write(struct.pack("d", time.time()))
+
+
 @app.task(queue="stamps", ignore_result=True)
 def stamp(number: int) -> int:
     """As little as a task can do and leave the time at which it was done."""
-    with Path(os.environ["BENCH_LOG"]).open("ab", buffering=0) as log:
-        log.write(struct.pack("d", time.time()))
+    note_time()
     return number
 
 
@@ -84,4 +82,29 @@ def stamps(event: WorkflowEvent[dict[str, int | None]], step: Step) -> int:
 @durable.workflow
 def sleeper(event: WorkflowEvent[float], step: Step) -> None:
     step.sleep("nap", event.payload)
-    step.do("note", note_start, event.instance_id)
+
+
+@durable.workflow
+def logged(event: WorkflowEvent[int], step: Step) -> int:
+    """As `many`, with a line in the durable log for each step."""
+    for number in range(event.payload):
+        step.log.info("the next step", number=number)
+        step.do(f"step {number}", trivial, number)
+    return event.payload
+
+
+@durable.workflow
+def noting(event: WorkflowEvent, step: Step) -> None:
+    step.do("note", note_time)
+
+
+@durable.workflow
+def told(event: WorkflowEvent, step: Step) -> None:
+    step.wait_for_event("the word", "go")
+    step.do("note", note_time)
+
+
+@durable.workflow
+def alarm(event: WorkflowEvent[float], step: Step) -> None:
+    step.sleep_until("due", datetime.fromtimestamp(event.payload, UTC))
+    step.do("note", note_time)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import absurd_peer
 import celery_peer
 import dbos_peer
+import latencies
 import limits
 from engine import EngineQuestions
 from machine import OTHERS_AT_MOST, OthersMeter, wait_until_quiet
@@ -37,6 +38,7 @@ class Bench:
             **limits.questions(min(limits.SECONDS, instances / 100)),
             **celery_peer.questions(instances),
             **self._engine.questions(instances),
+            **latencies.questions(instances),
             **dbos_peer.questions(instances),
             **absurd_peer.questions(instances),
         }

@@ -81,3 +81,13 @@ def test_a_contender_that_is_not_installed_is_named(bench: dict[str, str], tmp_p
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['dbos'] = None\n")
     answers = ask(bench | {"PYTHONPATH": str(tmp_path)}, "dbos10")
     assert answers["dbos10"] == {"question": "dbos10", "left_out": "not installed: dbos"}
+
+
+@pytest.mark.slow  # sleeps have to end
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_waits_for_the_engine_are_measured(bench: dict[str, str]) -> None:
+    answers = ask(bench, "start", "event", "wakeup", "burst")
+    assert all(0 < answers[name]["p50_ms"] <= answers[name]["p99_ms"] for name in ("start", "event", "wakeup"))
+    assert all(answers[name]["call_p50_ms"] > 0 for name in ("start", "event"))
+    assert 0 < answers["burst"]["p50_ms"] <= answers["burst"]["last_ms"]

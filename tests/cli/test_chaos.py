@@ -103,7 +103,7 @@ def test_chaos_kills_what_it_started_and_finds_nothing_lost(staging: Folder) -> 
 def test_chaos_that_is_interrupted_ends_what_it_started_and_tells_what_it_did(staging: Folder, number: int) -> None:
     chaos = staging.start("-A", "shop", "durable", "chaos", "--minutes", "5", "--workers", "1", "--yes")
     staging.wait((staging.path / "packed").exists, "a step of its worker")
-    assert len(processes_of(chaos.pid)) > 0
+    staging.wait(lambda: bool(processes_of(chaos.pid)), "a worker")  # it may have killed the first one meanwhile
     chaos.send_signal(number)
     assert chaos.wait(40) == 130, staging.log()
     assert "Stopping the started workers. Press Ctrl-C again to kill them.\n" in staging.log()

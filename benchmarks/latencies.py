@@ -1,0 +1,125 @@
+"""How long something waits for this engine: from a call, an event or a due time to the start of a function."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from measuring import PREFORK, SCRATCH, Answer, Question, beat, wait_for, worker
+from servers import query_one
+
+from celery_durable import CreateOptions
+
+STARTS = SCRATCH / "starts"
+WAITS, TIMERS = 200, 2_000
+PAUSE_SECONDS = 0.02
+"""Between two calls, so that the worker is idle at each."""
+
+
+def questions(instances: int) -> dict[str, Question]:
+    waits, timers = min(WAITS, instances), min(TIMERS, instances)
+    return {
+        "start": Question("ms from create() to the start of the function, p50", None, lambda: start(waits)),
+        "event": Question("ms from send_event() to the start of the next function, p50", None, lambda: event(waits)),
+        "wakeup": Question("ms from due to the start of the function, p50", None, lambda: wake_up(waits)),
+        "burst": Question(f"ms from due to the last start, {timers:,} due at once", None, lambda: burst(timers)),
+    }
+
+
+def start(count: int) -> Answer:
+    """How long after `create()` is called the first function of an instance starts, and how long the call takes."""
+    from project import noting
+
+    with running():
+        return _called(functools.partial(noting.create, None) for _ in range(count))
+
+
+def event(count: int) -> Answer:
+    """How long after `send_event()` is called the function behind the wait starts, and how long the call takes."""
+    from project import told
+
+    with running():
+        handles = [told.create(None) for _ in range(count)]
+        wait_for(lambda: all(handle.status().status == "waiting" for handle in handles))
+        return _called(functools.partial(handle.send_event, "go") for handle in handles)
+
+
+def wake_up(count: int) -> Answer:
+    """How late functions start after sleeps that end one after the other."""
+    with running(), dispatching():
+        first = time.time() + 6
+        due = [first + number * PAUSE_SECONDS for number in range(count)]
+        set_alarms(due)
+        return _percentiles([at - was_due for at, was_due in zip(started(count), due, strict=True)])
+
+
+def burst(count: int) -> Answer:
+    """How late the last function starts of many sleeps that end at the same time."""
+    with running(), dispatching():
+        due = time.time() + 10 + count / 100
+        set_alarms([due] * count)
+        wait_for(lambda: query_one("SELECT count(*) FROM workflow_instance WHERE status = 'waiting'") >= count)
+        assert time.time() < due, "some were due before all slept: this machine is too slow for so many"
+        late = [(at - due) * 1000 for at in started(count)]
+        return {"last_ms": late[-1], "p50_ms": statistics.median(late)}
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """A worker that has run a function, and whose functions note when they start."""
+    from project import noting
+
+    STARTS.unlink(missing_ok=True)
+    with worker(*PREFORK, BENCH_LOG=str(STARTS)):
+        for handle in [noting.create(None) for _ in range(8)]:  # both processes have compiled their statements
+            handle.result(timeout=60)
+        STARTS.unlink()
+        yield
+
+
+@contextmanager
+def dispatching() -> Iterator[None]:
+    """A beat that has woken a sleeping instance."""
+    from project import alarm
+
+    with beat():
+        alarm.create(time.time() + 1).result(timeout=60)
+        STARTS.unlink()
+        yield
+
+
+def set_alarms(due: list[float]) -> None:
+    """An instance for each of these times, which sleeps until then and notes when it starts again."""
+    from project import alarm
+
+    run = uuid.uuid4().hex[:8]
+    for first in range(0, len(due), 500):
+        part = enumerate(due[first : first + 500], first)
+        alarm.create_batch([CreateOptions(f"{run}-{number}", at) for number, at in part])
+
+
+def started(count: int) -> list[float]:
+    """When so many functions started, in order."""
+    wait_for(lambda: STARTS.exists() and STARTS.stat().st_size >= 8 * count)
+    return sorted(struct.unpack(f"{count}d", STARTS.read_bytes()))
+
+
+def _called(calls: Iterable[Callable[[], object]]) -> Answer:
+    began, took = [], []
+    for call in calls:
+        began.append(time.time())
+        call()
+        took.append((time.time() - began[-1]) * 1000)
+        time.sleep(PAUSE_SECONDS)
+    answer = _percentiles([at - then for at, then in zip(started(len(began)), began, strict=True)])
+    return answer | {"call_p50_ms": statistics.median(took)}
+
+
+def _percentiles(seconds: list[float]) -> Answer:
+    late = sorted(each * 1000 for each in seconds)
+    return {"p50_ms": statistics.median(late), "p99_ms": late[int(len(late) * 0.99)]}
