@@ -38,6 +38,9 @@ def test_a_failed_run_is_one_event_grouped_and_tagged(tmp_path: Path, mode: str)
             "durable.step": "charge",
             "durable.attempt": attempt,
         }
+        breadcrumbs = [each.get("message", "") for each in event["breadcrumbs"]["values"]]
+        last = f"Attempt {attempt} of step 'charge' of {kind}/{kind}-1#1 failed: KeyError: 'total'"
+        assert last in breadcrumbs
         frames = [frame for each in event["exception"]["values"] for frame in each["stacktrace"]["frames"]]
         assert (FILE, LINE) in [(frame["abs_path"], frame["lineno"]) for frame in frames]
     # Celery says in one line that a task failed as expected, without a traceback of its own.

@@ -39,7 +39,7 @@ OUTPUTS = {
     ("fan-out.md", "watch"): "run\tcomplete",
     ("failure.md", "ls"): "order\torder-47\terrored\t",
     ("failure.md", "explain"): "FAILED\tIt failed ",
-    ("failure.md", "show"): "instance\torder\torder-47\twaiting\t2",
+    ("failure.md", "show"): "origin\torder-47\t1\tcharge card",  # run 2, still waiting or complete already
 }
 """What a command prints, by page, command and the number of its use."""
 CODES = {("change.md", "preflight", 2): 1}

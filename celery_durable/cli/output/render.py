@@ -273,7 +273,8 @@ def attempt_line(attempt: AttemptRecord) -> str:
     step = "" if attempt.step is None else f"step {describe_attempt(attempt)}{number}, "
     at = "" if attempt.location is None else f", at {attempt.location}"
     worker = "" if attempt.worker is None else f", on {_describe_worker(attempt)}"
-    return f"{step}{attempt.outcome}: {format_error(attempt.error)}{at}{worker}"
+    error = format_error(attempt.error)
+    return f"{step}{attempt.outcome}: {error.rstrip('.') if at or worker else error}{at}{worker}"
 
 
 # --- how a run ended ----------------------------------------------------------------------------
