@@ -19,6 +19,7 @@ from sqlalchemy import exc
 
 from celery_durable.runtime import real_monotonic
 from celery_durable.store import watchdog
+from celery_durable.store.faults import CommitInDoubt, is_connection_useless
 from celery_durable.store.libpq import PreparedStatements, prepared_statements_of
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 
@@ -178,6 +179,11 @@ class Connections:
             if isolation_level is not None:
                 self._set_isolation_level(borrowed.conn, isolation_level)
             yield borrowed.conn
+        except (exc.DBAPIError, CommitInDoubt) as error:
+            # SQLAlchemy does not know the errors of a Galera node without a majority.
+            if is_connection_useless(error) and not borrowed.conn.closed:
+                borrowed.conn.invalidate()
+            raise
         finally:
             with self.wrap_driver_errors():
                 self.return_to_pool(borrowed)  # still watched: the pool's rollback is a statement too

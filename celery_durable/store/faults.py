@@ -17,7 +17,7 @@ class Fault(Enum):
 
     RETRY = auto()  # a deadlock, a serialization failure, a lock timeout: nothing was applied, and a retry may succeed
     NO_WRITES = auto()  # a standby, a read-only server, or a full disk: nothing was applied
-    CONNECTION_LOST = auto()  # the connection is gone: the outcome of the current statement is unknown
+    CONNECTION_LOST = auto()  # the connection is gone or useless: the outcome of the current statement is unknown
     UNIQUE = auto()  # a unique constraint was violated
     # Another constraint was violated, or an earlier error was ignored. The transaction cannot commit.
     CONSTRAINT = auto()
@@ -28,7 +28,10 @@ class Fault(Enum):
 _PG_RETRY = frozenset({"40001", "40P01", "55P03"})
 _PG_LOST = frozenset({"57P01", "57P02", "57P03", "53300"})
 _MARIA_RETRY = frozenset({1020, 1205, 1213})
-_MARIA_LOST = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
+# A Galera node that loses the majority answers 1180 to a COMMIT that it may have sent to other nodes already. Later it
+# answers 1047 to every statement, even to ROLLBACK. A new connection may reach another node.
+_GALERA_LOST = frozenset({1047, 1180})
+_MARIA_LOST = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055}) | _GALERA_LOST
 # The server is read-only, or its disk is full.
 _PG_NO_WRITES = frozenset({"25006", "53100"})
 _MARIA_NO_WRITES = frozenset({1021, 1114, 1290, 1836})
@@ -69,6 +72,11 @@ class CommitInDoubt(Exception):
     def __init__(self, cause: exc.DBAPIError) -> None:
         self.cause = cause
         super().__init__(str(cause.orig))
+
+
+def is_connection_useless(error: exc.DBAPIError | CommitInDoubt) -> bool:
+    """Whether the connection that raised the error must not be used again, even if it is still open."""
+    return isinstance(error, CommitInDoubt) or classify_fault(error) is Fault.CONNECTION_LOST
 
 
 def is_transient(error: BaseException) -> bool:
