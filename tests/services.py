@@ -28,6 +28,7 @@ def missing(what: str, why: str) -> NoReturn:
 TOOLS = {
     "promtool": "apt-get install prometheus",
     "pgbouncer": "apt-get install pgbouncer",
+    "galera": "apt-get install mariadb-server",
     "psycopg2": "pip install psycopg2-binary",
     "mysqldb": "pip install mysqlclient",
     "dbos": "pip install 'celery-durable[bench]'",

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
-from tests.chaos import flows
+from tests.chaos import flows, galera
+from tests.chaos.galera import GaleraCluster
 from tests.chaos.replicated import ReplicatedPostgresql
 from tests.chaos.stillness import Stillness
 from tests.smoke.fault_proxy import FaultProxy
@@ -29,7 +30,12 @@ _CELERY_GAVE_UP = (
     "Could not start worker processes",
     "Unrecoverable error: ValueError('file descriptor is None')",
 )
-PAIRS = ("redis+postgresql", "rabbitmq+mariadb", "redis+mariadb", "rabbitmq+postgresql")
+PAIRS = ("redis+postgresql", "rabbitmq+mariadb", "redis+mariadb", "rabbitmq+postgresql", "redis+galera")
+_DATABASES: dict[str, type[ReplicatedPostgresql | MariadbServer | GaleraCluster]] = {
+    "postgresql": ReplicatedPostgresql,
+    "mariadb": MariadbServer,
+    "galera": GaleraCluster,
+}
 
 _SETTINGS: dict[str, Any] = {
     "durable_lease_seconds": LEASE_SECONDS,
@@ -66,6 +72,7 @@ def missing_programs(pair: str) -> list[str]:
         "rabbitmq": RabbitmqServer.program is not None and RabbitmqServer.mapper is not None,
         "postgresql": postgresql_programs() is not None,
         "mariadb": all(MariadbServer.programs),
+        "galera": all(MariadbServer.programs) and not galera.missing_parts(),
     }
     return [name for name in (broker, database) if not there[name]]
 
@@ -85,7 +92,7 @@ class Arena:
         self.stillness = Stillness(folder)
         broker, database = pair.split("+")
         with contextlib.ExitStack() as started:
-            self.database = ReplicatedPostgresql() if database == "postgresql" else MariadbServer()
+            self.database = _DATABASES[database]()
             started.callback(self.database.clean_up)
             self.broker = RedisServer(folder) if broker == "redis" else RabbitmqServer(folder)
             started.callback(self._close_broker)

@@ -8,16 +8,16 @@ import os
 import random
 import signal
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.chaos.arena import LEASE_SECONDS, Arena, end_group, now_us, send_group_signal, send_signal
-from tests.chaos.replicated import ReplicatedPostgresql
+from tests.chaos.galera import GALERA_FAULTS, GaleraCluster
 from tests.smoke.fault_proxy import FaultProxy, Mode
-from tests.smoke.proc import Proc, RabbitmqServer, RedisServer, until
+from tests.smoke.proc import MariadbServer, Proc, RabbitmqServer, RedisServer, until
 
 KILLED_CHILD = "pool processes killed in a pass"
 KILLED_TASK = "pool processes killed in a task"
@@ -30,7 +30,7 @@ FROZEN_WORKER = "workers frozen beyond the lease"
 FORGOTTEN = "messages lost (FLUSHALL, purge)"
 BROKER = "broker killed and started"
 DATABASE = "database crashed and restarted"
-PROMOTED = "database failed over to its standby"
+PROMOTED = "database failed over to its standby or next node"
 DEPLOYED = "workers replaced by a deploy (SIGTERM)"
 OVERDUE = "workers killed 30 s after their SIGTERM"
 CONNECTION = "connections ended by the server"
@@ -47,7 +47,7 @@ KILLS = (KILLED_CHILD, KILLED_TASK, KILLED_IDLE, KILLED_WORKER, KILLED_PARENT, K
 FAULTS = (
     *KILLS, FROZEN_CHILD, FROZEN_WORKER, DEPLOYED, OVERDUE, FORGOTTEN, BROKER, DATABASE, PROMOTED, CONNECTION,
     COMMIT_BEFORE, COMMIT_AFTER, REQUEST_BEFORE, REQUEST_AFTER, HUNG_BROKER, HUNG_DATABASE, BROKER_FAILED_OVER,
-    DATABASE_FAILED_OVER,
+    DATABASE_FAILED_OVER, *GALERA_FAULTS,
 )  # fmt: skip
 
 
@@ -99,7 +99,8 @@ class Storm:
         self._silent: set[FaultProxy] = set()
         self._leaving: dict[Proc, float] = {}
         """Workers that a deploy has replaced, and until when each may take to stop."""
-        self._restarting = threading.Thread()
+        self._beside = ThreadPoolExecutor(1)  # not a thread for each fault: a server ends with the one that started it
+        self._restarting: Future[None] | None = None
         slow_broker = isinstance(arena.broker, RabbitmqServer)
         self._winds: dict[Callable[[], bool], float] = {
             self._kill_child: 40,
@@ -124,6 +125,10 @@ class Storm:
             lambda: self._cut(REQUEST_BEFORE, "cut-before", b""): 3,
             lambda: self._cut(REQUEST_AFTER, "cut-after", b""): 3,
         }
+        if isinstance(arena.database, GaleraCluster):
+            self._winds |= {
+                functools.partial(self._hurt_node, name): weight for name, (weight, _) in arena.database.faults.items()
+            }
 
     def blow(self, go_on: Callable[[], bool], wants_kills: Callable[[], bool] = lambda: False) -> None:
         """One fault after the other, as long as ``go_on``; one more kill while it ``wants_kills``.
@@ -144,8 +149,8 @@ class Storm:
     def subside(self) -> None:
         """Thaw every frozen process, have the broker back, and everybody at work."""
         self._do_what_is_due(all_of_it=True)
-        if self._restarting.is_alive():
-            self._restarting.join()
+        if self._restarting is not None:
+            self._restarting.result()
         if isinstance(self._arena.broker, RabbitmqServer):
             until("RabbitMQ answers", self._arena.broker.answers, 60, pause=0.2)
         self._arena.proxy.disarm()
@@ -315,21 +320,26 @@ class Storm:
         return self._count(BROKER)
 
     def _restart_database(self) -> bool:
-        """Beside the storm: it takes seconds, in which others are struck."""
-        if self._restarting.is_alive():
-            return False
-        self._restarting = threading.Thread(target=self._arena.database.restart, name="restart")
-        self._restarting.start()
-        return self._count(DATABASE)
+        return self._hurt_database(DATABASE, self._arena.database.restart)
 
     def _fail_over_database(self) -> bool:
-        """Beside the storm, as a restart. The standby is built anew before the next one."""
+        """A standby is built anew before the next fault."""
         database = self._arena.database
-        if not isinstance(database, ReplicatedPostgresql) or self._restarting.is_alive():
-            return False
-        self._restarting = threading.Thread(target=database.fail_over, name="fail over")
-        self._restarting.start()
-        return self._count(PROMOTED)
+        return not isinstance(database, MariadbServer) and self._hurt_database(PROMOTED, database.fail_over)
+
+    def _hurt_database(self, fault: str, hurt: Callable[[], None]) -> bool:
+        """Beside the storm: it takes seconds, in which others are struck."""
+        if self._restarting is not None:
+            if not self._restarting.done():
+                return False
+            self._restarting.result()  # raises what the last fault has raised
+        self._restarting = self._beside.submit(hurt)
+        return self._count(fault)
+
+    def _hurt_node(self, fault: str) -> bool:
+        assert isinstance(self._arena.database, GaleraCluster)
+        _, hurt = self._arena.database.faults[fault]
+        return self._hurt_database(fault, functools.partial(hurt, self._dice.random()))
 
     def _end_connection(self) -> bool:
         return self._arena.cut_connection(self._dice.choice) and self._count(CONNECTION)

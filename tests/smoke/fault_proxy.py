@@ -58,6 +58,11 @@ class FaultProxy:
         if mode is Mode.REFUSE:
             self.reset()
 
+    def aim(self, target: tuple[str, int]) -> None:
+        """Relay new connections to another server, and cut those that there are."""
+        self._target = target
+        self.reset()
+
     def stall_after(self, size: int) -> None:
         """Pass ``size`` more bytes of what clients send, then no more; answers still pass."""
         with self._changed:
@@ -102,13 +107,17 @@ class FaultProxy:
         if not self._wait_while(Mode.HANG, Mode.STALL, generation=generation):
             _shut(client)
             return
+        target = self._target
         try:
-            server = socket.create_connection(self._target)
+            server = socket.create_connection(target)
         except OSError:  # the server is away, and so is the proxy
             _shut(client)
             return
         pair = (client, server)
         self._pairs[pair] = generation
+        if target != self._target:  # `aim` did not see this pair
+            for sock in pair:
+                _shut(sock)
         back = threading.Thread(target=self._pump, args=(server, client, generation, Mode.MUTE), daemon=True)
         back.start()
         self._pump(client, server, generation, None)

@@ -247,7 +247,7 @@ def postgresql_programs() -> Path | None:
     return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 
 
-def _folder_of(user: str) -> Path:
+def folder_of(user: str) -> Path:
     """A folder that a server's own user can reach, unlike pytest's."""
     folder = Path(tempfile.mkdtemp(prefix=f"durable-{user}-"))
     if os.geteuid() == 0:
@@ -266,7 +266,7 @@ class PostgresqlCluster:
         assert programs is not None
         self._programs, self.port, self._settings = programs, free_port(), settings
         self._as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-        self.folder = _folder_of("postgres")
+        self.folder = folder_of("postgres")
         self.data = self.folder / "data"
         self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8", "--no-locale", "-D")
         self.start()
@@ -311,7 +311,7 @@ class MariadbServer:
     )
 
     def __init__(self) -> None:
-        self.port, self.folder = free_port(), _folder_of("mysql")
+        self.port, self.folder = free_port(), folder_of("mysql")
         self.url = f"mysql+pymysql://root@127.0.0.1:{self.port}/test"
         self._user = ["--user=mysql"] if os.geteuid() == 0 else []
         install, self._program = (str(program) for program in self.programs)

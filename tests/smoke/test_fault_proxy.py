@@ -72,6 +72,18 @@ def test_a_connection_that_was_stalled_goes_on_when_it_passes_again(proxy: Fault
         assert sock.recv(4) == b"ping"
 
 
+def test_it_can_be_aimed_at_another_server_and_cuts_the_connections_to_the_first(proxy: FaultProxy) -> None:
+    with connect(proxy) as sock, socket.create_server(("127.0.0.1", 0)) as other:
+        assert answers(sock)
+        proxy.aim(other.getsockname())
+        assert sock.recv(4) == b""
+        with connect(proxy) as new:
+            new.sendall(b"ping")
+            accepted, _ = other.accept()
+            with accepted:
+                assert accepted.recv(4) == b"ping"
+
+
 def test_a_refusing_proxy_resets_what_is_open_and_listens_again_later(proxy: FaultProxy) -> None:
     with connect(proxy) as sock:
         assert answers(sock)
