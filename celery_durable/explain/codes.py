@@ -48,7 +48,7 @@ class Meaning:
 MEANINGS: Mapping[Code, Meaning] = {
     Code.SLEEPING: Meaning("The run sleeps. The sentence says when it wakes.", "Nothing."),
     Code.WAITING_EVENT: Meaning(
-        "The run waits for an event or a topic. If an event of a similar type is stored, the sentence names both.",
+        "The run waits for an event or a topic. If one of a similar type is stored, the sentence names both types.",
         "Send the event: `durable send-event`.",
     ),
     Code.WAITING_TASKS: Meaning(
