@@ -225,7 +225,7 @@ def test_a_step_that_kills_its_worker_each_time(
         "without finishing a step.",
         found.sentence,
     )
-    assert found.actions == (f"celery -A <your app> durable logs crash {instance.id} --level warn",)
+    assert found.actions == (f"celery -A <your app> durable show crash {instance.id}",)
     instance.terminate()
     site.instances.clear()
 
