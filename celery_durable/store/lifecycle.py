@@ -81,7 +81,9 @@ def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
     A run that has not started keeps its start time. If that lies in the future, this returns None.
     """
     now = read_clock(tx)
-    if row.priority == STARTING and row.run_at is not None and row.run_at > now:
+    # A run whose first pass crashed has started: its time is that of the next try.
+    has_started = row.priority != STARTING or row.crash_count > 0
+    if not has_started and row.run_at is not None and row.run_at > now:
         _update(tx, row, status=Status.WAITING.value, next_check_at=to_us(row.run_at), sent_at=None)
         return None
     return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)

@@ -49,6 +49,24 @@ def test_an_instance_that_kills_every_worker_is_given_up_with_growing_pauses(wor
     )
 
 
+def test_a_resumed_instance_whose_first_pass_crashed_is_due_at_once(world: World) -> None:
+    """A pause after a crash is no start time: the run has started, so a resume ends the pause as for any other run."""
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("charge", lambda: world.worker.die())
+
+    instance = order.create()
+    for _ in range(2):
+        world.run_until_idle()
+        world.advance(LEASE)
+        world.sweeper.sweep()
+    assert (instance.status, instance.run_at > world.now) == ("active", True)
+    instance.pause()
+    instance.resume()
+    assert (instance.status, instance.run_at) == ("active", world.now)
+
+
 def test_how_many_workers_may_die_is_a_setting(make_world) -> None:
     world = make_world(max_crashes=2)
     seen = []
