@@ -213,9 +213,19 @@ class Connections:
             if now - kept.last_used_at > IDLE_SECONDS and (taken := self._kept.pop(thread, None)) is not None:
                 taken.conn.invalidate()
                 self.return_to_pool(taken)
-        if self._owns_engine and now - self._last_used_at > IDLE_SECONDS:
+        is_idle = self._owns_engine and now - self._last_used_at > IDLE_SECONDS
+        if is_idle and not self._is_pool_in_use():
             self._last_used_at = _NEVER
             self._engine.dispose()
+
+    def _is_pool_in_use(self) -> bool:
+        """Whether a connection is in use, for example by a migration, which uses the engine itself.
+
+        If the pool were replaced now, this connection would never be closed.
+        """
+        pool = self._engine.pool
+        kept = sum(each.pool is pool for each in list(self._kept.values()))
+        return isinstance(pool, sa.QueuePool) and pool.checkedout() > kept
 
     def reconnect(self) -> None:
         """Make this thread's next statements use new connections, which may reach another server."""

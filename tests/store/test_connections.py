@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -81,12 +82,39 @@ def test_a_connection_that_is_idle_for_a_minute_is_closed_and_reopened_on_demand
 
 
 @on_servers
-def test_a_connection_in_use_is_closed_when_it_is_returned_to_a_disposed_pool(store: Store) -> None:
+def test_a_pool_in_use_is_closed_when_its_connection_has_been_returned(store: Store) -> None:
     ids: list[int] = []
 
     def work(tx: Tx) -> None:
         ids.append(session_id(tx.conn))
         idle(store)
+        assert session_id(tx.conn) == ids[0]
+
+    store.transact(work)
+    assert store.transact(one) == ids[0]
+    idle(store)
+    assert has_ended(store, ids[0])
+
+
+@on_servers
+def test_a_connection_that_a_migration_uses_for_minutes_is_closed_afterwards(store: Store) -> None:
+    """Migrations use the engine itself. A pool that was replaced meanwhile would never close their connection."""
+    store.transact(one)
+    with store.engine.connect() as connection:
+        session = session_id(connection)
+        idle(store)
+    idle(store)
+    gc.collect()
+    assert has_ended(store, session)
+
+
+@on_servers
+def test_a_connection_in_use_is_closed_when_it_is_returned_to_a_replaced_pool(store: Store) -> None:
+    ids: list[int] = []
+
+    def work(tx: Tx) -> None:
+        ids.append(session_id(tx.conn))
+        store.engine.dispose()
         assert session_id(tx.conn) == ids[0]
 
     store.transact(work)
