@@ -28,6 +28,7 @@ import pytest
 import sqlalchemy as sa
 from pymysql.constants import CLIENT
 
+from celery_durable import signals
 from celery_durable.definitions import SHARED, Definition, LinearDefinition
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
@@ -134,6 +135,13 @@ def own_registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
     known = {name: each for name, each in SHARED._definitions.items() if is_known(each)}
     monkeypatch.setattr(SHARED, "_definitions", known)
+
+
+@pytest.fixture(autouse=True)
+def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test connects around passes and steps, as Flask's integration does for good, ends with the test."""
+    for hook in (signals.around_pass, signals.around_step):
+        monkeypatch.setattr(hook, "managers", list(hook.managers))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from celery_durable.contrib.django import connections as body_connections
 from celery_durable.contrib.django import wiring
 from celery_durable.contrib.django.database import DjangoDatabase
 from celery_durable.runtime import Runtime
-from celery_durable.signals import around_pass, around_step
 from celery_durable.store import migrate
 from celery_durable.testing import DurableHarness, databases
 from celery_durable.testing.databases import MakeStore
@@ -70,9 +69,6 @@ def harness(make_store: MakeStore, alias: str) -> Iterator[DurableHarness]:
 
 
 @pytest.fixture(autouse=True)
-def connections_of_bodies() -> Iterator[None]:
+def connections_of_bodies() -> None:
     """Closes connections around bodies, as the app's ``ready`` has it done."""
     body_connections.connect()
-    yield
-    around_pass.managers.clear()
-    around_step.managers.clear()
