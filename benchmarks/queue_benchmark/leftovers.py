@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -32,7 +33,8 @@ def finish_jobs(url: str, adapter: Path) -> dict[str, int]:
         process = subprocess.Popen([sys.executable, str(adapter)], env=environment, stdout=subprocess.DEVNULL)
         try:
             while count_unfinished(url) and time.monotonic() < end:
-                time.sleep(0.5)
+                with suppress(subprocess.TimeoutExpired):
+                    raise RuntimeError(f"the replica that finishes the jobs ended with {process.wait(timeout=0.5)}")
         finally:
             process.terminate()
             process.wait(timeout=30)
