@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import values
@@ -37,6 +38,18 @@ from celery_durable.step import MapCall
 from celery_durable.store import items, map_starts
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
+
+
+@dataclass(frozen=True, slots=True)
+class _ItemOutcome:
+    """What becomes of a failed item: it is retried after ``pause``, or given up if that is None."""
+
+    answer: str
+    pause: timedelta | None
+    failures: Sequence[FailedAttempt]
+
+    def build_decision(self, item: FailedItem, now: datetime) -> RetryDecision:
+        return RetryDecision(item, self.answer, None if self.pause is None else now + self.pause)
 
 
 class MapSteps:
@@ -116,23 +129,27 @@ class MapSteps:
         ).needs_pass(map_step.max_concurrency):
             execution.wait = _wait_for_items(map_step, row.wake_at)
             return
+        outcomes = self._prepare_outcomes(map_step, execution)
         commit_id = next(self._context.lease.commit_ids)
         build_write = functools.partial(
             self._context.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
         )
 
         def decide(tx: Tx, guard_result: GuardResult) -> Decision:
-            failed_items = items.lock_failed_items(tx, map_step, now=guard_result.now)
-            decisions = [self._decide_retry(execution, each, now=guard_result.now) for each in failed_items]
-            items.apply_decisions(tx, map_step, decisions)
-            # The process that takes the answer of a failed item records that attempt.
-            failures = [self._record_timeout(map_step, execution, each) for each in decisions if each.item.is_late]
+            locked_items = items.lock_failed_items(tx, map_step, now=guard_result.now)
+            known = [(each, outcomes[each]) for each in locked_items if each in outcomes]
+            items.apply_decisions(
+                tx, map_step, [outcome.build_decision(each, guard_result.now) for each, outcome in known]
+            )
+            failures = [failed for _, outcome in known for failed in outcome.failures]
             state = items.read_map_state(tx, map_step, now=guard_result.now)
             messages = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
             state = items.read_map_state(tx, map_step, now=guard_result.now)
             if not state.is_finished:
-                assert state.next_at is not None
-                return Decision([build_write(StepStatus.WAITING, wake_at=state.next_at)], messages, failures)
+                # An item that has failed since it was read above is left to the next pass, which is due at once.
+                next_at = state.next_at if len(known) == len(locked_items) else guard_result.now
+                assert next_at is not None
+                return Decision([build_write(StepStatus.WAITING, wake_at=next_at)], messages, failures)
             failure = self._find_failure(tx, call, map_step)
             end = build_write(StepStatus.COMPLETED) if failure is None else build_write(StepStatus.ERRORED, **failure)
             return Decision([end, *self._context.build_race_writes(execution, end)], messages, failures)
@@ -153,8 +170,22 @@ class MapSteps:
         )
         return {"error": values.sanitize_error(type(error).__name__, str(error)), "attempts": 1}
 
-    def _decide_retry(self, execution: StepExecution, item: FailedItem, *, now: datetime) -> RetryDecision:
-        """Decide about an item whose attempt failed.
+    def _prepare_outcomes(self, map_step: TaskSendingStep, execution: StepExecution) -> dict[FailedItem, _ItemOutcome]:
+        """Decide about the items that have failed. User code runs here, before the commit, which locks the instance."""
+        read, now = self._context.env.store.read, self._context.now
+        failed_items: list[FailedItem] = self._context.run_or_interrupt(
+            lambda: read(lambda tx: items.read_failed_items(tx, map_step, now=now))
+        )
+        outcomes = {}
+        for item in failed_items:
+            answer, pause = self._choose_retry(execution, item)
+            # The process that takes the answer of a failed item records that attempt.
+            failures = [self._record_timeout(map_step, execution, item, answer)] if item.is_late else []
+            outcomes[item] = _ItemOutcome(answer, pause, failures)
+        return outcomes
+
+    def _choose_retry(self, execution: StepExecution, item: FailedItem) -> tuple[str, timedelta | None]:
+        """Return the answer of an item whose attempt failed, and the delay of its retry; None if it is not retried.
 
         The step's policy decides, as for the body of `step.do`: the item is retried, or it fails.
         """
@@ -164,18 +195,17 @@ class MapSteps:
         error = values.read_answer_error(answer)
         is_used_up = policy.max_attempts is not None and item.attempts >= policy.max_attempts
         if is_used_up or error is None or error.is_non_retryable:
-            return RetryDecision(item, answer, None)
+            return answer, None
         try:
-            pause = self._waits.retry_delay(execution, item.attempts, (error.name, error.message))
+            return answer, self._waits.retry_delay(execution, item.attempts, (error.name, error.message))
         except RetryDelayInvalid as exc:
-            return RetryDecision(item, values.encode_error_answer(*values.describe_error(exc)), None)
-        return RetryDecision(item, answer, now + pause)
+            return values.encode_error_answer(*values.describe_error(exc)), None
 
     def _record_timeout(
-        self, map_step: TaskSendingStep, execution: StepExecution, decision: RetryDecision
+        self, map_step: TaskSendingStep, execution: StepExecution, item: FailedItem, answer: str
     ) -> FailedAttempt:
         """Build the record of an item's attempt that has timed out."""
-        item, error = decision.item, values.read_answer_error(decision.answer)
+        error = values.read_answer_error(answer)
         assert error is not None
         ref = ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts)
         return record_task_timeout(

@@ -7,6 +7,7 @@ rewinds work as for every wait. The commit that records the step also writes the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from celery_durable import values
@@ -15,7 +16,6 @@ from celery_durable.model import (
     OpenWait,
     StepRow,
     StepStatus,
-    StepWrite,
     TaskSendingStep,
     child_event_type,
     derive_id,
@@ -26,11 +26,11 @@ from celery_durable.model import (
 )
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.failed_attempts import FailedAttempt, record_task_timeout
+from celery_durable.runner.failed_attempts import record_task_timeout
 from celery_durable.runner.step_commit import Decision, StepCommit, build_suspension
 from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
-from celery_durable.runner.waits import BuildWrite, WaitSpec, WaitSteps
+from celery_durable.runner.waits import WaitOutcome, WaitSpec, WaitSteps
 from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store import items
 from celery_durable.store.claims import GuardResult
@@ -94,58 +94,50 @@ class RemoteSteps:
     def _build_task_wait(self, execution: StepExecution, row: StepRow) -> WaitSpec:
         assert row.wait_event_type is not None
 
-        def build_failure(build_write: BuildWrite, error: AnswerError) -> StepWrite:
-            """Build the row after a failed attempt.
+        def build_failure(error: AnswerError) -> WaitOutcome:
+            """Build the outcome of a failed attempt.
 
             The step's policy decides, as for the body of `step.do`: the row records a retry or the step's failure.
             """
             policy, error_text = execution.policy, (error.name, error.message)
             is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
+            columns: dict[str, Any] = {"attempts": row.attempts}
             if is_used_up or error.is_non_retryable:
-                return build_write(StepStatus.ERRORED, error=error_text, attempts=row.attempts)
+                return WaitOutcome(StepStatus.ERRORED, columns | {"error": error_text})
             try:
                 pause = self._waits.retry_delay(execution, row.attempts, error_text)
             except RetryDelayInvalid as exc:
-                return build_write(
-                    StepStatus.ERRORED, error=values.sanitize_error(*values.describe_error(exc)), attempts=row.attempts
-                )
+                invalid = values.sanitize_error(*values.describe_error(exc))
+                return WaitOutcome(StepStatus.ERRORED, columns | {"error": invalid})
             # No attempt is in flight now. A late answer of this one is ignored: no wait has its event type.
-            return build_write(
-                StepStatus.WAITING,
-                error=error_text,
-                attempts=row.attempts,
-                retry_in=pause,
-                wake_at=None,
-                event_type=None,
-            )
+            columns |= {"error": error_text, "retry_in": pause, "wake_at": None, "event_type": None}
+            return WaitOutcome(StepStatus.WAITING, columns)
 
-        def on_event(event: StoredEvent, build_write: BuildWrite) -> StepWrite:
+        def on_event(event: StoredEvent) -> WaitOutcome:
+            # The process that took the answer of a failed task has recorded that attempt.
             if (error := values.read_answer_error(event.payload)) is not None:
-                return build_failure(build_write, error)
-            return build_write(StepStatus.COMPLETED, result=_encode_output(event), attempts=row.attempts)
-
-        def on_timeout(build_write: BuildWrite) -> StepWrite:
-            name = parse_task_event_type(row.wait_event_type)
-            text = f"Celery task {name!r} did not answer within {execution.policy.timeout}"
-            return build_failure(build_write, AnswerError("StepTimeout", text))
+                return build_failure(error)
+            return WaitOutcome(StepStatus.COMPLETED, {"result": _encode_output(event), "attempts": row.attempts})
 
         claim = self._context.claim
         message_id = task_id(row.wait_event_type, claim.pk, claim.ref.run_number)
 
-        def record_timeout(write: StepWrite) -> FailedAttempt:
-            return record_task_timeout(
+        def on_timeout() -> WaitOutcome:
+            name = parse_task_event_type(row.wait_event_type)
+            error = AnswerError("StepTimeout", f"Celery task {name!r} did not answer within {execution.policy.timeout}")
+            outcome = build_failure(error)
+            failed = record_task_timeout(
                 self._context.env,
                 self._context.run,
-                (write.error_name or "", write.error_message or ""),
+                outcome.columns["error"],
                 step=row.name,
                 step_key=row.step_key,
                 number=row.attempts,
                 task_id=message_id,
             )
+            return replace(outcome, failures=[failed])
 
-        return WaitSpec(
-            row.wait_event_type, on_event, on_timeout, message_id_to_cancel=message_id, record_timeout=record_timeout
-        )
+        return WaitSpec(row.wait_event_type, on_event, on_timeout, message_id_to_cancel=message_id)
 
     # --- child workflows ------------------------------------------------------------------------
 
@@ -187,15 +179,15 @@ class RemoteSteps:
 def _build_child_wait(row: StepRow) -> WaitSpec:
     assert row.wait_event_type is not None
 
-    def on_event(event: StoredEvent, build_write: BuildWrite) -> StepWrite:
+    def on_event(event: StoredEvent) -> WaitOutcome:
         if (error := values.read_answer_error(event.payload)) is not None:
-            return build_write(StepStatus.ERRORED, error=(error.name, error.message), attempts=1)
-        return build_write(StepStatus.COMPLETED, result=_encode_output(event), attempts=1)
+            return WaitOutcome(StepStatus.ERRORED, {"error": (error.name, error.message), "attempts": 1})
+        return WaitOutcome(StepStatus.COMPLETED, {"result": _encode_output(event), "attempts": 1})
 
-    def on_timeout(build_write: BuildWrite) -> StepWrite:
+    def on_timeout() -> WaitOutcome:
         workflow, instance_id = parse_child_event_type(row.wait_event_type) or ("", "")
         text = f"Instance {instance_id!r} of workflow {workflow!r} did not end in time; it continues"
-        return build_write(StepStatus.ERRORED, error=("StepTimeout", text), attempts=1)
+        return WaitOutcome(StepStatus.ERRORED, {"error": ("StepTimeout", text), "attempts": 1})
 
     return WaitSpec(row.wait_event_type, on_event, on_timeout)
 

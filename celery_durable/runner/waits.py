@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from celery_durable import values
-from celery_durable.model import OpenWait, Release, StepRow, StepStatus, StepWrite, topic_event_type
+from celery_durable.model import OpenWait, Release, StepRow, StepStatus, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import FailedAttempt
@@ -26,28 +27,42 @@ from celery_durable.values import Codec, ValidationFailed
 _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
 
 
-BuildWrite = functools.partial[StepWrite]
-"""`ExecutionContext.build_write` for one step, with the arguments that are the same for an event and a timeout."""
+@dataclass(frozen=True, slots=True)
+class WaitOutcome:
+    """What becomes of a step at its event or its timeout.
+
+    ``columns``: the other arguments of `ExecutionContext.build_write`. ``failures``: the attempts that have failed.
+    """
+
+    status: StepStatus
+    columns: Mapping[str, Any]
+    failures: Sequence[FailedAttempt] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WaitSpec:
-    """What a step waits for, and the row to record for its event (``on_event``) or its timeout (``on_timeout``).
+    """What a step waits for, and the outcome of its event (``on_event``) or its timeout (``on_timeout``).
 
+    The two functions may call user code: a schema, a function that chooses a delay, the redaction.
     ``timeout``: the length of a wait that has no row yet. A recorded wait keeps the deadline in its row.
     ``has_same_type``: the recorded row waits for this event type.
-    ``record_timeout``: builds the record of the attempt, if this is the wait for a Celery task. The process that takes
-    the answer of a failed task records that attempt.
     ``message_id_to_cancel``: the outbox message of the task that sends the event; it is deleted at the timeout.
     """
 
     event_type: str
-    on_event: Callable[[StoredEvent, BuildWrite], StepWrite]
-    on_timeout: Callable[[BuildWrite], StepWrite]
+    on_event: Callable[[StoredEvent], WaitOutcome]
+    on_timeout: Callable[[], WaitOutcome]
     timeout: timedelta = timedelta(0)
     has_same_type: bool = True
     message_id_to_cancel: str | None = None
-    record_timeout: Callable[[StepWrite], FailedAttempt] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedOutcome:
+    """An outcome that was built without the lock: that of ``event``, or of the timeout if that is None."""
+
+    event: StoredEvent | None
+    outcome: WaitOutcome
 
 
 class WaitSteps:
@@ -91,13 +106,13 @@ class WaitSteps:
         # Each wait on a topic gets its own event for an emission, with a type that no other wait consumes.
         event_type = topic_event_type(call.event_type, execution.entry.seq) if call.is_topic else call.event_type
 
-        def on_timeout(build_write: BuildWrite) -> StepWrite:
+        def on_timeout() -> WaitOutcome:
             text = f"{_timeout_reason(call)} within {values.parse_duration(call.timeout)}"
-            return build_write(StepStatus.ERRORED, error=("EventTimeout", text), attempts=1)
+            return WaitOutcome(StepStatus.ERRORED, {"error": ("EventTimeout", text), "attempts": 1})
 
         wait = WaitSpec(
             event_type,
-            on_event=lambda event, build_write: _build_event_write(build_write, execution.name, call, event, schema),
+            on_event=lambda event: _check_payload(execution.name, call, event, schema),
             on_timeout=on_timeout,
             timeout=self.wait_duration(execution, values.parse_duration(call.timeout), "event"),
             # A deploy may have changed the type. Then the row must change: `send_event` finds the wait by its row.
@@ -106,14 +121,21 @@ class WaitSteps:
         self.check_wait(execution, wait, other_steps)
 
     def check_wait(self, execution: StepExecution, wait: WaitSpec, other_steps: OtherSteps) -> None:
-        """Record the event if it has arrived, or the timeout if it has passed; otherwise keep waiting."""
+        """Record the event if it has arrived, or the timeout if it has passed; otherwise keep waiting.
+
+        User code runs before the commit, which locks the instance, and it runs once although a commit may be repeated.
+        If something else has come by then, such as an answer at the last moment, the run keeps waiting. The commit that
+        ends the pass finds that the wait is over, under the lock, and the next pass records it.
+        """
         row, commit_id = execution.entry.row, next(self._context.lease.commit_ids)
         wake_at = None if row is None else row.wake_at
-        decide = functools.partial(self._decide_wait, execution=execution, wait=wait, commit_id=commit_id)
+        prepared = self._prepare_outcome(wait, wake_at)
+        decide = functools.partial(
+            self._decide_wait, execution=execution, wait=wait, prepared=prepared, commit_id=commit_id
+        )
         step_commit = StepCommit(commit_id, decide=decide)
-        is_open = wake_at is None or wake_at > self._context.now
-        if is_open and not self._peek_event(wait.event_type):
-            if other_steps is OtherSteps.NONE:  # the commit that suspends the instance checks again, under the lock
+        if prepared is None:
+            if other_steps is OtherSteps.NONE:
                 step_commit.ending = functools.partial(_find_ending, wake_at=wake_at, event_type=wait.event_type)
                 self._context.suspend_with(step_commit)
                 return
@@ -122,31 +144,52 @@ class WaitSteps:
                 return
         self._context.commit(step_commit, execution)
 
+    def _prepare_outcome(self, wait: WaitSpec, wake_at: datetime | None) -> PreparedOutcome | None:
+        """Build the outcome of the event if there is one, or of the timeout if it has passed; None: the wait is open.
+
+        ``wake_at``: the deadline in the row of the wait, if it has one.
+        """
+        event = self._find_event(wait.event_type, _NO_DEADLINE if wake_at is None else wake_at)
+        if event is not None:
+            return PreparedOutcome(event, wait.on_event(event))
+        is_open = wake_at > self._context.now if wake_at is not None else wait.timeout > timedelta(0)
+        return None if is_open else PreparedOutcome(None, wait.on_timeout())
+
     def _decide_wait(
-        self, tx: Tx, guard_result: GuardResult, *, execution: StepExecution, wait: WaitSpec, commit_id: str
+        self,
+        tx: Tx,
+        guard_result: GuardResult,
+        *,
+        execution: StepExecution,
+        wait: WaitSpec,
+        prepared: PreparedOutcome | None,
+        commit_id: str,
     ) -> Decision:
-        """Decide under the lock what to record: the event, the timeout, a new wait, or nothing."""
+        """Decide under the lock what to record: the prepared outcome, a new wait, or nothing."""
         row, claim = execution.entry.row, self._context.claim
         until = row.wake_at if row is not None and row.wake_at is not None else guard_result.now + wait.timeout
         build_write = functools.partial(
             self._context.build_write, execution, wake_at=until, event_type=wait.event_type, commit_id=commit_id
         )
-        event = run_events.find_oldest_event(tx, claim, wait.event_type, deadline=until)
-        failures: list[FailedAttempt] = []
+        if prepared is None or not self._is_current(tx, guard_result, wait, prepared, until):
+            return Decision() if wait.has_same_type else Decision([build_write(StepStatus.WAITING)])
+        event, outcome = prepared.event, prepared.outcome
         if event is not None:
             run_events.consume(tx, claim, guard_result, event, key=execution.key)
-            write = wait.on_event(event, build_write)
-        elif until <= guard_result.now:
-            if wait.message_id_to_cancel is not None:
-                outbox.delete(tx, [wait.message_id_to_cancel])
-                items.delete_task_item(tx, claim.pk, claim.ref.run_number, execution.key)
-            write = wait.on_timeout(build_write)
-            failures = [] if wait.record_timeout is None else [wait.record_timeout(write)]
-        elif wait.has_same_type:
-            return Decision()
-        else:
-            write = build_write(StepStatus.WAITING)
-        return Decision([write, *self._context.build_race_writes(execution, write)], failures=failures)
+        elif wait.message_id_to_cancel is not None:
+            outbox.delete(tx, [wait.message_id_to_cancel])
+            items.delete_task_item(tx, claim.pk, claim.ref.run_number, execution.key)
+        write = build_write(outcome.status, **outcome.columns)
+        return Decision([write, *self._context.build_race_writes(execution, write)], failures=outcome.failures)
+
+    def _is_current(
+        self, tx: Tx, guard_result: GuardResult, wait: WaitSpec, prepared: PreparedOutcome, until: datetime
+    ) -> bool:
+        """Whether the prepared outcome is that of the event to consume now, or of the timeout if there is no event."""
+        event = run_events.find_oldest_event(tx, self._context.claim, wait.event_type, deadline=until)
+        if event is None or prepared.event is None:
+            return event is prepared.event and until <= guard_result.now
+        return event.seq == prepared.event.seq
 
     def wait_duration(self, execution: StepExecution, length: timedelta, purpose: Purpose) -> timedelta:
         """Return how long a step waits: ``length``, unless the runtime shortens it, for example in tests."""
@@ -160,17 +203,14 @@ class WaitSteps:
             env, execution.policy, workflow=workflow, step=execution.name, attempt=attempt, failure=failure
         )
 
-    def _peek_event(self, event_type: str) -> bool:
-        """Check for an event without the lock. If there is one, the pass records it now and continues.
-
-        An event may arrive right after this check. The commit that suspends the instance checks again under the lock.
-        """
+    def _find_event(self, event_type: str, deadline: datetime) -> StoredEvent | None:
+        """Find the event that the wait would consume, without the lock."""
         claim = self._context.lease.claim
-        check = self._context.env.store.run_statement
-        found = self._context.run_or_interrupt(
-            lambda: check(lambda tx: run_events.find_oldest_event(tx, claim, event_type, deadline=_NO_DEADLINE))
+        run_statement = self._context.env.store.run_statement
+        event: StoredEvent | None = self._context.run_or_interrupt(
+            lambda: run_statement(lambda tx: run_events.find_oldest_event(tx, claim, event_type, deadline=deadline))
         )
-        return found is not None
+        return event
 
 
 def _timeout_reason(call: WaitCall) -> str:
@@ -179,17 +219,15 @@ def _timeout_reason(call: WaitCall) -> str:
     return f"No event {call.event_type!r} came"
 
 
-def _build_event_write(
-    build_write: BuildWrite, name: str, call: WaitCall, event: StoredEvent, schema: Codec
-) -> StepWrite:
+def _check_payload(name: str, call: WaitCall, event: StoredEvent, schema: Codec) -> WaitOutcome:
     try:
         schema.decode(event.payload)
     except ValidationFailed as exc:
         problems = "; ".join(f"{where}: {what}" for where, what in exc.problems[:5])
         source = "topic" if call.is_topic else "event"
         text = f"The payload of {source} {call.event_type!r} does not fit the schema of wait {name!r}: {problems}"
-        return build_write(StepStatus.ERRORED, error=("EventPayloadInvalid", text), attempts=1)
-    return build_write(StepStatus.COMPLETED, result=event.result_json)
+        return WaitOutcome(StepStatus.ERRORED, {"error": ("EventPayloadInvalid", text), "attempts": 1})
+    return WaitOutcome(StepStatus.COMPLETED, {"result": event.result_json})
 
 
 def _find_ending(rows: Sequence[StepRow], *, wake_at: datetime | None, event_type: str) -> Release:

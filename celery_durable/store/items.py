@@ -36,7 +36,7 @@ from celery_durable.model import (
 from celery_durable.store import dialects, outbox
 from celery_durable.store.database_identity import read_database_id
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.statements import param, statement
+from celery_durable.store.statements import Statement, param, statement
 from celery_durable.values import build_replying_task_message, read_task_route
 
 
@@ -208,14 +208,14 @@ def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
 def _select_failed_items(s: Store) -> Any:
     item = s.tables.item.c
     columns = (item.position, item.status, item.attempts, item.answer)
+    return sa.select(*columns).where(*step_conditions(s), _has_failed_or_timed_out(s)).order_by(item.position)
+
+
+@statement
+def _lock_failed_items(s: Store) -> Any:
     # Locked, because a report of a loss does not lock the instance. The pass decides on what such a report has
     # committed.
-    return (
-        sa.select(*columns)
-        .where(*step_conditions(s), _has_failed_or_timed_out(s))
-        .order_by(item.position)
-        .with_for_update()
-    )
+    return _select_failed_items.build(s).with_for_update()
 
 
 @statement
@@ -249,9 +249,18 @@ def read_map_state(tx: Tx, step: TaskSendingStep, *, now: datetime) -> MapState:
     )
 
 
+def read_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
+    """Return the items that have failed or timed out."""
+    return _find_failed_items(tx, _select_failed_items, step, now=now)
+
+
 def lock_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
     """Lock and return the items that have failed or timed out."""
-    rows = tx.run(_select_failed_items, **key_parameters(step), now_us=to_us(now))
+    return _find_failed_items(tx, _lock_failed_items, step, now=now)
+
+
+def _find_failed_items(tx: Tx, query: Statement, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
+    rows = tx.run(query, **key_parameters(step), now_us=to_us(now))
     return [
         FailedItem(row.position, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
         for row in rows

@@ -119,7 +119,19 @@ MUTANTS = (
     # --- steps that others do -------------------------------------------------------------------
     mutant(
         "a task that is to be sent again waits for the answer that it had",
-        ("runner.remote_steps:RemoteSteps._build_task_wait", "event_type=None,\n", "\n"),
+        ("runner.remote_steps:RemoteSteps._build_task_wait", ', "event_type": None}', "}"),
+    ),
+    mutant(
+        "a task times out although its answer came while the delay was chosen",
+        ("runner.waits:WaitSteps._is_current", "event is prepared.event", "prepared.event is None"),
+        caught_by="tests/engine/test_unlocked_user_code.py::"
+        "test_an_answer_that_comes_while_a_delay_is_chosen_counts[result-postgresql]",
+    ),
+    mutant(
+        "an item that fails while others are decided waits for the timer of another",
+        ("runner.map_steps:MapSteps._check_items", "if len(known) == len(locked_items)", "if True"),
+        caught_by="tests/engine/test_unlocked_user_code.py::"
+        "test_an_item_that_fails_while_the_last_open_one_is_decided_needs_no_timer[postgresql]",
     ),
     mutant(
         "a task is sent once more than it may",
