@@ -29,7 +29,7 @@ from celery_durable.runner.completion_messages import CompletionMessages, build_
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.step_commit import Committed, Decision, StepCommit
-from celery_durable.runner.step_effects import StepEffectFailed, StepEffects
+from celery_durable.runner.step_effects import EncodedEffects, StepEffectFailed, StepEffects
 from celery_durable.store import (
     answers,
     attempts,
@@ -74,11 +74,16 @@ class CommitWriter:
             return []
         return self._completion_messages.build(step_commit.ending)
 
+    def encode_effects(self, step_commit: StepCommit) -> EncodedEffects:
+        """Encode the values of a commit's effects, before its transaction; raises StepEffectFailed."""
+        return self._effects.encode(step_commit.instances, step_commit.events, step_commit.emissions)
+
     def write(
         self,
         tx: Tx,
         step_commit: StepCommit,
         last_messages: Sequence[OutboxMessage],
+        effects: EncodedEffects,
         transaction: StepTransaction | None = None,
     ) -> Committed:
         """Write everything: the rows of user code first, then the instances' rows, locked by ascending id.
@@ -99,9 +104,9 @@ class CommitWriter:
         self._insert_messages(tx, messages, step_key=step_key)
         _lock_instances(tx, [target for target in targets if target[0] > self._claim.pk])
         received: list[notify.AcceptedEvent] = []
-        created = self._effects.create(tx, step_commit.instances, by_step=step_key or "")
-        due_runs = [*created, *self._effects.send(tx, step_commit.events, received)]
-        self._effects.emit(tx, step_commit.emissions)
+        created = self._effects.create(tx, effects.instances, by_step=step_key or "")
+        due_runs = [*created, *self._effects.send(tx, effects.events, received)]
+        self._effects.emit(tx, effects.emissions)
         ending = step_commit.ending(rows) if callable(step_commit.ending) else step_commit.ending
         released, until, run_outcome = None, None, None
         if isinstance(ending, Release):

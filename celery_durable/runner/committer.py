@@ -8,11 +8,11 @@ body's transaction cannot be repeated: the body runs again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from celery_durable import notify
 from celery_durable.errors import Superseded
-from celery_durable.model import Release, ReleaseOutcome, RunOutcome, Status, StepWrite
+from celery_durable.model import OutboxMessage, Release, ReleaseOutcome, RunOutcome, Status, StepWrite
 from celery_durable.runner.commit_writer import CommitWriter
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.failure_logs import log_attempts, log_end
@@ -47,8 +47,8 @@ class DatabaseCommitter:
         has_user_code = transaction is not None or bool(step_commit.user_writes)
         if has_user_code:  # it may take any length of time (LAW 7)
             lease.enter_user_code(step_commit)
-        run, work = self._choose_way(step_commit, transaction)
         try:
+            run, work = self._choose_way(step_commit, transaction)
             committed = run(work)
         except (Superseded, Exception) as error:  # noqa: BLE001  # `_recover` raises it
             committed = self._recover(error, step_commit, transaction)
@@ -100,9 +100,7 @@ class DatabaseCommitter:
         writer, store = self._writer, self._store
         last_messages = () if step_commit.ending is None else writer.build_last_messages(step_commit)
         if transaction is not None:
-            write = functools.partial(
-                writer.write, step_commit=step_commit, last_messages=last_messages, transaction=transaction
-            )
+            write = self._build_write(step_commit, last_messages, transaction)
             return functools.partial(store.transact_step, transaction), write
         find_committed = functools.partial(self._find_committed, step_commit=step_commit)
         if not self._published.pending:
@@ -118,10 +116,24 @@ class DatabaseCommitter:
                 if not last_messages and self._claim.parent is None and not writer.may_have_open_maps:
                     return run_statement, end
                 return functools.partial(store.transact, find_committed=find_committed, timeouts=PASS), end
-        write = functools.partial(writer.write, step_commit=step_commit, last_messages=last_messages)
+        write = self._build_write(step_commit, last_messages)
         if step_commit.user_writes:
             return functools.partial(store.transact_user_writes, find_committed=find_committed), write
         return functools.partial(store.transact, find_committed=find_committed, timeouts=PASS), write
+
+    def _build_write(
+        self,
+        step_commit: StepCommit,
+        last_messages: Sequence[OutboxMessage],
+        transaction: StepTransaction | None = None,
+    ) -> Callable[[Tx], Committed]:
+        return functools.partial(
+            self._writer.write,
+            step_commit=step_commit,
+            last_messages=last_messages,
+            effects=self._writer.encode_effects(step_commit),
+            transaction=transaction,
+        )
 
     def _commit_in_group(
         self,

@@ -1,8 +1,13 @@
-"""The instances, events and emissions that a step creates, written in the transaction that records the step."""
+"""The instances, events and emissions that a step creates, written in the transaction that records the step.
+
+Their values are encoded before that transaction: a model's validators and serializers are user code, which must not run
+while the instance is locked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from celery_durable import notify, values
@@ -53,6 +58,15 @@ def find_event_targets(
     return sorted(found)
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedEffects:
+    """The effects of a step, each with the JSON text of its parameters or its payload."""
+
+    instances: Sequence[tuple[NewInstance, str]] = ()
+    events: Sequence[tuple[NewEvent, str]] = ()
+    emissions: Sequence[tuple[NewEmission, str]] = ()
+
+
 class StepEffects:
     """Writes the effects of a step under one claim. Every method raises StepEffectFailed for an effect that fails."""
 
@@ -61,23 +75,43 @@ class StepEffects:
         self._grace = timedelta(seconds=settings.grace_seconds)
         """How long a sweep leaves a new due run to this process, which publishes it after the commit."""
 
-    def create(self, tx: Tx, requests: Sequence[NewInstance], *, by_step: str) -> list[DueRun]:
+    def encode(
+        self, instances: Sequence[NewInstance], events: Sequence[NewEvent], emissions: Sequence[NewEmission]
+    ) -> EncodedEffects:
+        """Check and encode the values of effects. Call it before the transaction: it calls user code."""
+        try:
+            return EncodedEffects(
+                [(each, self._encode_params(each)) for each in instances],
+                [(each, self._encode_event(each)) for each in events],
+                [(each, self._encode_emission(each)) for each in emissions],
+            )
+        except DurableError as exc:
+            raise StepEffectFailed(exc) from exc
+
+    def _encode_params(self, request: NewInstance) -> str:
+        definition = request.definition
+        try:
+            checked = definition.params.check(request.params)
+        except values.ValidationFailed as exc:
+            raise WorkflowParamsInvalid(definition.name, exc.problems, item=request.instance_id) from exc
+        values.check_instance_id(request.instance_id, self._settings.max_instance_id)
+        what = f"Parameters of workflow {definition.name!r}"
+        return definition.params.encode(checked, what=what, limits=self._settings.limits)
+
+    def _encode_event(self, event: NewEvent) -> str:
+        values.check_event_type(event.type, self._settings.max_event_type)
+        return values.encode(event.payload, what=f"Payload of event {event.type!r}", limits=self._settings.limits)
+
+    def _encode_emission(self, request: NewEmission) -> str:
+        values.check_topic(request.topic)
+        what = f"Payload for topic {request.topic!r}"
+        return values.encode(request.payload, what=what, limits=self._settings.limits)
+
+    def create(self, tx: Tx, requests: Sequence[tuple[NewInstance, str]], *, by_step: str) -> list[DueRun]:
         """Create instances, and return them as due runs: they start after the commit."""
         due_runs = []
-        for request in requests:
-            definition = request.definition
-            try:
-                checked = definition.params.check(request.params)
-            except values.ValidationFailed as exc:
-                raise StepEffectFailed(
-                    WorkflowParamsInvalid(definition.name, exc.problems, item=request.instance_id)
-                ) from exc
-            try:
-                instance_id = values.check_instance_id(request.instance_id, self._settings.max_instance_id)
-                what = f"Parameters of workflow {definition.name!r}"
-                params = definition.params.encode(checked, what=what, limits=self._settings.limits)
-            except DurableError as exc:
-                raise StepEffectFailed(exc) from exc
+        for request, params in requests:
+            definition, instance_id = request.definition, request.instance_id
             queue = definition.queue or self._settings.queue
             is_new = instances.insert(
                 tx,
@@ -97,17 +131,12 @@ class StepEffects:
             due_runs.append(DueRun(RunRef(definition.name, instance_id, 1), queue))
         return due_runs
 
-    def send(self, tx: Tx, events: Sequence[NewEvent], received: list[notify.AcceptedEvent]) -> list[DueRun]:
+    def send(
+        self, tx: Tx, events: Sequence[tuple[NewEvent, str]], received: list[notify.AcceptedEvent]
+    ) -> list[DueRun]:
         """Insert events; returns the runs that they wake. Appends the accepted events to ``received``."""
         due_runs = []
-        for event in events:
-            try:
-                values.check_event_type(event.type, self._settings.max_event_type)
-                payload = values.encode(
-                    event.payload, what=f"Payload of event {event.type!r}", limits=self._settings.limits
-                )
-            except DurableError as exc:
-                raise StepEffectFailed(exc) from exc
+        for event, payload in events:
             try:
                 row = instances.lock(tx, event.workflow, event.instance_id)
             except InstanceNotFound as exc:  # deleted after it was found
@@ -124,13 +153,8 @@ class StepEffects:
                 due_runs.append(lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self._grace))
         return due_runs
 
-    def emit(self, tx: Tx, requests: Sequence[NewEmission]) -> None:
+    def emit(self, tx: Tx, requests: Sequence[tuple[NewEmission, str]]) -> None:
         """Insert emissions. The next sweep delivers them."""
-        for request in requests:
-            try:
-                topic = values.check_topic(request.topic)
-                what = f"Payload for topic {topic!r}"
-                payload = values.encode(request.payload, what=what, limits=self._settings.limits)
-            except DurableError as exc:
-                raise StepEffectFailed(exc) from exc
-            emissions.begin(tx, emission_id=request.emission_id, topic=topic, payload=payload, lease=timedelta(0))
+        for request, payload in requests:
+            topic, id_ = request.topic, request.emission_id
+            emissions.begin(tx, emission_id=id_, topic=topic, payload=payload, lease=timedelta(0))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pydantic
 import pytest
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from celery_durable import Retries, Step, WorkflowEvent
 from celery_durable.model import OutboxMessage
 from celery_durable.redaction import Redaction, RedactionContext
+from celery_durable.step import StepTx
 from tests.engine.answers import answer, resize
 from tests.engine.mapping import mapping
 from tests.engine.world import World
@@ -140,6 +141,63 @@ def test_the_row_is_not_locked_while_the_timeouts_of_items_are_redacted(world: W
     found = world.operations.history.read("press", instance.id).attempts
     assert [(each.item, each.error.message) for each in found] == [(0, "(hidden)"), (1, "(hidden)")]
     assert probe.calls == 2
+
+
+class Bill(pydantic.BaseModel):
+    """A model whose validator and serializer call ``look``."""
+
+    look: ClassVar[Callable[[], None]]
+    cents: int
+
+    @pydantic.field_validator("cents")
+    @classmethod
+    def _validate(cls, value: int) -> int:
+        cls.look()
+        return value
+
+    @pydantic.field_serializer("cents")
+    def _serialize(self, value: int) -> int:
+        type(self).look()
+        return value
+
+
+@on_servers
+@pytest.mark.parametrize("effect", ["child", "create", "send_event", "emit", "create in a transaction"])
+def test_the_row_is_not_locked_while_what_a_step_sends_is_encoded(
+    world: World, probe: Probe, monkeypatch: pytest.MonkeyPatch, effect: str
+) -> None:
+    @world.workflow
+    def billing(event: WorkflowEvent[Bill], step: Step) -> None:
+        """Never run here."""
+
+    def send(tx: StepTx) -> None:
+        if effect == "send_event":
+            tx.send_event(receiver, "b-1", "bill", Bill.model_construct(cents=1))
+        elif effect == "emit":
+            tx.emit("bills", Bill.model_construct(cents=1))
+        else:
+            if effect == "create in a transaction":
+                tx.session.execute(sa.select(1))
+            tx.create(billing, {"cents": 1}, id="b-1")
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        if effect == "child":
+            step.child("bill", billing, {"cents": 1}, id="b-1")
+        else:
+            step.do("send", send)
+
+    @world.workflow
+    def receiver(event: WorkflowEvent, step: Step) -> None:
+        step.wait_for_event("bill", "bill")
+
+    monkeypatch.setattr(Bill, "look", probe.look, raising=False)
+    receiver.create(id="b-1")
+    instance = order.create()
+    world.worker.advance(instance.ref)
+    assert instance.status == ("waiting" if effect == "child" else "complete")
+    # A validator and a serializer for parameters, and only a serializer for a payload.
+    assert probe.calls == (1 if effect in ("send_event", "emit") else 2)
 
 
 # --- what comes while it runs -------------------------------------------------------------------

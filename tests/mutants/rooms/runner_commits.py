@@ -100,8 +100,8 @@ MUTANTS = (
             "runner.committer:DatabaseCommitter.commit",
             "run, work = self._choose_way(step_commit, transaction)",
             "run, work = self._choose_way(step_commit, transaction)\n"
-            "    if isinstance(step_commit.ending, RunOutcome):\n"
-            "        self.announce(Committed(run_outcome=step_commit.ending))",
+            "        if isinstance(step_commit.ending, RunOutcome):\n"
+            "            self.announce(Committed(run_outcome=step_commit.ending))",
         ),
     ),
     # --- ends and branches ----------------------------------------------------------------------
@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     mutant(
         "what a step emits is lost",
-        ("runner.commit_writer:CommitWriter.write", "self._effects.emit(tx, step_commit.emissions)", "pass"),
+        ("runner.commit_writer:CommitWriter.write", "self._effects.emit(tx, effects.emissions)", "pass"),
     ),
     # --- steps that others do -------------------------------------------------------------------
     mutant(
