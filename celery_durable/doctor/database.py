@@ -1,0 +1,73 @@
+"""The checks of the database: whether it can be used, its settings, its tables and its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from datetime import datetime, timedelta
+
+from celery_durable.app import Durable
+from celery_durable.doctor.findings import APP, Finding, Level
+from celery_durable.errors import UnsupportedDatabase
+from celery_durable.explain.remedies import find_remedy
+from celery_durable.model import Heartbeat, format_duration
+from celery_durable.store import heartbeats, migrate, server_info
+from celery_durable.store.schema import REVISION
+from celery_durable.testing import local_servers
+
+Processes = tuple[datetime, tuple[Heartbeat, ...]]
+
+
+def check_database(durable: Durable) -> Generator[Finding, None, Processes | None]:
+    """Check the database. Returns its time and the stored heartbeats; None if the tables cannot be read."""
+    about = "database"
+    try:
+        if local_servers.is_without_store(durable):
+            remedy = "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db'"
+            yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
+            return None
+        started_at = durable.internals.runtime.wall_clock()
+        found = server_info.read_server_info(durable.internals.store)
+        offset = started_at + (durable.internals.runtime.wall_clock() - started_at) / 2 - found.now
+    except UnsupportedDatabase as exc:
+        yield Finding(Level.FAIL, about, str(exc), "Use a supported database.")
+        return None
+    except Exception as exc:  # noqa: BLE001  # many drivers, many errors, one meaning
+        answer = getattr(exc, "orig", None) or exc
+        yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", find_remedy(str(exc), of="database"))
+        return None
+    url = durable.internals.store.engine.url.render_as_string()
+    if found.is_read_only:
+        sentence = f"{found.name} {found.version} at {url} is read-only: a standby?"
+        yield Finding(Level.FAIL, about, sentence, "Name the server that takes writes in durable_database_url.")
+    else:
+        yield Finding(Level.OK, about, f"{found.name} {found.version} at {url}, {found.isolation}.")
+    if found.isolation not in ("READ COMMITTED", "SERIALIZABLE" if found.name == "sqlite" else ""):
+        remedy = "Let engine= use isolation_level='READ COMMITTED'."
+        yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups can be lost.", remedy)
+    yield from _check_lock_timeout(durable)
+    is_current = yield from _check_tables(durable)
+    direction = "ahead of" if offset > timedelta(0) else "behind"
+    ahead = f"{format_duration(abs(offset))} {direction} the database's"
+    sentence = f"This machine's clock is {ahead}. Workflows use only the database's clock."
+    yield Finding(Level.OK, "clock", sentence)
+    return durable.internals.store.read(heartbeats.read) if is_current else None
+
+
+def _check_lock_timeout(durable: Durable) -> Iterator[Finding]:
+    if not server_info.has_lock_timeout(durable.internals.store):
+        sentence = "Statements outside a transaction, such as a claim, wait for locks forever: lock_timeout is 0."
+        remedy = "Run: ALTER ROLE CURRENT_USER SET lock_timeout = '5s'"
+        if durable.internals.settings.prepared_statements:
+            remedy += ". Behind PgBouncer in transaction mode, also set durable_prepared_statements = False."
+        yield Finding(Level.WARN, "lock_timeout", sentence, remedy)
+
+
+def _check_tables(durable: Durable) -> Generator[Finding, None, bool]:
+    revision = migrate.read_revision(durable.internals.store)
+    if revision is not None and revision >= REVISION:
+        yield Finding(Level.OK, "tables", f"The tables are at revision {revision}; this version needs {REVISION}.")
+        return True
+    at = "The tables do not exist" if revision is None else f"The tables are at revision {revision}"
+    sentence = f"{at}; this version needs {REVISION}."
+    yield Finding(Level.FAIL, "tables", sentence, f"celery -A {APP} durable migrate")
+    return False

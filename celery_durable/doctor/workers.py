@@ -1,0 +1,90 @@
+"""The checks of the workers: by their heartbeats in the database, and by their replies over the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from celery_durable.app import Durable
+from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level
+from celery_durable.model import HEARTBEAT_INTERVAL, Heartbeat, format_duration
+
+_PING_SECONDS = 1.0
+
+
+def check_workers(
+    durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool
+) -> Iterator[Finding]:
+    """Check that workers are running, and that they consume the queues and know the workflows."""
+    working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
+    replying = _find_replying_workers(durable) if has_broker else {}
+    yield _check_replies(durable, {beat.node for beat in working}, set(replying), has_broker=has_broker)
+    needed: dict[str, list[str]] = {durable.internals.settings.queue: []}
+    for name, handle in durable.workflows.items():
+        needed.setdefault(handle.definition.queue or durable.internals.settings.queue, []).append(name)
+    for queue, names in needed.items():
+        consumers_of_any_pool = [beat for beat in working if queue in beat.queues]
+        consumers = [beat for beat in consumers_of_any_pool if beat.runs_workflows]
+        if consumers_of_any_pool and not consumers:
+            pools = ", ".join(sorted({f"{beat.node}: {beat.pool}" for beat in consumers_of_any_pool})[:5])
+            sentence = f"{queue!r} is consumed only by workers on pools that run no workflows ({pools})."
+            yield Finding(Level.FAIL, "queue", sentence, f"celery -A {APP} worker -P prefork -Q {queue}")
+            continue
+        if not consumers:
+            remedy = f"celery -A {APP} worker -Q {queue}"
+            yield Finding(
+                Level.FAIL,
+                "queue",
+                f"No worker consumes queue {queue!r}.{_describe_other_consumers(replying, queue)}",
+                remedy,
+            )
+            continue
+        nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
+        if all(queue not in replying.get(beat.node, {queue}) for beat in consumers):
+            sentence = (
+                f"The last heartbeats say that {nodes} consume {queue!r}, but the workers reply that they no longer do."
+            )
+            remedy = f"celery -A {APP} control add_consumer {queue}"
+            yield Finding(Level.FAIL, "queue", sentence, remedy)
+            continue
+        yield Finding(Level.OK, "queue", f"{queue!r} is consumed by {nodes}.")
+        unknown = [name for name in names if not any(name in beat.workflows for beat in consumers)]
+        if unknown:
+            sentence = f"No worker of queue {queue!r} knows {', '.join(map(repr, unknown[:5]))}."
+            remedy = "Import the modules that define them in the workers, or finish the deploy."
+            yield Finding(Level.FAIL, "workflows", sentence, remedy)
+
+
+def _describe_other_consumers(replying: dict[str, set[str]], queue: str) -> str:
+    """Name the workers that consume the queue without a heartbeat in this database; "" if there are none."""
+    nodes = ", ".join(sorted(node for node, queues in replying.items() if queue in queues)[:5])
+    return f" But {nodes} consumes it and writes no heartbeat to this database." if nodes else ""
+
+
+def _check_replies(durable: Durable, working: set[str], replying: set[str], *, has_broker: bool) -> Finding:
+    about = "workers"
+    seen = f"in the last {format_duration(3 * HEARTBEAT_INTERVAL)}"
+    if not working and not replying:
+        return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {APP} worker")
+    if not working:
+        nodes = ", ".join(sorted(replying)[:5])
+        sentence = f"{nodes} reply over the broker, but have written no heartbeat {seen}."
+        remedy = "Do they load this app with its Durable, and use the same durable_database_url?"
+        return Finding(Level.FAIL, about, sentence, remedy)
+    nodes = ", ".join(sorted(working)[:5])
+    if has_broker and not working & replying and durable.app.conf.worker_enable_remote_control:
+        sentence = f"{nodes} write heartbeats to this database, but do not reply over this broker."
+        remedy = "Do they use the same broker_url? Busy solo workers do not reply either."
+        return Finding(Level.WARN, about, sentence, remedy)
+    return Finding(Level.OK, about, f"{len(working)} running: {nodes}.")
+
+
+def _find_replying_workers(durable: Durable) -> dict[str, set[str]]:
+    """Ask workers over the broker which queues they consume. Workers that do not reply in time are left out."""
+    try:
+        # A connection of its own: a pooled connection that still waits for replies would be inherited by forks.
+        with durable.app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
+            replies = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues() or {}
+    except Exception:  # noqa: BLE001  # transports without broadcast
+        return {}
+    return {node: {queue["name"] for queue in queues or ()} for node, queues in replies.items()}
