@@ -14,6 +14,8 @@ from celery_durable.store import heartbeats, migrate, server_info
 from celery_durable.store.schema import REVISION
 from celery_durable.testing import local_servers
 
+_WAITS_BEFORE_READS = 1
+"""The bit of ``wsrep_sync_wait`` for SELECT and BEGIN."""
 Processes = tuple[datetime, tuple[Heartbeat, ...]]
 
 
@@ -45,6 +47,7 @@ def check_database(durable: Durable) -> Generator[Finding, None, Processes | Non
         remedy = "Let engine= use isolation_level='READ COMMITTED'."
         yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups can be lost.", remedy)
     yield from _check_lock_timeout(durable)
+    yield from check_galera(found.sync_wait)
     is_current = yield from _check_tables(durable)
     direction = "ahead of" if offset > timedelta(0) else "behind"
     ahead = f"{format_duration(abs(offset))} {direction} the database's"
@@ -60,6 +63,19 @@ def _check_lock_timeout(durable: Durable) -> Iterator[Finding]:
         if durable.internals.settings.prepared_statements:
             remedy += ". Behind PgBouncer in transaction mode, also set durable_prepared_statements = False."
         yield Finding(Level.WARN, "lock_timeout", sentence, remedy)
+
+
+def check_galera(sync_wait: int | None) -> Iterator[Finding]:
+    """Check a node of a Galera cluster. ``sync_wait``: its ``wsrep_sync_wait``; None for any other server."""
+    if sync_wait is None:
+        return
+    node = f"MariaDB is a Galera node with wsrep_sync_wait = {sync_wait}"
+    if sync_wait & _WAITS_BEFORE_READS:
+        yield Finding(Level.OK, "galera", f"{node}. All processes must use one node at a time.")
+        return
+    sentence = f"{node}: after a switch to another node, a process may not see what was committed a moment before."
+    remedy = "Set wsrep_sync_wait = 7 on all nodes, and let a proxy connect all processes to one node at a time."
+    yield Finding(Level.WARN, "galera", sentence, remedy)
 
 
 def _check_tables(durable: Durable) -> Generator[Finding, None, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,6 +28,8 @@ class ServerInfo:
     is_read_only: bool
     """Whether the server accepts no writes: it is a standby, or an operator made it read-only."""
     now: datetime
+    sync_wait: int | None = None
+    """``wsrep_sync_wait`` of a node of a Galera cluster: what waits for the changes of other nodes. Else None."""
 
 
 def read_server_info(store: Store) -> ServerInfo:
@@ -42,9 +45,21 @@ def read_server_info(store: Store) -> ServerInfo:
             isolation=tx.conn.get_isolation_level(),
             is_read_only=query is not None and bool(tx.conn.exec_driver_sql(query).scalar()),
             now=from_us(tx.execute(sa.select(store.clock())).scalar_one()),
+            sync_wait=_read_sync_wait(tx) if store.database is dialects.MARIADB else None,
         )
 
     return store.transact_once(work)
+
+
+def _read_sync_wait(tx: Tx) -> int | None:
+    # Not as @@wsrep_on, which fails on a server that was built without Galera.
+    query = "SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'wsrep_sync_wait')"
+    return find_sync_wait(dict(tuple(row) for row in tx.conn.exec_driver_sql(query)))
+
+
+def find_sync_wait(variables: Mapping[str, str]) -> int | None:
+    """Return ``wsrep_sync_wait`` if the variables are those of a Galera node, else None."""
+    return int(variables["wsrep_sync_wait"]) if variables.get("wsrep_on") == "ON" else None
 
 
 def has_lock_timeout(store: Store) -> bool:

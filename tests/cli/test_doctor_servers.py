@@ -9,6 +9,9 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable
+from celery_durable.doctor.database import check_galera
+from celery_durable.store import server_info
+from celery_durable.store.engine import Store
 from celery_durable.store.schema import REVISION
 from tests.cli.installations import Make, findings, make, one
 from tests.services import BROKERS, missing
@@ -78,6 +81,52 @@ def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
     assert remedy == "Name the server that takes writes in durable_database_url."
     durable.close()
     engine.dispose()
+
+
+@pytest.mark.parametrize("sync_wait", [0, 2, 6])
+def test_a_galera_node_that_reads_before_it_has_applied_everything_is_told(sync_wait: int) -> None:
+    (found,) = check_galera(sync_wait)
+    assert (found.level, found.about) == ("WARN", "galera")
+    assert found.sentence == (
+        f"MariaDB is a Galera node with wsrep_sync_wait = {sync_wait}: after a switch to another node, a process may "
+        "not see what was committed a moment before."
+    )
+    assert found.remedy == (
+        "Set wsrep_sync_wait = 7 on all nodes, and let a proxy connect all processes to one node at a time."
+    )
+
+
+@pytest.mark.parametrize("sync_wait", [1, 7])
+def test_a_galera_node_that_waits_before_it_reads_is_fine_if_it_is_the_only_one(sync_wait: int) -> None:
+    (found,) = check_galera(sync_wait)
+    assert (found.level, found.remedy) == ("OK", "")
+    assert found.sentence == (
+        f"MariaDB is a Galera node with wsrep_sync_wait = {sync_wait}. All processes must use one node at a time."
+    )
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_a_server_that_is_no_galera_node_has_no_finding_about_it(make: Make) -> None:
+    assert "galera" not in findings(make())
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_galera_is_read_from_the_variables_of_the_server(store: Store) -> None:
+    assert server_info.read_server_info(store).sync_wait is None  # wsrep_on is OFF
+    assert list(check_galera(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "sync_wait"),
+    [
+        ({"wsrep_on": "ON", "wsrep_sync_wait": "7"}, 7),
+        ({"wsrep_on": "ON", "wsrep_sync_wait": "0"}, 0),
+        ({"wsrep_on": "OFF", "wsrep_sync_wait": "0"}, None),
+        ({}, None),  # a MariaDB that was built without Galera
+    ],
+)
+def test_a_server_is_a_galera_node_if_its_variables_say_so(variables: dict[str, str], sync_wait: int | None) -> None:
+    assert server_info.find_sync_wait(variables) == sync_wait
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
