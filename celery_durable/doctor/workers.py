@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from celery_durable.app import Durable
@@ -17,8 +17,10 @@ def check_workers(
 ) -> Iterator[Finding]:
     """Check that workers are running, and that they consume the queues and know the workflows."""
     working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
+    current = leave_out_replaced(working)
     replying = _find_replying_workers(durable) if has_broker else {}
-    yield _check_replies(durable, {beat.node for beat in working}, set(replying), has_broker=has_broker)
+    yield _check_replies(durable, current, set(replying), has_broker=has_broker)
+    yield from check_node_names(current)
     needed: dict[str, list[str]] = {durable.internals.settings.queue: []}
     for name, handle in durable.workflows.items():
         needed.setdefault(handle.definition.queue or durable.internals.settings.queue, []).append(name)
@@ -61,8 +63,36 @@ def _describe_other_consumers(replying: dict[str, set[str]], queue: str) -> str:
     return f" But {nodes} consumes it and writes no heartbeat to this database." if nodes else ""
 
 
-def _check_replies(durable: Durable, working: set[str], replying: set[str], *, has_broker: bool) -> Finding:
-    about = "workers"
+def check_node_names(working: Sequence[Heartbeat]) -> Iterator[Finding]:
+    """Report workers that use the same node name."""
+    pids: dict[str, list[int]] = {}
+    for beat in working:
+        pids.setdefault(beat.node, []).append(beat.pid)
+    for node, same in sorted(pids.items()):
+        if len(same) > 1:
+            listed = ", ".join(map(str, sorted(same)[:5]))
+            sentence = (
+                f"{len(same)} workers use the node name {node} (pids {listed}): remote control and monitors take them "
+                "for one."
+            )
+            remedy = f"Give each worker a name of its own: celery -A {APP} worker -n NAME@%h"
+            yield Finding(Level.WARN, "node name", sentence, remedy)
+
+
+def leave_out_replaced(working: Sequence[Heartbeat]) -> list[Heartbeat]:
+    """Return the workers without those that were killed and started again, which have two recent heartbeats.
+
+    The last heartbeat of the old one came before the new worker started.
+    """
+    return [
+        beat
+        for beat in working
+        if not any(other.node == beat.node and other.started_at > beat.seen_at for other in working)
+    ]
+
+
+def _check_replies(durable: Durable, working: Sequence[Heartbeat], replying: set[str], *, has_broker: bool) -> Finding:
+    about, names = "workers", {beat.node for beat in working}
     seen = f"in the last {format_duration(3 * HEARTBEAT_INTERVAL)}"
     if not working and not replying:
         return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {APP} worker")
@@ -71,8 +101,8 @@ def _check_replies(durable: Durable, working: set[str], replying: set[str], *, h
         sentence = f"{nodes} reply over the broker, but have written no heartbeat {seen}."
         remedy = "Do they load this app with its Durable, and use the same durable_database_url?"
         return Finding(Level.FAIL, about, sentence, remedy)
-    nodes = ", ".join(sorted(working)[:5])
-    if has_broker and not working & replying and durable.app.conf.worker_enable_remote_control:
+    nodes = ", ".join(sorted(names)[:5])
+    if has_broker and not names & replying and durable.app.conf.worker_enable_remote_control:
         sentence = f"{nodes} write heartbeats to this database, but do not reply over this broker."
         remedy = "Do they use the same broker_url? Busy solo workers do not reply either."
         return Finding(Level.WARN, about, sentence, remedy)

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.model import Outage
+from celery_durable.doctor.workers import check_node_names, leave_out_replaced
+from celery_durable.model import Heartbeat, Outage
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.schema import REVISION
@@ -26,6 +27,7 @@ from tests.cli.test_refusals import call
 from tests.services import BROKERS
 
 __all__ = ["make"]
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 REDIS, RABBITMQ = BROKERS["redis"], BROKERS["rabbitmq"]
 
 
@@ -267,6 +269,47 @@ def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_he
             "celery -A <your app> control add_consumer billing",
         ),
     ]
+
+
+def test_workers_that_use_one_node_name_are_reported(make: Make) -> None:
+    app = make()
+    first = HeartbeatUpdate("a", "worker", "w@here", 11, queues=["durable"], workflows=["order"])
+    second = HeartbeatUpdate("b", "worker", "w@here", 12, queues=["durable"], workflows=["order"])
+    alone = HeartbeatUpdate("c", "worker", "w@there", 11, queues=["durable"], workflows=["order"])
+    live(app, first, second, alone, HeartbeatUpdate("d", "dispatcher", "w@there", 13), first)
+    app.conf.worker_enable_remote_control = False  # these workers cannot reply
+    found = findings(app)
+    assert found["node name"] == [
+        (
+            "WARN",
+            "2 workers use the node name w@here (pids 11, 12): remote control and monitors take them for one.",
+            "Give each worker a name of its own: celery -A <your app> worker -n NAME@%h",
+        )
+    ]
+    assert found["workers"] == [("OK", "3 running: w@here, w@there.", "")]
+
+
+def beat(id_: str, *, started: int, seen: int, node: str = "w@here") -> Heartbeat:
+    """A worker by the seconds at which it started and was last seen."""
+    started_at, seen_at = (NOON + timedelta(seconds=seconds) for seconds in (started, seen))
+    return Heartbeat(id_, "worker", node, 1, ("durable",), ("order",), started_at, seen_at, None, None)
+
+
+@pytest.mark.parametrize(
+    ("beats", "working"),
+    [
+        ([beat("a", started=0, seen=20), beat("b", started=5, seen=25)], "ab"),
+        ([beat("a", started=0, seen=9), beat("b", started=12, seen=22)], "b"),
+        ([beat("a", started=0, seen=9), beat("b", started=12, seen=22), beat("c", started=13, seen=23)], "bc"),
+        ([beat("a", started=0, seen=9), beat("b", started=12, seen=22, node="w@there")], "ab"),
+    ],
+    ids=["both work", "replaced", "replaced by two", "other names"],
+)
+def test_a_worker_that_replaces_a_killed_one_may_use_its_name(beats: list[Heartbeat], working: str) -> None:
+    found = leave_out_replaced(beats)
+    assert "".join(each.id for each in found) == working
+    is_shared = len({each.node for each in found}) < len(found)
+    assert len(list(check_node_names(found))) == is_shared
 
 
 def test_due_work_that_no_process_picked_up_is_reported(make: Make) -> None:
