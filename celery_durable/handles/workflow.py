@@ -216,6 +216,7 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             The handles of the new instances. Skipped ids are left out.
 
         Raises:
+            ValueRefused: The batch has no length, or an item is no `CreateOptions`.
             BatchTooLarge: The batch has too many items.
             WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
             InvalidInstanceId: An id breaks the rules.

@@ -159,6 +159,7 @@ class CreateOperations:
             The ids of the new instances.
 
         Raises:
+            ValueRefused: The batch has no length, or an item is no `CreateOptions`.
             BatchTooLarge: The batch has too many items.
             WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
             InvalidInstanceId: An id breaks the rules for ids.
@@ -167,8 +168,7 @@ class CreateOperations:
         """
         definition = self._get_definition(workflow)
         settings = self._context.settings
-        if len(batch) > settings.max_batch:
-            raise BatchTooLarge(len(batch), settings.max_batch)
+        _check_batch(batch, limit=settings.max_batch)
         new: dict[str, NewInstance] = {}
         for item in batch:
             instance_id = values.check_instance_id(item.id, settings.max_instance_id)
@@ -349,6 +349,19 @@ def _describe_started(row: InstanceRow, number: int) -> _Started:
     outcome: Literal["created", "restarted"] = "created" if number == 1 else "restarted"
     due = DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
     return RestartOrCreateResult(outcome, row.instance_id, number, Status.ACTIVE), [due]
+
+
+def _check_batch(batch: object, *, limit: int) -> None:
+    # The messages name no content of the values: parameters may be secret.
+    if not isinstance(batch, Collection):
+        raise ValueRefused(f"The batch is a {type(batch).__name__}: pass a list of CreateOptions.")
+    if len(batch) > limit:
+        raise BatchTooLarge(len(batch), limit)
+    for position, item in enumerate(batch):
+        if not isinstance(item, CreateOptions):
+            raise ValueRefused(
+                f"Item {position} of the batch is a {type(item).__name__}: pass CreateOptions(id, params, labels)."
+            )
 
 
 def parse_max_run(max_run: Duration) -> timedelta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pydantic
 import pytest
@@ -286,6 +287,31 @@ def test_a_batch_returns_before_anything_runs(world: World, order) -> None:
     made = create_batch(world, *((f"o-{n}", GOOD) for n in range(100)))
     assert len(made) == 100
     assert {item.status for item in world.operations.queries.list("order", limit=100).items} == {Status.ACTIVE}
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([CreateOptions("a", GOOD), {"id": "b", "params": GOOD}], "Item 1 of the batch is a dict"),
+        ([("a", GOOD)], "Item 0 of the batch is a tuple"),
+        ({"a": GOOD}, "Item 0 of the batch is a str"),
+        ([CreateOptions], "Item 0 of the batch is a type"),
+    ],
+)
+def test_an_item_that_is_no_create_options_rejects_the_batch(world: World, order, batch: Any, message: str) -> None:
+    with pytest.raises(ValueRefused) as caught:
+        world.operations.create.batch("order", batch)
+    assert str(caught.value) == f"{message}: pass CreateOptions(id, params, labels)."
+    assert ids(world) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"), [((CreateOptions(each) for each in "ab"), "generator"), (CreateOptions("a"), "CreateOptions")]
+)
+def test_a_batch_without_a_length_is_refused(world: World, order, batch: Any, kind: str) -> None:
+    with pytest.raises(ValueRefused) as caught:
+        world.operations.create.batch("order", batch)
+    assert str(caught.value) == f"The batch is a {kind}: pass a list of CreateOptions."
 
 
 def test_one_invalid_item_rejects_the_batch(world: World, order) -> None:
