@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from celery_durable.definitions import Definition, WorkflowDefinition
 from celery_durable.errors import DefinitionInvalid
-from celery_durable.handles import options
+from celery_durable.handles import keywords
 from celery_durable.handles.async_calls import call_with
 from celery_durable.handles.host import Host
 from celery_durable.handles.signatures import StartSignatures
@@ -77,10 +77,10 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
     @overload
     def create(
-        self: Workflow[None, R], params: None = None, **options: Unpack[options.CreateOptions]
+        self: Workflow[None, R], params: None = None, **options: Unpack[keywords.CreateKeywords]
     ) -> WorkflowInstance[R]: ...
     @overload
-    def create(self, params: P_contra, **options: Unpack[options.CreateOptions]) -> WorkflowInstance[R]: ...
+    def create(self, params: P_contra, **options: Unpack[keywords.CreateKeywords]) -> WorkflowInstance[R]: ...
     def create(
         self,
         params: P_contra | None = None,
@@ -145,11 +145,11 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
     @overload
     def restart_or_create(
-        self: Workflow[None, R], params: None = None, **options: Unpack[options.RestartOptions]
+        self: Workflow[None, R], params: None = None, **options: Unpack[keywords.RestartKeywords]
     ) -> RestartOrCreateResult: ...
     @overload
     def restart_or_create(
-        self, params: P_contra, **options: Unpack[options.RestartOptions]
+        self, params: P_contra, **options: Unpack[keywords.RestartKeywords]
     ) -> RestartOrCreateResult: ...
     def restart_or_create(
         self,
@@ -280,10 +280,12 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
     @overload
     async def acreate(
-        self: Workflow[None, R], params: None = None, **options: Unpack[options.AsyncCreateOptions]
+        self: Workflow[None, R], params: None = None, **options: Unpack[keywords.AsyncCreateKeywords]
     ) -> WorkflowInstance[R]: ...
     @overload
-    async def acreate(self, params: P_contra, **options: Unpack[options.AsyncCreateOptions]) -> WorkflowInstance[R]: ...
+    async def acreate(
+        self, params: P_contra, **options: Unpack[keywords.AsyncCreateKeywords]
+    ) -> WorkflowInstance[R]: ...
     async def acreate(
         self,
         params: Any = None,
@@ -304,11 +306,11 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
     @overload
     async def arestart_or_create(
-        self: Workflow[None, R], params: None = None, **options: Unpack[options.RestartOptions]
+        self: Workflow[None, R], params: None = None, **options: Unpack[keywords.RestartKeywords]
     ) -> RestartOrCreateResult: ...
     @overload
     async def arestart_or_create(
-        self, params: P_contra, **options: Unpack[options.RestartOptions]
+        self, params: P_contra, **options: Unpack[keywords.RestartKeywords]
     ) -> RestartOrCreateResult: ...
     async def arestart_or_create(
         self,

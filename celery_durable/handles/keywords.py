@@ -1,4 +1,4 @@
-"""The options with which instances are created, for type checkers. The methods of `Workflow` document them."""
+"""Keyword arguments of the methods that create instances, for type checkers. `Workflow` documents them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
 
 
-class StartOptions(TypedDict, total=False):
-    """The options of `Workflow.create` and `Workflow.acreate`."""
+class StartKeywords(TypedDict, total=False):
+    """The keyword arguments of `Workflow.create` and `Workflow.acreate`."""
 
     id: str | None
     if_exists: IfExists
@@ -25,20 +25,20 @@ class StartOptions(TypedDict, total=False):
     using: str | None
 
 
-class CreateOptions(StartOptions, total=False):
-    """The options of `Workflow.create`."""
+class CreateKeywords(StartKeywords, total=False):
+    """The keyword arguments of `Workflow.create`."""
 
     session: Session | None
 
 
-class AsyncCreateOptions(StartOptions, total=False):
-    """The options of `Workflow.acreate`."""
+class AsyncCreateKeywords(StartKeywords, total=False):
+    """The keyword arguments of `Workflow.acreate`."""
 
     session: AsyncSession | None
 
 
-class RestartOptions(TypedDict, total=False):
-    """The options of `Workflow.restart_or_create`."""
+class RestartKeywords(TypedDict, total=False):
+    """The keyword arguments of `Workflow.restart_or_create`."""
 
     id: Required[str]
     if_status: Collection[Status | str]
