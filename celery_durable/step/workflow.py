@@ -199,7 +199,8 @@ class Step(Branches):
             retries: How often and how soon a failed task is sent again.
             on_lost: What happens if the task's worker dies or its queue is emptied. "resend": the task is sent again
                 with the same id; it fails as ``TaskLost`` when it is lost for the third time. "fail": it fails as
-                ``TaskLost`` at once. "wait": it waits for its timeout. None: ``durable_task_on_lost`` decides.
+                ``TaskLost`` at once. "wait": it waits for its timeout, unless its worker survives and saw its process
+                die: then as "resend". None: ``durable_task_on_lost`` decides.
 
         Returns:
             The task's result as JSON data.

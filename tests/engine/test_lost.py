@@ -290,6 +290,13 @@ def test_on_lost_wait_leaves_it_to_its_timeout(world: World, kind: str) -> None:
 
 
 @KINDS
+def test_on_lost_wait_does_not_wait_for_a_task_whose_process_was_seen_to_die(world: World, kind: str) -> None:
+    instance = flow(world, kind, on_lost="wait")
+    assert lose(world, world.sent[0], sent_us=None) == 1
+    assert (len(world.sent), instance.status) == (2, "waiting")
+
+
+@KINDS
 def test_the_setting_speaks_for_steps_that_say_nothing(make_world: Any, kind: str) -> None:
     world = make_world(task_on_lost="fail", lost_limit=7)
     instance = flow(world, kind)
