@@ -46,9 +46,17 @@ def build_union(table: sa.Table, ranges: Sequence[Range], *columns: str, limit: 
         c = table.alias().c
         part = sa.select(sa.literal_column(str(number)).label("part"), *(c[name] for name in columns))
         part = part.where(*(c[name] == value for name, value in each.equal.items()), *each.where(c))
+        if "workflow" in each.equal:
+            part = part.where(in_lists(c))
         ordered = part.order_by(*(c[name].desc() if each.is_reversed else c[name] for name in each.all_order))
         parts.append(sa.select(ordered.limit(limit).subquery()))  # SQLite takes no LIMIT in a part of a UNION
     return (parts[0] if len(parts) == 1 else sa.union_all(*parts)).subquery("examined")
+
+
+def in_lists(c: Any) -> sa.ColumnElement[bool]:
+    """Return the condition by which a query of instances may use the indexes for lists (`schema.IN_LISTS`)."""
+    condition: sa.ColumnElement[bool] = c.id > sa.literal_column("0")
+    return condition
 
 
 def look_up(database: Database, examined: Any, table: sa.Table, *columns: Any, is_it: sa.ColumnElement[bool]) -> Any:
@@ -77,5 +85,5 @@ def read_workflow_names(tx: Tx) -> list[str]:
 @statement
 def _select_workflow_names(s: Store) -> Any:
     return dialects.select_smallest_per_group(
-        s.database, s.tables.instance, "workflow", "id", prefix={}, where=lambda _: (), cte="workflows"
+        s.database, s.tables.instance, "workflow", "id", prefix={}, where=lambda c: (in_lists(c),), cte="workflows"
     )

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from celery_durable.ancestry import Ancestry
 from celery_durable.model import RUNNABLE, RunRef, Status, StepRow, from_us, from_us_or_none
+from celery_durable.store import bounds
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_format import STEPS
 from celery_durable.store.step_rows import RunState
@@ -34,7 +35,7 @@ def count(tx: Tx, *, workflow: str | None) -> dict[str, int]:
     i = tx.t.instance.c
     query = (
         sa.select(i.workflow, sa.func.count().label("n"))
-        .where(i.status.in_(_OPEN))
+        .where(i.status.in_(_OPEN), bounds.in_lists(i))
         .group_by(i.workflow)
         .order_by(i.workflow)
     )
@@ -50,7 +51,7 @@ def list_keys(tx: Tx, *, workflow: str, after_pk: int, limit: int) -> list[int]:
     # run whose status changes meanwhile is neither missed nor read twice.
     parts = [
         sa.select(i.id)
-        .where(i.workflow == workflow, i.status == status, i.id > after_pk)
+        .where(i.workflow == workflow, i.status == status, i.id > after_pk, bounds.in_lists(i))
         .order_by(i.id)
         .limit(limit)
         .subquery()

@@ -82,7 +82,8 @@ def count_by_status(tx: Tx, workflows: Sequence[str], statuses: Sequence[Status]
     counts: list[Any] = []
     one: sa.ColumnElement[int] = sa.literal_column("1").label("one")
     for number, (workflow, status) in enumerate(groups):
-        few = sa.select(one).where(i.workflow == workflow, i.status == status.value).order_by(i.id)
+        is_in = (i.workflow == workflow, i.status == status.value, bounds.in_lists(i))
+        few = sa.select(one).where(*is_in).order_by(i.id)
         counts.append(
             sa.select(sa.literal_column(str(number)).label("number"), sa.func.count().label("n")).select_from(
                 few.limit(MAX_EXAMINED + 1).subquery()

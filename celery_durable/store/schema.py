@@ -42,7 +42,7 @@ from celery_durable.store import record_tables
 from celery_durable.store.column_types import big_id, full_index_only, long_text, partial_index, partial_index_only
 from celery_durable.store.step_columns import STEP_COLUMNS
 
-REVISION = "0005"
+REVISION = "0006"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
@@ -50,6 +50,15 @@ OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent',
 
 OPEN_ITEM = "status IN ('pending', 'sent', 'failed')"
 """The condition of the partial index over the open items of maps."""
+SEARCHED_ITEM = "status = 'sent' AND sent_at > 0"
+"""The condition of the partial index over the items that the search for lost tasks looks for."""
+IN_LISTS = "id > 0"
+"""The condition of the partial indexes for lists, which all instances meet. A query repeats it to use them.
+
+While the tables are nearly empty, PostgreSQL expects one row of every index, so it takes any. It keeps the plan of a
+prepared statement until the tables are analyzed. Measured at 4,000 instances: a claim that had taken an index for lists
+read all instances of its workflow, and used 0.9 ms of CPU instead of 0.2.
+"""
 ITEM_INDEX = ("instance_pk", "run_number", "step_key", "status", "position")
 
 BINARY = "utf8mb4_nopad_bin"
@@ -167,9 +176,11 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
             "sent_at",
             where="sent_at IS NOT NULL AND claim_token IS NULL",
         ),
-        # For lists, newest first.
-        sa.Index(f"{prefix}ix_workflow_instance_list", "workflow", "id"),
-        sa.Index(f"{prefix}ix_workflow_instance_status", "workflow", "status", "id"),
+        # For lists, newest first. Only they name the condition, which all rows meet: see `IN_LISTS`.
+        partial_index_only(f"{prefix}ix_workflow_instance_listed", "workflow", "id", where=IN_LISTS),
+        partial_index_only(f"{prefix}ix_workflow_instance_in_status", "workflow", "status", "id", where=IN_LISTS),
+        full_index_only(f"{prefix}ix_workflow_instance_list", "workflow", "id"),
+        full_index_only(f"{prefix}ix_workflow_instance_status", "workflow", "status", "id"),
         # Instances to delete, in the order of their times.
         partial_index(
             f"{prefix}ix_workflow_instance_retention",
@@ -293,12 +304,8 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         sa.Column("priority", sa.SmallInteger),
         sa.Column("on_lost", sa.String(8), nullable=False),
         # Sent items, for the search for lost tasks.
-        partial_index(
-            f"{prefix}ix_workflow_item_sent",
-            "status",
-            "sent_at",
-            where="status = 'sent'",
-        ),
+        partial_index_only(f"{prefix}ix_workflow_item_out", "sent_at", where=SEARCHED_ITEM),
+        full_index_only(f"{prefix}ix_workflow_item_sent", "status", "sent_at"),
         # Open items. An answer ends one without a new entry, where indexes can be partial.
         partial_index_only(
             f"{prefix}ix_workflow_item_open",
