@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from celery_durable.store.dialects import CLOCK_PARAM
-from celery_durable.store.libpq import choose_loaders
 
 if TYPE_CHECKING:
+    from psycopg.abc import Transformer
     from psycopg.pq.abc import PGresult
 
 PARAM_PREFIX = "p_"
@@ -71,8 +71,6 @@ class CompiledStatement:
         self._make_row: Callable[[Sequence[Any]], Any] = tuple
         self._returns_rows: bool | None = None
         """Whether it returns rows; None until it has run."""
-        self._loaders: Sequence[Callable[[bytes], Any]] = ()
-        """What converts the columns that libpq returns; empty until it has returned some."""
 
     def bind(self, params: dict[str, Any]) -> tuple[Any, ...]:
         """Return the values for the driver: those of a caller's parameters, and the others. Raises KeyError."""
@@ -112,20 +110,14 @@ class CompiledStatement:
             raise
         return found
 
-    def load(self, result: PGresult) -> Rows:
-        """Convert what `PreparedStatements.execute` returned for this statement."""
+    def load(self, result: PGresult, transformer: Transformer) -> Rows:
+        """Convert what `PreparedStatements.execute` returned for this statement, with the transformer of these."""
         rows = Rows()
         if self._returns_rows is None:
             self._describe([(result.fname(column) or b"").decode() for column in range(result.nfields)])
         if self._returns_rows:
-            loaders = self._loaders = self._loaders or choose_loaders(result)
-            get = result.get_value
-            for number in range(result.ntuples):
-                values = []
-                for column, load in enumerate(loaders):
-                    raw = get(number, column)
-                    values.append(None if raw is None else load(raw))
-                rows.append(self._make_row(values))
+            transformer.set_pgresult(result)
+            rows.extend(transformer.load_rows(0, result.ntuples, self._make_row))
         rows.rowcount = result.command_tuples or 0
         return rows
 

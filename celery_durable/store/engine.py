@@ -66,7 +66,7 @@ class Tx:
         except BaseException as error:
             compiled.handle_error(error, conn, values)
             raise
-        return compiled.load(result)
+        return compiled.load(result, self.prepared_statements.transformer)
 
     def run_many(self, statement: Statement, rows: Sequence[dict[str, Any]], /) -> None:
         """Run a Statement once for each row of parameters."""

@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -53,9 +53,11 @@ class PreparedStatements:
     """The statements that one connection has prepared. It prepares a statement when it first runs it."""
 
     def __init__(self, connection: Connection[Any]) -> None:
-        from psycopg import errors  # noqa: PLC0415  # applications without psycopg import this module, too
+        from psycopg import adapt, errors  # noqa: PLC0415  # applications without psycopg import this module, too
 
         self._connection, self._errors = connection, errors
+        self.transformer = adapt.Transformer(connection)
+        """What converts the values of a result, as for a cursor."""
         self._names: dict[str, bytes] = {}
 
     def execute(self, sql: str, values: Sequence[Any]) -> PGresult:
@@ -108,19 +110,3 @@ class PreparedStatements:
 def _number_parameters(sql: str) -> bytes:
     numbers = itertools.count(1)
     return re.sub("%(s|%)", lambda found: f"${next(numbers)}" if found[1] == "s" else "%", sql).encode()
-
-
-def choose_loaders(result: PGresult) -> list[Callable[[bytes], Any]]:
-    """Return what converts the values of each column of a result, as libpq returns them in text form."""
-    return [_LOADERS[result.ftype(column)] for column in range(result.nfields)]
-
-
-_LOADERS: dict[int, Callable[[bytes], Any]] = {
-    16: b"t".__eq__,  # boolean
-    20: int,  # bigint
-    21: int,  # smallint
-    23: int,  # integer
-    25: bytes.decode,  # text
-    1043: bytes.decode,  # varchar
-}
-"""By the object id of a type, in pg_type."""
