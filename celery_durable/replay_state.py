@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
-from celery_durable.model import REPEAT_SEPARATOR, StepRow, StepStatus, StepType
+from celery_durable.model import REPEAT_SEPARATOR, StepRow, StepStatus, StepType, hot_dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class RecordNew:
     """The step has no row yet: record it."""
 
 
-@dataclass(frozen=True, slots=True)
+@hot_dataclass()
 class StepEntry:
     """The step of one call in this pass.
 

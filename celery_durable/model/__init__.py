@@ -1,4 +1,4 @@
-"""The data types of the engine: statuses, references and rows, all frozen.
+"""The data types of the engine: statuses, references and rows, all frozen, some for type checkers only.
 
 A point in time is an aware UTC datetime. A duration is a timedelta.
 """
@@ -33,6 +33,7 @@ from celery_durable.model.emissions import (
     TopicWait,
     plan_delivery,
 )
+from celery_durable.model.hot_dataclass import hot_dataclass
 from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of, decide_answered
 from celery_durable.model.outcomes import (
     Ending,
@@ -228,6 +229,7 @@ __all__ = [
     "from_us",
     "from_us_or_none",
     "get_public_event_type",
+    "hot_dataclass",
     "is_answer",
     "is_task_event_type",
     "iso",

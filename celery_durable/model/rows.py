@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
+from celery_durable.model.hot_dataclass import hot_dataclass
 from celery_durable.model.states import FINISHED_STEPS, LogLevel, Status, StepStatus, StepType, WakeReason, WorkflowKind
 
 
@@ -138,7 +139,7 @@ class RunningStep:
         return self.step_key.partition(REPEAT_SEPARATOR)[0]
 
 
-@dataclass(frozen=True, slots=True)
+@hot_dataclass()
 class StepRow:
     """One recorded step of a run. ``result`` is JSON text, or None while there is no result.
 

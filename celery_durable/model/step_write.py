@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from celery_durable.model.hot_dataclass import hot_dataclass
 from celery_durable.model.states import FINISHED_STEPS, LEASE_EXPIRED, StepStatus, StepType
 
 
-@dataclass(frozen=True, slots=True)
+@hot_dataclass()
 class StepWrite:
     """A step row to write at a boundary.
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
 from typing import Any
 
+from celery_durable.model import hot_dataclass
 from celery_durable.step import BodyCall
 
 logger = logging.getLogger("celery_durable.runner")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@hot_dataclass(eq=False)
 class CallFingerprint:
     """The work of a `step.do` call: its code, the values captured with it, and its arguments.
 

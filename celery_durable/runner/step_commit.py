@@ -22,6 +22,7 @@ from celery_durable.model import (
     Status,
     StepRow,
     StepWrite,
+    hot_dataclass,
 )
 from celery_durable.runner.failed_attempts import FailedAttempt
 from celery_durable.runner.step_attempt import StepAttempt
@@ -131,7 +132,7 @@ def build_attempt_commit(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@hot_dataclass()
 class Committed:
     """What a commit did. ``rows``: as recorded, in the order of the writes.
 

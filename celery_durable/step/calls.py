@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from celery_durable.definitions import Definition
-from celery_durable.model import LogLevel, OnLost, WorkflowEvent
+from celery_durable.model import LogLevel, OnLost, WorkflowEvent, hot_dataclass
 from celery_durable.values import Duration, StepConfig
 
 T_co = TypeVar("T_co", covariant=True)
@@ -29,7 +29,7 @@ class TypedWorkflow(HasDefinition, Protocol[P_contra, T_co]):
     def __call__(self, event: WorkflowEvent[P_contra], step: Any, /) -> T_co: ...
 
 
-@dataclass(frozen=True, slots=True)
+@hot_dataclass()
 class BodyCall:
     """A call of `do` or `submit`."""
 

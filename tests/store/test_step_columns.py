@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from celery_durable.model import StepRow, StepStatus, StepType, StepWrite, from_us, to_us
+from celery_durable.model import StepRow, StepStatus, StepType, StepWrite, from_us, hot_dataclass, to_us
 from celery_durable.store import runs, step_rows
 from celery_durable.store.engine import Store
 from celery_durable.store.statements import Statement, param
@@ -87,13 +86,13 @@ def test_a_row_that_is_encoded_and_read_again_is_the_same(world: World) -> None:
 # --- a new column -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@hot_dataclass()
 class LongerRow(StepRow):
     region: tuple[str, ...] | None = None
     reviewed_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@hot_dataclass()
 class LongerWrite(StepWrite):
     region: tuple[str, ...] | None = None
     review_in: timedelta | None = None
