@@ -253,7 +253,10 @@ def make_due(tx: Tx, event_counts: Mapping[int, int], *, grace: timedelta) -> No
 
     Without a grace, only a sweep sends their dispatch messages.
     """
-    due = lifecycle.due_values(tx, wake_reason=WakeReason.EVENT, grace=grace, is_published=bool(grace))
+    grace_us = duration_us(grace)
+    due = lifecycle.due_values(
+        tx.store, wake_reason=WakeReason.EVENT.value, grace_us=grace_us, is_published=grace_us > 0
+    )
     _update_instances(tx, event_counts, due | {"updated_at": tx.store.clock()})
 
 

@@ -24,33 +24,42 @@ from celery_durable.model import (
 )
 from celery_durable.store import map_ends, runs, topic_waits
 from celery_durable.store.claims import RELEASED
-from celery_durable.store.engine import Tx
+from celery_durable.store.engine import Store, Tx
 from celery_durable.store.instances import REPLAY, RESUMING, STARTING, read_clock
 from celery_durable.store.runs import Continuation
+from celery_durable.store.statements import param, statement
+
+
+def _build_update(s: Store, pk: Any, values: dict[str, Any]) -> Any:
+    i = s.tables.instance
+    return sa.update(i).where(i.c.id == pk).values(version=i.c.version + 1, updated_at=s.clock(), **values)
 
 
 def _update(tx: Tx, row: InstanceRow, **values: Any) -> None:
-    i = tx.t.instance
-    tx.execute(
-        sa.update(i).where(i.c.id == row.pk).values(version=i.c.version + 1, updated_at=tx.store.clock(), **values)
-    )
+    tx.execute(_build_update(tx.store, row.pk, values))
 
 
-def due_values(tx: Tx, *, wake_reason: WakeReason, grace: timedelta, is_published: bool = True) -> dict[str, Any]:
-    """Return the values of an instance that becomes due now. The sweep checks it after ``grace``.
+def due_values(s: Store, *, wake_reason: Any, grace_us: Any, is_published: bool = True) -> dict[str, Any]:
+    """Return the values of an instance that becomes due now. The sweep checks it after ``grace_us``.
 
     ``is_published`` says that the caller publishes the run after the commit. Otherwise the sweep publishes it.
     """
-    now = tx.store.clock()
+    now = s.clock()
     return {
         "status": Status.ACTIVE.value,
         "run_at": now,
-        "next_check_at": now + duration_us(grace),
+        "next_check_at": now + grace_us,
         "sent_at": now if is_published else None,
         "dispatch_count": 0,
-        "wake_reason": wake_reason.value,
+        "wake_reason": wake_reason,
         "priority": RESUMING,
     }
+
+
+@statement
+def _make_due(s: Store) -> Any:
+    values = due_values(s, wake_reason=param("wake_reason", sa.String), grace_us=param("grace_us", type_=sa.BigInteger))
+    return _build_update(s, param("pk", sa.BigInteger), values)
 
 
 def make_due(tx: Tx, row: InstanceRow, *, wake_reason: WakeReason, grace: timedelta) -> DueRun:
@@ -58,7 +67,7 @@ def make_due(tx: Tx, row: InstanceRow, *, wake_reason: WakeReason, grace: timede
 
     If the caller does not publish it, the sweep does after ``grace``.
     """
-    _update(tx, row, **due_values(tx, wake_reason=wake_reason, grace=grace))
+    tx.run(_make_due, pk=row.pk, wake_reason=wake_reason.value, grace_us=duration_us(grace))
     return DueRun(row.ref, row.queue)
 
 

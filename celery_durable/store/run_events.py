@@ -23,19 +23,35 @@ def _bump_version(s: Store) -> Any:
     return sa.update(i).where(i.c.id == param("pk")).values(version=i.c.version + 1)
 
 
-@statement
-def _insert_event(s: Store) -> Any:
-    i, e = s.tables.instance.c, s.tables.event
-    values = {
+def _build_event(s: Store, seq: Any) -> dict[str, Any]:
+    return {
         "instance_pk": param("pk", sa.BigInteger),
         "run_number": param("run", sa.Integer),
-        "seq": sa.select(i.version).where(i.id == param("pk", sa.BigInteger)).scalar_subquery(),
+        "seq": seq,
         "event_id": param("event_id", sa.String),
         "type": param("type", sa.String),
         "payload": param("payload", sa.Text),
         "created_at": s.clock(),
     }
-    once = dialects.insert_or_nothing(s.database, e, values, ("instance_pk", "run_number", "event_id"))
+
+
+_EVENT_KEY = ("instance_pk", "run_number", "event_id")
+
+
+@statement
+def _bump_version_and_insert_event(s: Store) -> Any:
+    """Do both in one statement, if the database can combine writes."""
+    i, e = s.tables.instance, s.tables.event
+    bumped = _bump_version.build(s).returning(i.c.version).cte("bumped")
+    values = _build_event(s, bumped.c.version)
+    return dialects.insert_rows_or_nothing(s.database, e, values, bumped, _EVENT_KEY).returning(e.c.seq, e.c.created_at)
+
+
+@statement
+def _insert_event(s: Store) -> Any:
+    i, e = s.tables.instance.c, s.tables.event
+    values = _build_event(s, sa.select(i.version).where(i.id == param("pk", sa.BigInteger)).scalar_subquery())
+    once = dialects.insert_or_nothing(s.database, e, values, _EVENT_KEY)
     return once.returning(e.c.seq, e.c.created_at)
 
 
@@ -74,8 +90,12 @@ def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id
     Events are ordered by the instance's version, which is incremented under the lock, and not by a clock or an id. The
     INSERT itself reads the version. An earlier SELECT could be outdated in a caller's REPEATABLE READ session.
     """
-    tx.run(_bump_version, pk=row.pk)
-    inserted = tx.run(_insert_event, pk=row.pk, run=row.run_number, event_id=event_id, type=type_, payload=payload)
+    event = {"pk": row.pk, "run": row.run_number, "event_id": event_id, "type": type_, "payload": payload}
+    if tx.store.database.can_combine_writes:
+        inserted = tx.run(_bump_version_and_insert_event, **event)
+    else:
+        tx.run(_bump_version, pk=row.pk)
+        inserted = tx.run(_insert_event, **event)
     new = inserted.first()
     return None if new is None else InsertedEvent(row.run_number, new.seq, new.created_at)
 
