@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from celery_durable.store.dialects import CLOCK_PARAM
+from celery_durable.store.libpq import PreparedStatements, prepared_statements_of
 
 if TYPE_CHECKING:
     from psycopg.abc import Transformer
@@ -101,7 +102,7 @@ class CompiledStatement:
             found.rowcount = cursor.rowcount
             cursor.close()
         except BaseException as error:
-            self.handle_error(error, conn, values, cursor)
+            handle_driver_error(error, conn, self.sql, values, cursor)
             # The traceback refers to the cursor. While it has unread rows, SQLite's connection keeps its snapshot, also
             # after the rollback: the next user of the connection would not see later commits.
             if cursor is not None:
@@ -121,16 +122,6 @@ class CompiledStatement:
         rows.rowcount = result.command_tuples or 0
         return rows
 
-    def handle_error(
-        self, error: BaseException, conn: sa.Connection, values: tuple[Any, ...], cursor: Any = None
-    ) -> None:
-        """Raise what SQLAlchemy raises for an error of the driver; return for any other error.
-
-        SQLAlchemy also replaces the connection, and those of its pool, if the server is gone.
-        """
-        if not isinstance(error, Exception) or isinstance(error, conn.dialect.loaded_dbapi.Error):
-            conn._handle_dbapi_exception(error, self.sql, values, cursor, None)  # noqa: SLF001  # nothing public does
-
     def _describe(self, names: Sequence[str]) -> None:
         if names:
             row: Any = namedtuple("row", names, rename=True)  # type: ignore[misc]  # noqa: PYI024
@@ -142,6 +133,29 @@ class CompiledStatement:
         other = copy.copy(self)
         other.clock = clock if CLOCK_PARAM in self._defaults else None
         return other
+
+
+def handle_driver_error(
+    error: BaseException, conn: sa.Connection, sql: str, values: tuple[Any, ...] = (), cursor: Any = None
+) -> None:
+    """Raise what SQLAlchemy raises for an error of the driver; return for any other error.
+
+    SQLAlchemy also replaces the connection, and those of its pool, if the server is gone.
+    """
+    if not isinstance(error, Exception) or isinstance(error, conn.dialect.loaded_dbapi.Error):
+        conn._handle_dbapi_exception(error, sql, values, cursor, None)  # noqa: SLF001  # nothing public does
+
+
+def begin_prepared(conn: sa.Connection) -> PreparedStatements | None:
+    """Begin a transaction without a cursor, and return the prepared statements, if the connection has any."""
+    prepared_statements = prepared_statements_of(conn)
+    if prepared_statements is not None:
+        try:
+            prepared_statements.begin()
+        except BaseException as error:
+            handle_driver_error(error, conn, "BEGIN")
+            raise
+    return prepared_statements
 
 
 def is_listened_to(conn: sa.Connection) -> bool:

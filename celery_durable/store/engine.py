@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,16 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from celery_durable.errors import SchemaOutdated, StepTxMisuse, Superseded
+from celery_durable.errors import StepTxMisuse, Superseded
 from celery_durable.runtime import Runtime
 from celery_durable.store import dialects, drivers, faults
-from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement, Rows, is_listened_to
+from celery_durable.store.compiled import (
+    PARAM_PREFIX,
+    CompiledStatement,
+    Rows,
+    begin_prepared,
+    handle_driver_error,
+    is_listened_to,
+)
 from celery_durable.store.connections import Connections, roll_back
 from celery_durable.store.dialects import CLOCK_PARAM, Database
 from celery_durable.store.external_transactions import StepTransaction, StepTransactions
 from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault
 from celery_durable.store.libpq import PreparedStatements
-from celery_durable.store.schema import REVISION, Tables, build_tables
+from celery_durable.store.schema import Tables, build_tables, raise_if_table_missing
 from celery_durable.store.sessions import StepSessions
 from celery_durable.store.statements import Statement
 from celery_durable.store.time_limits import LOOP, ORDINARY, TimeBudget, Timeouts
@@ -39,7 +45,7 @@ CompiledStatements = dict[tuple[Statement, str, str], CompiledStatement]
 class Tx:
     """A connection in a transaction (or in autocommit, for a single statement), with the store's statements.
 
-    ``prepared_statements``: those of a connection in autocommit, if it can run them without a cursor.
+    ``prepared_statements``: those of the connection, if it can run them without a cursor.
     """
 
     __slots__ = ("conn", "prepared_statements", "store")
@@ -64,7 +70,7 @@ class Tx:
         try:
             result = self.prepared_statements.execute(compiled.sql, values)
         except BaseException as error:
-            compiled.handle_error(error, conn, values)
+            handle_driver_error(error, conn, compiled.sql, values)
             raise
         return compiled.load(result, self.prepared_statements.transformer)
 
@@ -114,8 +120,7 @@ class Store:
             reuses_kept_connection=self.database.can_combine_writes,
         )
         self._is_server_checked = False
-        self.database_id: str | None = None
-        """The id of the database, after `database_identity.read_database_id` has read it."""
+        self.database_id: str | None = None  # after `database_identity.read_database_id` has read it
         self.sessions = StepSessions(self.engine, session_factory, self.database, self._connections)
         self.step_transactions: StepTransactions = self.sessions
 
@@ -148,10 +153,7 @@ class Store:
         return dict(self._statements)
 
     def import_statements(self, compiled_statements: CompiledStatements) -> None:
-        """Use the compiled statements of a store with the same schema, prefix and kind of clock.
-
-        This is for tests. A store that serves one test spends a third of its time on compiling.
-        """
+        """Use the compiled statements of a store with the same schema, prefix and kind of clock (in tests)."""
         self._statements = {
             key: compiled.with_clock(self.runtime.clock) for key, compiled in compiled_statements.items()
         }
@@ -174,7 +176,8 @@ class Store:
         also runs an author's statements.
         """
         self._refuse_in_write_lock()
-        return self._run_with_retries(self._run_transaction, work, find_committed, timeouts)
+        run = self._run_transaction if timeouts is not None else self._run_shared_transaction
+        return self._run_with_retries(run, work, find_committed, timeouts)
 
     def transact_user_writes(
         self, work: Callable[[Tx], T], *, find_committed: Callable[[Tx], T | None] | None = None
@@ -272,7 +275,7 @@ class Store:
             if is_last or budget.is_spent:
                 raise error.cause from None
         else:
-            self._raise_if_table_missing(error)
+            raise_if_table_missing(error, self.tables)
             fault = classify_fault(error)
             if fault is Fault.NO_WRITES:  # after a failover, a new connection may reach the writable server
                 self._connections.reconnect()
@@ -293,13 +296,17 @@ class Store:
         """Run ``work`` in one transaction, without retries. For work that may fail or that the caller repeats."""
         return self._run_transaction(work, TimeBudget(timeouts).next_deadline())
 
-    def _run_transaction(self, work: Callable[[Tx], T], deadline: float) -> T:
-        if not self._is_server_checked:
-            self._check_server(deadline)
+    def _run_shared_transaction(self, work: Callable[[Tx], T], deadline: float) -> T:
+        return self._run_transaction(work, deadline, is_shared=True)
+
+    def _run_transaction(self, work: Callable[[Tx], T], deadline: float, *, is_shared: bool = False) -> T:
+        self._check_server(deadline)
         with self._connections.for_transaction(deadline) as conn:
             transaction = conn.begin()
             try:
-                result = work(self.tx_type(conn, self))
+                # After a statement of an author, psycopg may deallocate all prepared statements.
+                prepared = begin_prepared(conn) if self._owns_engine and not is_shared else None
+                result = work(self.tx_type(conn, self, prepared))
             except BaseException:
                 roll_back(transaction)
                 raise
@@ -319,25 +326,17 @@ class Store:
 
         def once() -> T:
             deadline = budget.next_deadline()
-            if not self._is_server_checked:
-                self._check_server(deadline)
+            self._check_server(deadline)
             with self._connections.for_reading(deadline) as conn:
                 return work(self.tx_type(conn, self))
 
         try:
             return once()
         except exc.DBAPIError as error:
-            self._raise_if_table_missing(error)
+            raise_if_table_missing(error, self.tables)
             if budget.is_spent or not self.is_transient(error):
                 raise
             return once()
-
-    def _raise_if_table_missing(self, error: exc.DBAPIError) -> None:
-        """Raise SchemaOutdated if a table of the store is missing. Return for any other error."""
-        if classify_fault(error) is Fault.MISSING_TABLE:
-            names = [table.name for table in self.tables.metadata.tables.values()]
-            if any(re.search(rf"\b{re.escape(name)}\b", str(error.orig)) for name in names):
-                raise SchemaOutdated(None, REVISION) from error
 
     def join(self, session: Session) -> Tx:
         """Return a Tx in the application's transaction, for operations with ``session=``; raises StoreMismatch."""
@@ -395,6 +394,7 @@ class Store:
             self.engine.dispose()
 
     def _check_server(self, deadline: float) -> None:
-        with self._connections.borrow(deadline) as conn:
-            dialects.check_server(conn)
-        self._is_server_checked = True
+        if not self._is_server_checked:
+            with self._connections.borrow(deadline) as conn:
+                dialects.check_server(conn)
+            self._is_server_checked = True

@@ -25,7 +25,7 @@ class Fault(Enum):
     OTHER = auto()
 
 
-_PG_RETRY = frozenset({"40001", "40P01", "55P03"})
+_PG_RETRY = frozenset({"40001", "40P01", "55P03", "26000"})  # 26000: a prepared statement was deallocated
 _PG_LOST = frozenset({"57P01", "57P02", "57P03", "53300"})
 _MARIA_RETRY = frozenset({1020, 1205, 1213})
 # A Galera node that loses the majority answers 1180 to a COMMIT that it may have sent to other nodes already. Later it

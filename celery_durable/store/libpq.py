@@ -2,8 +2,7 @@
 
 A pass spends more CPU on psycopg's cursor than on anything else: measured for the statement of a step, 125 us with a
 cursor and 55 us without one. The parameters and columns of internal statements are numbers, text and booleans, so they
-need none of a cursor's conversions. Only a thread's kept connection is used this way: it is in autocommit, and no other
-thread uses it.
+need none of a cursor's conversions. Only connections of the store's own engine are used this way.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.pq.abc import PGresult
 
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _SUCCESS = (1, 2)  # PGRES_COMMAND_OK, PGRES_TUPLES_OK
+_IDLE = 0  # PQTRANS_IDLE
 _CONNECTION_OK = 0  # CONNECTION_OK
 _SQLSTATE = ord("C")  # PG_DIAG_SQLSTATE
 _NOT_PREPARED = b"26000"  # invalid_sql_statement_name
@@ -38,7 +39,9 @@ def prepared_statements_of(conn: sa.Connection) -> PreparedStatements | None:
     driver: Any = conn.connection.driver_connection
     if conn.dialect.driver != "psycopg" or _has_greenlets() or driver.info.encoding != "utf-8":
         return None
-    found: PreparedStatements = conn.info.setdefault(_KEY, PreparedStatements(driver))
+    found: PreparedStatements | None = conn.info.get(_KEY)
+    if found is None:
+        found = conn.info[_KEY] = PreparedStatements(driver)
     return found
 
 
@@ -50,7 +53,12 @@ def _has_greenlets() -> bool:
 
 
 class PreparedStatements:
-    """The statements that one connection has prepared. It prepares a statement when it first runs it."""
+    """The statements that one connection has prepared. It prepares a statement when it first runs it.
+
+    psycopg deallocates all prepared statements of a connection when it rolls back, and after some statements that
+    change tables. A pooler may do it, too. Outside a transaction, the statement that finds this is prepared anew. So a
+    transaction begins with a prepared statement: if that is still there, the others are.
+    """
 
     def __init__(self, connection: Connection[Any]) -> None:
         from psycopg import adapt, errors  # noqa: PLC0415  # applications without psycopg import this module, too
@@ -59,6 +67,11 @@ class PreparedStatements:
         self.transformer = adapt.Transformer(connection)
         """What converts the values of a result, as for a cursor."""
         self._names: dict[str, bytes] = {}
+
+    def begin(self) -> None:
+        """Begin a transaction, unless one is open. psycopg does not begin another, and ends it as its own."""
+        if self._connection.pgconn.transaction_status == _IDLE:
+            self.execute(_BEGIN, ())
 
     def execute(self, sql: str, values: Sequence[Any]) -> PGresult:
         """Run a statement with ``%s`` for each value, and return libpq's result. Raises psycopg's errors."""
@@ -82,8 +95,7 @@ class PreparedStatements:
             else:
                 result = pgconn.exec_prepared(self._names.get(sql) or self._prepare(sql), data)
                 if result.status not in _SUCCESS and result.error_field(_SQLSTATE) == _NOT_PREPARED:
-                    # psycopg deallocates all prepared statements when it rolls back. A pooler may do it, too.
-                    result = pgconn.exec_prepared(self._prepare(sql), data)
+                    result = self._execute_again(sql, data, result)
         except MemoryError as error:  # libpq returns no result if it cannot send, which psycopg takes for this
             if pgconn.status == _CONNECTION_OK:
                 raise
@@ -91,6 +103,12 @@ class PreparedStatements:
         if result.status not in _SUCCESS:
             raise self._build_error(result)
         return result
+
+    def _execute_again(self, sql: str, data: list[Any], failed: PGresult) -> PGresult:
+        """Run a statement that was deallocated, unless that has broken the transaction."""
+        self._names.clear()
+        pgconn = self._connection.pgconn
+        return pgconn.exec_prepared(self._prepare(sql), data) if pgconn.transaction_status == _IDLE else failed
 
     def _prepare(self, sql: str) -> bytes:
         name = f"celery_durable_{next(_ids)}".encode()

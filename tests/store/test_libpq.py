@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.model import Status
+from celery_durable.store import instances
 from celery_durable.store.compiled import Rows
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.libpq import PreparedStatements
@@ -87,6 +88,74 @@ def test_a_statement_that_the_server_forgot_is_prepared_again(world: World) -> N
     world.store.run_statement(lambda tx: tx.execute(sa.text("DEALLOCATE ALL")))
     assert world.store.read(count_prepared) == 0
     assert len(world.store.run_statement(lambda tx: tx.run(_echo, **VALUES[0]))) == 1
+
+
+def test_the_statements_of_a_transaction_need_no_cursor(world: World) -> None:
+    def run_twice(tx: Tx) -> int:
+        assert tx.prepared_statements is not None
+        assert [len(tx.run(_echo, **VALUES[0])) for _ in range(2)] == [1, 1]
+        return count_prepared(tx)
+
+    assert world.store.transact(run_twice) == 2  # with the one that begins the transaction
+    assert world.store.transact(run_twice) == 2
+
+
+def test_a_transaction_without_a_cursor_is_rolled_back_and_committed(world: World) -> None:
+    ref = world.create()
+
+    def bump(tx: Tx, error: Exception | None = None) -> None:
+        row = instances.lock(tx, ref.workflow, ref.instance_id)
+        assert tx.run(_nothing, pk=row.pk).rowcount == 1
+        if error is not None:
+            raise error
+
+    before = world.row(ref)
+    with pytest.raises(ZeroDivisionError):
+        world.store.transact(lambda tx: bump(tx, ZeroDivisionError()))
+    assert world.row(ref) == before
+    world.store.transact(bump)
+    assert world.row(ref).version == 0
+
+
+def test_a_transaction_after_a_rollback_of_psycopg_prepares_its_statements_again(world: World) -> None:
+    def fail(tx: Tx) -> None:
+        tx.run(_echo, **VALUES[0])
+        tx.execute(sa.text("SELECT 1"))  # prepared by psycopg, which therefore deallocates all
+        raise ZeroDivisionError
+
+    def echo(tx: Tx) -> int:
+        return len(tx.run(_echo, **VALUES[0]))
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            world.store.transact(fail)
+        assert world.store.read(count_prepared) == 0
+        assert world.store.transact(echo) == 1
+
+
+def test_a_transaction_is_repeated_if_its_statements_are_deallocated_in_it(world: World) -> None:
+    calls: list[int] = []
+
+    def deallocate_once(tx: Tx) -> int:
+        tx.run(_echo, **VALUES[0])
+        calls.append(len(calls))
+        if len(calls) == 1:
+            tx.execute(sa.text("DEALLOCATE ALL"))
+        return len(tx.run(_echo, **VALUES[0]))
+
+    assert world.store.transact(deallocate_once) == 1
+    assert calls == [0, 1]
+
+
+def test_a_transaction_with_statements_of_others_uses_a_cursor(world: World) -> None:
+    def change_a_table(tx: Tx) -> int:
+        assert tx.prepared_statements is None
+        tx.run(_echo, **VALUES[0])
+        tx.execute(sa.text("CREATE TEMPORARY TABLE mine (n integer)"))
+        tx.execute(sa.text("DROP TABLE mine"))
+        return len(tx.run(_echo, **VALUES[0]))
+
+    assert world.store.transact_user_writes(change_a_table) == 1
 
 
 def test_the_statement_after_a_lost_connection_gets_a_new_one(world: World) -> None:
