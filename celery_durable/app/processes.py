@@ -17,6 +17,7 @@ from celery_durable.config import Settings
 from celery_durable.errors import DurableError
 from celery_durable.runtime import real_monotonic
 from celery_durable.signals import listen
+from celery_durable.store import hot_statements
 from celery_durable.store.engine import Store
 from celery_durable.tasks import beat_schedules
 from celery_durable.tasks.background_queue import BackgroundQueue
@@ -141,6 +142,10 @@ class CeleryProcesses:
         if self._is_own(sender.app):
             self._internals.stop_flag.clear()
             import_for_passes()
+            try:
+                hot_statements.compile_for_passes(self._internals.store)
+            except DurableError as exc:  # the first pass of each process reports it again
+                logger.warning("The worker's processes compile their statements themselves: %s", exc)
 
     def _set_stop_flag(self, **_: Any) -> None:
         self._internals.stop_flag.set()

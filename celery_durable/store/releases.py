@@ -147,6 +147,9 @@ def _end(s: Store) -> Any:
     return _update_ended_run(s).where(r.c.instance_pk == guard.c.id, r.c.run_number == guard.c.run_number)
 
 
+HOT_STATEMENTS = (_end,)
+
+
 @statement
 def _end_run(s: Store) -> Any:
     r = s.tables.run.c

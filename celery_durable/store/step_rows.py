@@ -21,6 +21,8 @@ from celery_durable.model import (
     NewRun,
     RunRef,
     StepRow,
+    StepStatus,
+    StepType,
     StepWrite,
     from_us,
     from_us_or_none,
@@ -36,7 +38,7 @@ from celery_durable.store.claims import (
     lock_held,
 )
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.statements import param, statement, statement_for
+from celery_durable.store.statements import Statement, param, statement, statement_for
 from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
 from celery_durable.store.step_format import STEPS
 
@@ -204,6 +206,16 @@ def _guard_and_update(s: Store, fields: Sequence[str], log_lines: int) -> Any:
     both = held.join(written, sa.true())
     found = sa.select(held.c.pause_requested, held.c.now_us).select_from(both)
     return found.add_cte(*run_logs.insert_with(s, held, both, log_lines))
+
+
+def choose_hot_statements() -> list[Statement]:
+    """Return the statements that load a run, and record a step whose function has returned."""
+    write = StepWrite(
+        "", 1, "", StepType.DO, StepStatus.COMPLETED, replaces=None, commit_id="", attempts=1, max_attempts=1,
+        timeout=timedelta(1), result="", ran_for=timedelta(1),
+    )  # fmt: skip
+    fields = tuple(STEPS.encode_write(write))
+    return [_select_run_and_steps, *(choose(fields, 0) for choose in (_lock_and_insert, _guard_and_insert))]
 
 
 def _hold(s: Store) -> Any:

@@ -178,3 +178,30 @@ def test_beat_does_not_start_under_settings_that_cannot_be_used(
     )
     assert ended.returncode == 1
     assert f"CRITICAL/MainProcess] celery beat does not start: {sentence}\n" in ended.stderr
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_worker_compiles_the_statements_of_a_pass_before_its_pool_forks(store_url: str) -> None:
+    """Without a connection, which the forked processes would inherit."""
+    printed = run(
+        """
+        from celery import signals
+        from celery_durable.model import RunRef
+
+        class Worker:
+            app = make("first")
+
+        durable = Durable(Worker.app)
+        signals.worker_init.send(sender=Worker)
+        store = durable.internals.store
+        print(len(store.export_statements()), store.engine.pool.checkedin(), store.engine.pool.checkedout())
+
+        order.create(id="o-1")
+        before = set(store.export_statements())
+        print(durable.internals.runner.advance(RunRef("order", "o-1", 1), task_id="t", node="n").summary)
+        compiled = set(store.export_statements()) - before
+        print({statement.build.__module__ for statement, *_ in compiled} - {"celery_durable.store.queues"})
+        """,
+        store_url,
+    )
+    assert printed.splitlines() == ["5 0 0", "complete", "set()"]
