@@ -152,15 +152,16 @@ class FunctionStep:
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
         context, execution = self._context, self.execution
         max_attempts = execution.policy.max_attempts
-        failure, retry_in = plan_retry(
-            context.env,
-            execution.policy,
-            failure,
-            is_last=max_attempts is not None and self.number >= max_attempts,
-            workflow=context.claim.ref.workflow,
-            step=self.name,
-            attempt=self.number,
-        )
+        with context.lease.user_code():
+            failure, retry_in = plan_retry(
+                context.env,
+                execution.policy,
+                failure,
+                is_last=max_attempts is not None and self.number >= max_attempts,
+                workflow=context.claim.ref.workflow,
+                step=self.name,
+                attempt=self.number,
+            )
         execution.cause, is_final = failure.error, retry_in is None
         write = context.build_write(
             execution,

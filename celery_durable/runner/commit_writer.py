@@ -76,7 +76,8 @@ class CommitWriter:
 
     def encode_effects(self, step_commit: StepCommit) -> EncodedEffects:
         """Encode the values of a commit's effects, before its transaction; raises StepEffectFailed."""
-        return self._effects.encode(step_commit.instances, step_commit.events, step_commit.emissions)
+        with self._lease.user_code():
+            return self._effects.encode(step_commit.instances, step_commit.events, step_commit.emissions)
 
     def write(
         self,

@@ -84,6 +84,16 @@ class Lease:
         self._user_code_owners.pop(owner, None)
         self._last_progress_at = self._monotonic()
 
+    @contextmanager
+    def user_code(self) -> Iterator[None]:
+        """Run user code in the block, such as a validator that the engine calls: the pass cannot count as stalled."""
+        owner = object()
+        self.enter_user_code(owner)
+        try:
+            yield
+        finally:
+            self.exit_user_code(owner)
+
     def engine_code(self, owner: object) -> EngineCode:
         """Return a context manager for engine code that the user code of ``owner`` calls."""
         return EngineCode(self, owner)

@@ -213,15 +213,16 @@ class LinearStep:
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
         row, commit_id = self._row, next(self._pass.lease.commit_ids)
-        failure, retry_in = plan_retry(
-            self._env,
-            self._pass.definition.policy_of(self.name, self._env.settings.step_policy),
-            failure,
-            is_last=linear_rows.is_last_attempt(self._row),
-            workflow=self._pass.claim.ref.workflow,
-            step=self.name,
-            attempt=self.number,
-        )
+        with self._pass.lease.user_code():
+            failure, retry_in = plan_retry(
+                self._env,
+                self._pass.definition.policy_of(self.name, self._env.settings.step_policy),
+                failure,
+                is_last=linear_rows.is_last_attempt(self._row),
+                workflow=self._pass.claim.ref.workflow,
+                step=self.name,
+                attempt=self.number,
+            )
         error = values.sanitize_error(failure.name, failure.message)
         failed = record_failure(
             self._env,

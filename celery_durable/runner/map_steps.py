@@ -178,9 +178,10 @@ class MapSteps:
         )
         outcomes = {}
         for item in failed_items:
-            answer, pause = self._choose_retry(execution, item)
-            # The process that takes the answer of a failed item records that attempt.
-            failures = [self._record_timeout(map_step, execution, item, answer)] if item.is_late else []
+            with self._context.lease.user_code():
+                answer, pause = self._choose_retry(execution, item)
+                # The process that takes the answer of a failed item records that attempt.
+                failures = [self._record_timeout(map_step, execution, item, answer)] if item.is_late else []
             outcomes[item] = _ItemOutcome(answer, pause, failures)
         return outcomes
 

@@ -284,7 +284,8 @@ class ReplayContext:
             case SleepCall():
                 return None
             case WaitCall(schema=schema):
-                return _decode_event(execution.name, row, Codec(schema))
+                with self._context.lease.user_code():
+                    return _decode_event(execution.name, row, Codec(schema))
             case TaskCall():
                 return Codec().decode(row.result or "null")
             case MapCall():

@@ -150,10 +150,11 @@ class WaitSteps:
         ``wake_at``: the deadline in the row of the wait, if it has one.
         """
         event = self._find_event(wait.event_type, _NO_DEADLINE if wake_at is None else wake_at)
-        if event is not None:
-            return PreparedOutcome(event, wait.on_event(event))
         is_open = wake_at > self._context.now if wake_at is not None else wait.timeout > timedelta(0)
-        return None if is_open else PreparedOutcome(None, wait.on_timeout())
+        if event is None and is_open:
+            return None
+        with self._context.lease.user_code():
+            return PreparedOutcome(event, wait.on_timeout() if event is None else wait.on_event(event))
 
     def _decide_wait(
         self,

@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
+import pytest
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, WorkflowEvent, signals
 from celery_durable.model import Status, from_us
+from celery_durable.step import StepTx
 from tests.celery.embedded import until
 from tests.engine.test_leases import SUPERSEDED, look
 from tests.engine.world import World
@@ -152,3 +156,37 @@ def test_a_body_that_was_left_behind_keeps_no_lease(world: World) -> None:
     instance = order.create()
     assert slow.advance(instance.ref) == SUPERSEDED
     release.set()
+
+
+@pytest.mark.parametrize("where", ["schema", "delay", "serializer"])
+def test_slow_code_of_the_author_that_the_engine_calls_is_no_stall(world: World, where: str) -> None:
+    slow = world.new_worker()
+
+    def be_slow(value: Any) -> Any:
+        for _ in range(4):
+            world.clock.advance(10)
+            look(slow)
+        return value
+
+    slow_int = Annotated[int, pydantic.AfterValidator(be_slow)]
+    slow_text = Annotated[str, pydantic.PlainSerializer(be_slow)]
+
+    class Bill(pydantic.BaseModel):
+        text: slow_text = "paid"
+
+    def work(tx: StepTx) -> None:
+        if where == "serializer":
+            tx.emit("bills", Bill())
+        elif where == "delay":
+            raise OSError("disk full")
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> str:
+        step.do("work", StepConfig(retries=Retries(limit=1, delay=lambda attempt, _: be_slow(attempt))), work)
+        return str(step.wait_for_event("paid", "paid", schema=slow_int, timeout="1 day").payload)
+
+    instance = order.create()
+    instance.send("paid", 7)
+    slow.advance(instance.ref)
+    assert instance.lines() == []
+    assert instance.status is (Status.WAITING if where == "delay" else Status.COMPLETE)
