@@ -1,8 +1,8 @@
 """Migrations of the tables, with Alembic's scripts but without its global `op` and `context`.
 
 An application may call `upgrade_connection` inside its own Alembic migration, and Alembic's globals then belong to that
-migration. So the scripts here get an `op` as an argument. Migrations only go forward. Within a major version they only
-add tables and columns, so older code works on a newer database.
+migration. So the scripts here get an `op` as an argument. Migrations only go forward. Within a major version they add
+tables and columns, and add or replace indexes, so older code works on a newer database.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def upgrade_connection(
     """Migrate the tables in the caller's transaction, for example in a migration of the application.
 
     The caller commits. On MariaDB, however, every statement that changes tables commits at once, including what the
-    caller wrote before. On PostgreSQL, new indexes of large tables block their writers until the caller commits;
-    `upgrade` does not. Returns the revisions before and after.
+    caller wrote before. On PostgreSQL, new indexes of large tables block their writers until the caller commits, and
+    indexes that are replaced their readers, too; `upgrade` does not. Returns the revisions before and after.
     """
     with _migration_lock(connection):
         before = _read_version_row(connection, schema, prefix)

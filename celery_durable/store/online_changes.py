@@ -66,6 +66,20 @@ def create_index(
             op.execute(f"SET STATEMENT lock_wait_timeout = {_LOCK_WAIT_SECONDS} FOR {ddl} ALGORITHM=INPLACE LOCK=NONE")
 
 
+def replace_index(
+    op: Operations, replaced: str, name: str, table: str, columns: list[str], *, schema: str | None, where: str
+) -> None:
+    """Replace an index of a table in use by a partial one. An interrupted migration may be repeated.
+
+    In a transaction of the caller, the old index is dropped first. Its strong lock taken last could deadlock: a writer
+    that waits for the new index may hold a lock that the drop waits for.
+    """
+    if op.get_context().opts[ONLINE]:
+        create_index(op, name, table, columns, schema=schema, where=where)
+    drop_index(op, replaced, table, schema=schema)
+    create_index(op, name, table, columns, schema=schema, where=where)
+
+
 def drop_index(op: Operations, name: str, table: str, *, schema: str | None) -> None:
     """Drop an index of a table in use. An interrupted migration may be repeated."""
     context = op.get_context()

@@ -17,12 +17,12 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
     if op.get_context().dialect.name not in ("postgresql", "sqlite"):
         return
     table = f"{prefix}workflow_item"
-    online_changes.create_index(
+    online_changes.replace_index(
         op,
+        f"{prefix}ix_workflow_item_status",
         f"{prefix}ix_workflow_item_open",
         table,
         ["instance_pk", "run_number", "step_key", "status", "position"],
         schema=schema,
         where="status IN ('pending', 'sent', 'failed')",
     )
-    online_changes.drop_index(op, f"{prefix}ix_workflow_item_status", table, schema=schema)

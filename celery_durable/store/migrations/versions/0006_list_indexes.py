@@ -23,5 +23,5 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
         ("item_out", "item_sent", "item", ["sent_at"], "status = 'sent' AND sent_at > 0"),
     ):
         table = f"{prefix}workflow_{kind}"
-        online_changes.create_index(op, f"{prefix}ix_workflow_{name}", table, columns, schema=schema, where=where)
-        online_changes.drop_index(op, f"{prefix}ix_workflow_{replaced}", table, schema=schema)
+        old, new = f"{prefix}ix_workflow_{replaced}", f"{prefix}ix_workflow_{name}"
+        online_changes.replace_index(op, old, new, table, columns, schema=schema, where=where)
