@@ -1,4 +1,4 @@
-"""Dataclasses of which each step makes some."""
+"""Dataclasses that are created often."""
 
 from __future__ import annotations
 

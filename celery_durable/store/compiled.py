@@ -119,6 +119,7 @@ class CompiledStatement:
         if self._returns_rows:
             transformer.set_pgresult(result)
             rows.extend(transformer.load_rows(0, result.ntuples, self._make_row))
+            transformer.set_pgresult(None)  # it would keep a large result until the next one
         rows.rowcount = result.command_tuples or 0
         return rows
 

@@ -27,7 +27,7 @@ from celery_durable.store.dialects import CLOCK_PARAM, Database
 from celery_durable.store.external_transactions import StepTransaction, StepTransactions
 from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault
 from celery_durable.store.libpq import PreparedStatements
-from celery_durable.store.schema import Tables, build_tables, raise_if_table_missing
+from celery_durable.store.schema import REVISION, Tables, build_tables
 from celery_durable.store.sessions import StepSessions
 from celery_durable.store.statements import Statement
 from celery_durable.store.time_limits import LOOP, ORDINARY, TimeBudget, Timeouts
@@ -176,7 +176,7 @@ class Store:
         also runs an author's statements.
         """
         self._refuse_in_write_lock()
-        run = self._run_transaction if timeouts is not None else self._run_shared_transaction
+        run = self._run_transaction if timeouts is not None else self._run_with_user_statements
         return self._run_with_retries(run, work, find_committed, timeouts)
 
     def transact_user_writes(
@@ -275,7 +275,7 @@ class Store:
             if is_last or budget.is_spent:
                 raise error.cause from None
         else:
-            raise_if_table_missing(error, self.tables)
+            faults.raise_if_table_missing(error, self.tables.names, revision=REVISION)
             fault = classify_fault(error)
             if fault is Fault.NO_WRITES:  # after a failover, a new connection may reach the writable server
                 self._connections.reconnect()
@@ -296,16 +296,16 @@ class Store:
         """Run ``work`` in one transaction, without retries. For work that may fail or that the caller repeats."""
         return self._run_transaction(work, TimeBudget(timeouts).next_deadline())
 
-    def _run_shared_transaction(self, work: Callable[[Tx], T], deadline: float) -> T:
-        return self._run_transaction(work, deadline, is_shared=True)
+    def _run_with_user_statements(self, work: Callable[[Tx], T], deadline: float) -> T:
+        return self._run_transaction(work, deadline, has_user_statements=True)
 
-    def _run_transaction(self, work: Callable[[Tx], T], deadline: float, *, is_shared: bool = False) -> T:
+    def _run_transaction(self, work: Callable[[Tx], T], deadline: float, *, has_user_statements: bool = False) -> T:
         self._check_server(deadline)
         with self._connections.for_transaction(deadline) as conn:
             transaction = conn.begin()
             try:
-                # After a statement of an author, psycopg may deallocate all prepared statements.
-                prepared = begin_prepared(conn) if self._owns_engine and not is_shared else None
+                # After a user's statement, psycopg may deallocate all prepared statements.
+                prepared = begin_prepared(conn) if self._owns_engine and not has_user_statements else None
                 result = work(self.tx_type(conn, self, prepared))
             except BaseException:
                 roll_back(transaction)
@@ -333,7 +333,7 @@ class Store:
         try:
             return once()
         except exc.DBAPIError as error:
-            raise_if_table_missing(error, self.tables)
+            faults.raise_if_table_missing(error, self.tables.names, revision=REVISION)
             if budget.is_spent or not self.is_transient(error):
                 raise
             return once()

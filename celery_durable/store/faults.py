@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
+from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any
 
 from sqlalchemy import exc
+
+from celery_durable.errors import SchemaOutdated
 
 logger = logging.getLogger("celery_durable.store")
 
@@ -25,7 +29,9 @@ class Fault(Enum):
     OTHER = auto()
 
 
-_PG_RETRY = frozenset({"40001", "40P01", "55P03", "26000"})  # 26000: a prepared statement was deallocated
+_PG_RETRY = frozenset({"40001", "40P01", "55P03"})
+DEALLOCATED = "is_of_deallocated_statement"
+"""The attribute of an error that says that a prepared statement of this package is gone, so a retry prepares it."""
 _PG_LOST = frozenset({"57P01", "57P02", "57P03", "53300"})
 _MARIA_RETRY = frozenset({1020, 1205, 1213})
 # A Galera node that loses the majority answers 1180 to a COMMIT that it may have sent to other nodes already. Later it
@@ -47,6 +53,7 @@ def classify_fault(error: exc.DBAPIError) -> Fault:
     sqlite_code = getattr(origin, "sqlite_errorcode", None)
     if (
         sqlstate in _PG_RETRY
+        or getattr(origin, DEALLOCATED, False)
         or code in _MARIA_RETRY
         or (sqlite_code is not None and sqlite_code & 0xFF in _SQLITE_RETRY)
     ):
@@ -64,6 +71,13 @@ def classify_fault(error: exc.DBAPIError) -> Fault:
     if sqlstate == "42P01" or code == 1146 or (sqlite_code is not None and str(origin).startswith("no such table")):
         return Fault.MISSING_TABLE
     return Fault.OTHER
+
+
+def raise_if_table_missing(error: exc.DBAPIError, names: Iterable[str], *, revision: str) -> None:
+    """Raise SchemaOutdated if one of the tables with these names is missing. Return for any other error."""
+    is_ours = (re.search(rf"\b{re.escape(name)}\b", str(error.orig)) for name in names)
+    if classify_fault(error) is Fault.MISSING_TABLE and any(is_ours):
+        raise SchemaOutdated(None, revision) from error
 
 
 class CommitInDoubt(Exception):

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from celery_durable.store.faults import DEALLOCATED
+
 if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.pq.abc import PGresult
@@ -56,8 +58,8 @@ class PreparedStatements:
     """The statements that one connection has prepared. It prepares a statement when it first runs it.
 
     psycopg deallocates all prepared statements of a connection when it rolls back, and after some statements that
-    change tables. A pooler may do it, too. Outside a transaction, the statement that finds this is prepared anew. So a
-    transaction begins with a prepared statement: if that is still there, the others are.
+    change tables. A pooler may do it, too. Outside a transaction, a missing statement is prepared anew. In a
+    transaction, the error would end the transaction. So the BEGIN is a prepared statement, too: it finds out first.
     """
 
     def __init__(self, connection: Connection[Any]) -> None:
@@ -105,10 +107,14 @@ class PreparedStatements:
         return result
 
     def _execute_again(self, sql: str, data: list[Any], failed: PGresult) -> PGresult:
-        """Run a statement that was deallocated, unless that has broken the transaction."""
+        """Prepare and run a statement that was deallocated. If that has broken a transaction, raise the error."""
         self._names.clear()
         pgconn = self._connection.pgconn
-        return pgconn.exec_prepared(self._prepare(sql), data) if pgconn.transaction_status == _IDLE else failed
+        if pgconn.transaction_status != _IDLE:
+            error = self._build_error(failed)
+            setattr(error, DEALLOCATED, True)
+            raise error
+        return pgconn.exec_prepared(self._prepare(sql), data)
 
     def _prepare(self, sql: str) -> bytes:
         name = f"celery_durable_{next(_ids)}".encode()

@@ -92,7 +92,7 @@ def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -
         .add_columns(st.c.wait_event_type)
         .select_from(item.outerjoin(i, i.c.id == item.c.instance_pk).outerjoin(st, is_of_step(item, st)))
         .where(
-            sa.literal_column(f"'{ItemStatus.SENT.value}'") == item.c.status, item.c.sent_at > sa.literal_column("0")
+            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"), item.c.sent_at > sa.literal_column("0")
         )
         .where(item.c.sent_at <= tx.store.clock() - duration_us(age))
         .where(item.c.on_lost != _WAIT)

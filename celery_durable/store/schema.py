@@ -33,17 +33,13 @@ table would lock the instance's row, and only the rules of LAW 2 may do that.
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 
-from celery_durable.errors import SchemaOutdated
 from celery_durable.store import record_tables
 from celery_durable.store.column_types import big_id, full_index_only, long_text, partial_index, partial_index_only
-from celery_durable.store.faults import Fault, classify_fault
 from celery_durable.store.step_columns import STEP_COLUMNS
 
 REVISION = "0006"
@@ -108,6 +104,11 @@ class Tables:
     database: sa.Table
     queue: sa.Table
     attempt: sa.Table
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tables in the database."""
+        return [table.name for table in self.metadata.tables.values()]
 
 
 @functools.cache
@@ -382,11 +383,3 @@ def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
         metadata, instance, run, step, event, log, heartbeat, topic_wait, emission, audit, outbox, label, published,
         item, database, queue, attempt,
     )  # fmt: skip
-
-
-def raise_if_table_missing(error: DBAPIError, tables: Tables) -> None:
-    """Raise SchemaOutdated if one of these tables is missing. Return for any other error."""
-    if classify_fault(error) is Fault.MISSING_TABLE:
-        names = [table.name for table in tables.metadata.tables.values()]
-        if any(re.search(rf"\b{re.escape(name)}\b", str(error.orig)) for name in names):
-            raise SchemaOutdated(None, REVISION) from error

@@ -55,8 +55,12 @@ def test_values_come_back_as_through_a_cursor(world: World, values: dict[str, An
         assert tx.prepared_statements is not None
         return echo(tx)
 
+    def echo_with_a_cursor(tx: Tx) -> Rows:
+        assert tx.prepared_statements is None
+        return echo(tx)
+
     found = world.store.run_statement(echo_without_a_cursor)
-    assert found == world.store.transact(echo)
+    assert found == world.store.transact_user_writes(echo_with_a_cursor)
     assert found.one()._asdict() == values | {"percent": "100%"}
     assert found.rowcount == 1
 
@@ -68,7 +72,7 @@ def test_a_statement_without_rows_says_how_many_it_changed(world: World) -> None
 
 
 def test_text_with_a_null_character_is_refused_as_by_a_cursor(world: World) -> None:
-    for run in (world.store.run_statement, world.store.transact):
+    for run in (world.store.run_statement, world.store.transact, world.store.transact_user_writes):
         with pytest.raises(sa.exc.DataError, match="NUL"):
             run(lambda tx: tx.run(_echo, **(VALUES[0] | {"text": "a\0b"})))
 
