@@ -10,6 +10,7 @@ the table waits behind it. So it waits for two seconds only, and `migrate.upgrad
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -74,10 +75,10 @@ def replace_index(
     In a transaction of the caller, the old index is dropped first. Its strong lock taken last could deadlock: a writer
     that waits for the new index may hold a lock that the drop waits for.
     """
-    if op.get_context().opts[ONLINE]:
-        create_index(op, name, table, columns, schema=schema, where=where)
-    drop_index(op, replaced, table, schema=schema)
-    create_index(op, name, table, columns, schema=schema, where=where)
+    create = functools.partial(create_index, op, name, table, columns, schema=schema, where=where)
+    drop = functools.partial(drop_index, op, replaced, table, schema=schema)
+    for change in (create, drop) if op.get_context().opts[ONLINE] else (drop, create):
+        change()
 
 
 def drop_index(op: Operations, name: str, table: str, *, schema: str | None) -> None:

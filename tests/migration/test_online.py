@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -39,8 +40,7 @@ def test_a_database_of_the_first_revision_becomes_the_same_as_a_new_one(first: S
 
 
 def test_the_migration_of_an_application_makes_the_same_tables(first: Store) -> None:
-    with first.engine.begin() as connection:
-        assert migrate.upgrade_connection(connection) == ("0001", REVISION)
+    assert _migrate_as_an_application(first) == ("0001", REVISION)
     upgraded = described(first.engine)
     drop_all(first.engine)
     migrate.upgrade(first)
@@ -80,6 +80,22 @@ def test_workers_continue_while_a_new_column_waits_for_a_long_transaction(first:
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_an_applications_migration_and_a_writer_do_not_lock_each_other_out(first: Store) -> None:
+    """The writer has locked a row of a table whose index is replaced, and then updates it."""
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        " AND strpos(query, 'ix_workflow_item_status') > 0"
+    )
+    with first.engine.connect() as writer, ThreadPoolExecutor() as threads:
+        writer.exec_driver_sql("SELECT 1 FROM workflow_item FOR UPDATE")
+        migrated = threads.submit(_migrate_as_an_application, first)
+        _wait_until(first, waits)
+        writer.exec_driver_sql("UPDATE workflow_item SET attempts = attempts + 1")
+        writer.commit()
+        assert migrated.result(30) == ("0001", REVISION)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_an_index_that_an_interrupted_migration_left_unfinished_is_built_again(first: Store) -> None:
     with (
         first.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
@@ -100,6 +116,11 @@ def test_mariadb_builds_an_index_only_beside_writers_and_waits_ten_seconds_for_t
         "SET STATEMENT lock_wait_timeout = 10 FOR CREATE INDEX IF NOT EXISTS ix_workflow_run_completed"
         " ON workflow_run (completed_at) ALGORITHM=INPLACE LOCK=NONE;\n"
     ) in script
+
+
+def _migrate_as_an_application(store: Store) -> tuple[str | None, str]:
+    with store.engine.begin() as connection:
+        return migrate.upgrade_connection(connection)
 
 
 @contextmanager
