@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from celery_durable.store.dialects import CLOCK_PARAM
-from celery_durable.store.libpq import PreparedStatements, prepared_statements_of
+from celery_durable.store.faults import handle_driver_error
 
 if TYPE_CHECKING:
     from psycopg.abc import Transformer
@@ -112,7 +112,7 @@ class CompiledStatement:
         return found
 
     def load(self, result: PGresult, transformer: Transformer) -> Rows:
-        """Convert what `PreparedStatements.execute` returned for this statement, with the transformer of these."""
+        """Convert what `PreparedStatements.execute` returned for this statement, with their transformer."""
         rows = Rows()
         if self._returns_rows is None:
             self._describe([(result.fname(column) or b"").decode() for column in range(result.nfields)])
@@ -134,29 +134,6 @@ class CompiledStatement:
         other = copy.copy(self)
         other.clock = clock if CLOCK_PARAM in self._defaults else None
         return other
-
-
-def handle_driver_error(
-    error: BaseException, conn: sa.Connection, sql: str, values: tuple[Any, ...] = (), cursor: Any = None
-) -> None:
-    """Raise what SQLAlchemy raises for an error of the driver; return for any other error.
-
-    SQLAlchemy also replaces the connection, and those of its pool, if the server is gone.
-    """
-    if not isinstance(error, Exception) or isinstance(error, conn.dialect.loaded_dbapi.Error):
-        conn._handle_dbapi_exception(error, sql, values, cursor, None)  # noqa: SLF001  # nothing public does
-
-
-def begin_prepared(conn: sa.Connection) -> PreparedStatements | None:
-    """Begin a transaction without a cursor, and return the prepared statements, if the connection has any."""
-    prepared_statements = prepared_statements_of(conn)
-    if prepared_statements is not None:
-        try:
-            prepared_statements.begin()
-        except BaseException as error:
-            handle_driver_error(error, conn, "BEGIN")
-            raise
-    return prepared_statements
 
 
 def is_listened_to(conn: sa.Connection) -> bool:

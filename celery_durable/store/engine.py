@@ -14,19 +14,12 @@ from sqlalchemy import event, exc
 from celery_durable.errors import StepTxMisuse, Superseded
 from celery_durable.runtime import Runtime
 from celery_durable.store import dialects, drivers, faults
-from celery_durable.store.compiled import (
-    PARAM_PREFIX,
-    CompiledStatement,
-    Rows,
-    begin_prepared,
-    handle_driver_error,
-    is_listened_to,
-)
+from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement, Rows, is_listened_to
 from celery_durable.store.connections import Connections, roll_back
 from celery_durable.store.dialects import CLOCK_PARAM, Database
 from celery_durable.store.external_transactions import StepTransaction, StepTransactions
-from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault
-from celery_durable.store.libpq import PreparedStatements
+from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault, handle_driver_error
+from celery_durable.store.libpq import PreparedStatements, begin_prepared
 from celery_durable.store.schema import REVISION, Tables, build_tables
 from celery_durable.store.sessions import StepSessions
 from celery_durable.store.statements import Statement
@@ -120,7 +113,8 @@ class Store:
             reuses_kept_connection=self.database.can_combine_writes,
         )
         self._is_server_checked = False
-        self.database_id: str | None = None  # after `database_identity.read_database_id` has read it
+        self.database_id: str | None = None
+        """The id of the database, after `database_identity.read_database_id` has read it."""
         self.sessions = StepSessions(self.engine, session_factory, self.database, self._connections)
         self.step_transactions: StepTransactions = self.sessions
 
@@ -153,7 +147,10 @@ class Store:
         return dict(self._statements)
 
     def import_statements(self, compiled_statements: CompiledStatements) -> None:
-        """Use the compiled statements of a store with the same schema, prefix and kind of clock (in tests)."""
+        """Use the compiled statements of a store with the same schema, prefix and kind of clock.
+
+        This is for tests. A store that serves one test spends a third of its time on compiling.
+        """
         self._statements = {
             key: compiled.with_clock(self.runtime.clock) for key, compiled in compiled_statements.items()
         }

@@ -1,4 +1,4 @@
-"""What an error of the database means: whether anything was applied, and whether a retry may succeed."""
+"""Errors of the database: what they mean, whether anything was applied, and whether a retry may succeed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import exc
 
 from celery_durable.errors import SchemaOutdated
@@ -71,6 +72,17 @@ def classify_fault(error: exc.DBAPIError) -> Fault:
     if sqlstate == "42P01" or code == 1146 or (sqlite_code is not None and str(origin).startswith("no such table")):
         return Fault.MISSING_TABLE
     return Fault.OTHER
+
+
+def handle_driver_error(
+    error: BaseException, conn: sa.Connection, sql: str, values: tuple[Any, ...] = (), cursor: Any = None
+) -> None:
+    """Raise what SQLAlchemy raises for an error of the driver; return for any other error.
+
+    SQLAlchemy also replaces the connection, and those of its pool, if the server is gone.
+    """
+    if not isinstance(error, Exception) or isinstance(error, conn.dialect.loaded_dbapi.Error):
+        conn._handle_dbapi_exception(error, sql, values, cursor, None)  # noqa: SLF001  # nothing public does
 
 
 def raise_if_table_missing(error: exc.DBAPIError, names: Iterable[str], *, revision: str) -> None:

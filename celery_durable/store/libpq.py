@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from celery_durable.store.faults import DEALLOCATED
+from celery_durable.store.faults import DEALLOCATED, handle_driver_error
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -45,6 +45,18 @@ def prepared_statements_of(conn: sa.Connection) -> PreparedStatements | None:
     if found is None:
         found = conn.info[_KEY] = PreparedStatements(driver)
     return found
+
+
+def begin_prepared(conn: sa.Connection) -> PreparedStatements | None:
+    """Begin a transaction without a cursor, and return the prepared statements, if the connection has any."""
+    prepared_statements = prepared_statements_of(conn)
+    if prepared_statements is not None:
+        try:
+            prepared_statements.begin()
+        except BaseException as error:
+            handle_driver_error(error, conn, _BEGIN)
+            raise
+    return prepared_statements
 
 
 def _has_greenlets() -> bool:

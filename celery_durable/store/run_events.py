@@ -88,7 +88,8 @@ def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id
     """Store an event for the current run. Returns None if an event with this id was accepted before.
 
     Events are ordered by the instance's version, which is incremented under the lock, and not by a clock or an id. The
-    INSERT itself reads the version. An earlier SELECT could be outdated in a caller's REPEATABLE READ session.
+    version is that which the statement finds or writes. An earlier SELECT could be outdated in a caller's REPEATABLE
+    READ session.
     """
     event = {"pk": row.pk, "run": row.run_number, "event_id": event_id, "type": type_, "payload": payload}
     if tx.store.database.can_combine_writes:
