@@ -8,13 +8,23 @@ runner if it changes the runner at all.
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.rooms import operations, package, runner_commits, runner_passes, store_answers, store_runs, tasks
+from tests.mutants.rooms import (
+    operations,
+    package,
+    runner_commits,
+    runner_passes,
+    store_answers,
+    store_database,
+    store_runs,
+    tasks,
+)
 
 MUTANTS: tuple[Mutant, ...] = (
     *runner_commits.MUTANTS,
     *runner_passes.MUTANTS,
     *store_runs.MUTANTS,
     *store_answers.MUTANTS,
+    *store_database.MUTANTS,
     *tasks.MUTANTS,
     *operations.MUTANTS,
     *package.MUTANTS,

@@ -247,4 +247,10 @@ MUTANTS = (
             "(self._suspended_since or now) + limit / 2]",
         ),
     ),
+    mutant(
+        "a slow schema of a wait counts as a stalled pass",
+        ("runner.waits:WaitSteps._prepare_outcome", "with self._context.lease.user_code():", "if True:"),
+        caught_by="tests/engine/test_stalled_passes.py::"
+        "test_slow_code_of_the_author_that_the_engine_calls_is_no_stall[sqlite-schema]",
+    ),
 )

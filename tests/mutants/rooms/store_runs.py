@@ -391,10 +391,4 @@ MUTANTS = (
         ("store.outbox:_select_due", ".with_for_update(skip_locked=True)", ""),
         caught_by=_OUTBOX + "test_two_sweeps_at_once_take_different_messages[commits-postgresql]",
     ),
-    # --- leases and deadlines -------------------------------------------------------------------
-    mutant(
-        "the watchdog cuts what has ended",
-        ("store.watchdog:WatchedSocket.disarm", "self._deadlines.pop()", "self._deadlines[0]"),
-        caught_by="tests/store/test_watchdog.py::test_a_statement_that_has_ended_is_never_cut[postgresql]",
-    ),
 )
