@@ -21,9 +21,13 @@ OTHERS_AT_MOST = 0.1
 
 
 class OthersMeter:
-    """Measures the share of the processors that is used by others: not by this process, its children or the servers."""
+    """Measures the share of the processors that is used by others: not by this process, its children or the servers.
 
-    def __init__(self) -> None:
+    ``servers``: the names of the programs that work for the benchmark, although it did not start them.
+    """
+
+    def __init__(self, servers: tuple[str, ...] = SERVERS) -> None:
+        self._servers = servers
         self._before = self._read()
 
     def share(self) -> float:
@@ -42,7 +46,11 @@ class OthersMeter:
                 pid = processes[pid].parent
             return pid == os.getpid()
 
-        ours = (each for pid, each in processes.items() if serves_benchmark(pid, each.name) or is_mine(pid))
+        ours = (
+            each
+            for pid, each in processes.items()
+            if is_mine(pid) or (each.name in self._servers and serves_benchmark(pid, each.name))
+        )
         return total, total - idle - sum(each.ticks for each in ours)
 
 

@@ -7,6 +7,7 @@ read. BENCH_BROKER names the Redis. SIGTERM ends the process as it ends a Celery
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from typing import NamedTuple, TextIO
 
 import psycopg
 import sqlalchemy as sa
-from jobs import DATABASE, app, claims, completions, durable, ends, job
+from jobs import DATABASE, QUEUES, app, claims, claims_by_queue, completions, durable, ends, workflows
 from meters import WINDOW_SECONDS, LatencyMeter, RateMeter
 
 from celery_durable import CreateOptions, DurableError
@@ -32,7 +33,7 @@ HERE = Path(__file__).parent
 MANIFEST = json.loads((HERE / "adapter.json").read_text())
 DEPTH_SECONDS = 1.0
 DEPTHS = """SELECT count(*) FILTER (WHERE claim_token IS NULL), count(*) FILTER (WHERE claim_token IS NOT NULL)
-FROM workflow_instance WHERE workflow = 'job' AND status = 'active'"""
+FROM workflow_instance WHERE workflow = ANY(%s) AND status = 'active'"""
 
 
 class Options(NamedTuple):
@@ -80,8 +81,9 @@ class Output:
         line = {"kind": kind, "system": MANIFEST["system"], "instance_id": self._instance, **fields}
         self._file.write(json.dumps(line) + "\n")
 
-    def write_sample(self, metric: str, value: float, window: float) -> None:
-        more = {"subject_kind": "adapter", "subject": "", "window_s": round(window, 3)}
+    def write_sample(self, metric: str, value: float, window: float, queue: str = "") -> None:
+        """``queue``: what the sample is about, if not all queues."""
+        more = {"subject_kind": "queue" if queue else "adapter", "subject": queue, "window_s": round(window, 3)}
         self.write("adapter", t=now(), metric=metric, value=round(value, 3), **more)
 
 
@@ -95,17 +97,21 @@ class Depths:
         while True:
             with suppress(psycopg.Error), psycopg.connect(libpq_address(), autocommit=True) as conn:
                 while True:
-                    self.waiting, self.claimed = conn.execute(DEPTHS).fetchone() or (0, 0)
+                    self.waiting, self.claimed = conn.execute(DEPTHS, (QUEUES,)).fetchone() or (0, 0)
                     time.sleep(DEPTH_SECONDS)
             time.sleep(DEPTH_SECONDS)
 
 
 class Producer:
-    """Creates jobs in batches, at a rate or up to a depth. A batch that fails is dropped: its caller got an error."""
+    """Creates jobs in batches, at a rate or up to a depth, for each queue in turn.
+
+    A batch that fails is dropped: its caller got an error.
+    """
 
     def __init__(self, options: Options, depths: Depths) -> None:
         self._options, self._depths = options, depths
         self.created, self.calls, self.target = RateMeter(), LatencyMeter(), 0.0
+        self._queues = itertools.cycle(QUEUES)
 
     def run(self) -> None:
         credit, last = 0.0, time.monotonic()
@@ -125,10 +131,10 @@ class Producer:
                     self._depths.waiting += count
 
     def _create(self, count: int) -> None:
-        began, padding = time.time(), "x" * self._options.payload_bytes
-        batch = [CreateOptions(uuid.uuid4().hex, {"created_at": began, "padding": padding}) for _ in range(count)]
+        began, queue = time.time(), next(self._queues)
+        params = {"created_at": began, "queue": queue, "padding": "x" * self._options.payload_bytes}
         try:
-            job.create_batch(batch)
+            workflows[queue].create_batch([CreateOptions(uuid.uuid4().hex, params) for _ in range(count)])
         except (sa.exc.SQLAlchemyError, DurableError) as error:
             print(f"{count} jobs were not created: {type(error).__name__}: {error}", file=sys.stderr)
         else:
@@ -159,6 +165,8 @@ class Sampler:
         for name, meter in meters.items():
             for share, value in zip((50, 95, 99), meter.percentiles((0.5, 0.95, 0.99)), strict=True):
                 self._output.write_sample(f"{name}_p{share}_ms", value, WINDOW_SECONDS)
+        for queue, meter in claims_by_queue.items():
+            self._output.write_sample("claim_p99_ms", *meter.percentiles((0.99,)), WINDOW_SECONDS, queue)
         self._output.write_sample("enqueue_rate", *self._producer.created.read())
         self._output.write_sample("completion_rate", *completions.read())
         self._output.write_sample("producer_target_rate", self._producer.target, 0)
@@ -190,7 +198,7 @@ def main() -> None:
     concurrency = ["-P", "threads", "-c", str(options.workers)]
     name = f"{MANIFEST['system']}{options.instance}@localhost"
     try:
-        app.worker_main(["worker", *concurrency, "-n", name, "-l", "warning"])
+        app.worker_main(["worker", *concurrency, "-Q", ",".join(QUEUES), "-n", name, "-l", "warning"])
     finally:
         sampler.sample()
 

@@ -1,4 +1,7 @@
-"""The job: the smallest workflow, which one pass starts and ends. The Celery app whose worker runs it."""
+"""The job: the smallest workflow, which one pass starts and ends. The Celery app whose worker runs it.
+
+BENCH_QUEUE_COUNT is the number of queues. Each queue has a workflow of its own; all of them are the same function.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ DATABASE = sa.make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+ps
 BROKER = os.environ.get("BENCH_BROKER", "redis://127.0.0.1:6379/9")
 KEY_PREFIX = f"{os.environ.get('BENCH_NAME', DATABASE.database)}:"
 WORK_SECONDS = float(os.environ.get("JOB_WORK_MS", "1")) / 1000
+QUEUES = [f"jobs{number}" for number in range(int(os.environ.get("BENCH_QUEUE_COUNT", "1")))]
 
 claims, completions, ends = LatencyMeter(), RateMeter(), LatencyMeter()
+claims_by_queue = {queue: LatencyMeter() for queue in QUEUES}
 
 app = Celery("queue_benchmark", broker=BROKER)
 app.conf.update(
@@ -36,17 +41,22 @@ class Job(TypedDict):
     """``created_at``: seconds since the epoch, before the transaction that created the job."""
 
     created_at: float
+    queue: str
     padding: str
 
 
-def work(created_at: float) -> None:
-    claims.note((time.time() - created_at) * 1000)
+def work(created_at: float, queue: str) -> None:
+    latency = (time.time() - created_at) * 1000
+    claims.note(latency)
+    claims_by_queue[queue].note(latency)
     time.sleep(WORK_SECONDS)
 
 
-@durable.workflow
 def job(event: WorkflowEvent[Job], step: Step) -> None:
-    step.do("work", work, event.payload["created_at"])
+    step.do("work", work, event.payload["created_at"], event.payload["queue"])
+
+
+workflows = {queue: durable.workflow(name=queue, queue=queue)(job) for queue in QUEUES}
 
 
 @workflow_completed.connect(weak=False)

@@ -1,4 +1,7 @@
-"""A PostgreSQL of its own on a free port of 127.0.0.1, which can be stopped, started and made anew."""
+"""A PostgreSQL of its own on a free port of 127.0.0.1, which can be stopped, started and made anew.
+
+It is a child of this process, not a daemon: so its CPU time is known, also after it has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
+import psycopg
+
 USER = "bench"
+START_SECONDS = 60
 
 
 class LocalPostgresql:
@@ -19,6 +26,7 @@ class LocalPostgresql:
         self._programs = find_programs()
         self._as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
         self._settings, self._folder = settings, None
+        self._process: subprocess.Popen[bytes] | None = None
         self.port = find_port()
 
     def make(self) -> None:
@@ -35,25 +43,48 @@ class LocalPostgresql:
         self.start()
 
     def start(self) -> None:
-        self._run("pg_ctl", "start", "-w", "-t", "60", "-l", f"{self._folder}/log")
+        """Return when it accepts connections."""
+        assert self._folder is not None
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command("postgres"), cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                psycopg.connect(f"postgres://{USER}@127.0.0.1:{self.port}/postgres").close()
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
 
     def stop(self) -> None:
         """As Docker stops it: connections are closed, running transactions are rolled back."""
-        self._run("pg_ctl", "stop", "-m", "fast", "-w", "-t", "60")
+        self._end("fast")
 
     def remove(self) -> None:
         if self._folder is None:
             return
-        if (self._folder / "data" / "postmaster.pid").exists():
-            self._run("pg_ctl", "stop", "-m", "immediate", "-w", "-t", "60")
+        self._end("immediate")
         shutil.rmtree(self._folder)
         self._folder = None
 
+    def _end(self, mode: str) -> None:
+        if self._process is not None:
+            self._run("pg_ctl", "stop", "-m", mode, "-w", "-t", "60")
+            self._process.wait()
+            self._process = None
+
     def _run(self, program: str, *options: str) -> None:
         assert self._folder is not None
-        argv = [*self._as_user, str(self._programs / program), *options, "-D", str(self._folder / "data")]
+        argv = self._command(program, *options)
         with (self._folder / "control.log").open("ab") as log:
             subprocess.run(argv, check=True, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _command(self, program: str, *options: str) -> list[str]:
+        return [*self._as_user, str(self._programs / program), *options, "-D", f"{self._folder}/data"]
 
 
 def find_programs() -> Path:

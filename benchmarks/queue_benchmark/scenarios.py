@@ -4,6 +4,9 @@ CHECKOUT is a clone of github.com/hardbyte/postgresql-job-queue-benchmarking. It
 file. It would start PostgreSQL with Docker; here it gets one of its own, from local programs, with the settings of the
 checkout's postgres.conf. Its charts are not drawn. The phases of each scenario are shortened in proportion. Each cell
 is a JSON line. BENCH_BROKER names the Redis; PostgreSQL's programs are on the PATH, or where Debian puts them.
+
+`--system NAME --command "..."` measures another system of the benchmark instead: its adapter, started by this command
+and not with Docker.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import importlib
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -22,7 +26,6 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 HERE = Path(__file__).parent
-SYSTEM = "celery_durable"
 os.environ.setdefault("BENCH_NAME", "celery_durable_bench")
 sys.path.insert(0, str(HERE.parent))
 
@@ -38,7 +41,20 @@ class Cell(NamedTuple):
     scenario: str
     replicas: int = 1
     load: float = 1.0
+    queues: int = 1
     options: tuple[str, ...] = ()
+
+
+class System(NamedTuple):
+    """What is measured. ``folder``: of its adapter.json; ``servers``: what works for it, and for others as well."""
+
+    name: str
+    folder: Path
+    command: list[str]
+    servers: tuple[str, ...] = ()
+
+
+OURS = System("celery_durable", HERE, [sys.executable, str(HERE / "adapter.py")], ("redis-server",))
 
 
 CELLS = {
@@ -46,6 +62,7 @@ CELLS = {
     "chaos_postgres_restart": Cell("chaos_postgres_restart"),
     "chaos_pg_backend_kill": Cell("chaos_pg_backend_kill"),
     "chaos_pool_exhaustion": Cell("chaos_pool_exhaustion"),
+    "crash_recovery": Cell("crash_recovery", 2),
     "chaos_crash_recovery": Cell("chaos_crash_recovery", 2),
     "chaos_repeated_kills": Cell("chaos_repeated_kills", 2),
     "crash_recovery_under_load": Cell("crash_recovery_under_load", 2),
@@ -53,7 +70,10 @@ CELLS = {
     "sustained_high_load": Cell("sustained_high_load"),
     "active_readers": Cell("active_readers"),
     "event_delivery_burst": Cell("event_delivery_burst", load=1.5),
+    "event_delivery_matrix": Cell("event_delivery_matrix"),
     "fleet_steady_state": Cell("fleet_steady_state", 2),
+    "mixed_queue": Cell("mixed_queue", queues=4),
+    "soak": Cell("soak"),
 }
 SHORTEST_SECONDS = 10
 NOT_DRAWN = {"plots": "render_all", "report": "write_interactive_report"}
@@ -61,13 +81,13 @@ NOT_DRAWN = {"plots": "render_all", "report": "write_interactive_report"}
 
 
 class Harness:
-    """The checkout's harness with this engine's adapter and a local PostgreSQL."""
+    """The checkout's harness with one system's adapter and a local PostgreSQL."""
 
-    def __init__(self, checkout: Path, results: Path, server: LocalPostgresql) -> None:
+    def __init__(self, checkout: Path, results: Path, server: LocalPostgresql, system: System) -> None:
         sys.path.insert(0, str(checkout))
         for name, function in NOT_DRAWN.items():
             sys.modules[f"bench_harness.{name}"] = mock.Mock(**{function: lambda *_, **__: None})
-        self._server, self._results = server, results
+        self._server, self._results, self._system = server, results, system
         self._adapters = self._import("adapters")
         self._orchestrator = self._import("orchestrator")
         self._phases = self._import("phases")
@@ -77,10 +97,11 @@ class Harness:
     def run(self, cell: Cell, *, seconds: int, rate: float, more: list[str]) -> dict[str, Any]:
         """The summary that the harness writes. ``more``: its own options."""
         before = set(self._results.iterdir())
+        os.environ["BENCH_QUEUE_COUNT"] = str(cell.queues)
         phases = [f"--phase={spec}" for spec in self.shorten(cell.scenario, seconds)]
         rate_each = f"--producer-rate={round(rate * cell.load / cell.replicas)}"
         options = [rate_each, f"--replicas={cell.replicas}", *cell.options, *more]
-        self._orchestrator.main(["run", f"--systems={SYSTEM}", "--sample-every=2", *phases, *options])
+        self._orchestrator.main(["run", f"--systems={self._system.name}", "--sample-every=2", *phases, *options])
         (folder,) = set(self._results.iterdir()) - before
         return json.loads((folder / "summary.json").read_text())
 
@@ -114,24 +135,29 @@ class Harness:
                 self.left = self._finish()
 
         orchestrator.run_one_system = run_and_look
-        adapters.ADAPTERS[SYSTEM] = adapters.AdapterEntry(HERE, lambda _skip: None, self._launch)
+        adapters.ADAPTERS[self._system.name] = adapters.AdapterEntry(
+            self._system.folder, lambda _skip: None, self._launch
+        )
 
     def _launch(self, manifest: Any, overrides: dict[str, str]) -> Any:
-        # This adapter keeps the rate by itself. So it follows the file that a phase of high load changes.
+        # The adapter keeps the rate by itself. So it follows the file that a phase of high load changes.
         os.environ["PRODUCER_PACING"] = "adapter"
+        os.environ["PRODUCER_BATCH_MAX"] = "128"  # the default of most adapters
         environment = self._adapters._base_env(manifest, overrides)
-        return self._adapters.LaunchSpec([sys.executable, str(HERE / "adapter.py")], environment)
+        return self._adapters.LaunchSpec(self._system.command, environment)
 
     def _finish(self) -> dict[str, int]:
         """How many jobs were left at the end, and what became of all of them with a worker that gets no new ones."""
+        if self._system is not OURS:
+            return {}
         url = self._adapters.pg_url(self._adapters.AdapterManifest.load(HERE).db_name)
         return {"left": count_unfinished(url), **finish_jobs(url, HERE / "adapter.py")}
 
 
-def describe(summary: dict[str, Any]) -> dict[str, Any]:
+def describe(phases: dict[str, Any]) -> dict[str, Any]:
     """The figures of the summary that the benchmark's own tables have, by phase."""
     cell: dict[str, Any] = {"phases": {}}
-    for label, phase in summary["systems"][SYSTEM]["phases"].items():
+    for label, phase in phases.items():
         metrics = phase["metrics"]
         cell["phases"][label] = {
             "type": phase["phase_type"],
@@ -142,6 +168,9 @@ def describe(summary: dict[str, Any]) -> dict[str, Any]:
             "queue_depth_peak": metrics.get("queue_depth", {}).get("peak"),
             "dead_tuples_peak": phase["peak_dead_tup"],
         }
+        queues = {name: read_median(metrics, name) for name in metrics if name.startswith("claim_p99_ms@")}
+        if len(queues) > 1:
+            cell["phases"][label] |= queues
         cell |= {name: phase[name] for name in ("jobs_lost", "chaos_recovery_time_s") if name in phase}
     return cell
 
@@ -158,18 +187,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=120, help="how long a scenario takes; 100000 leaves it as it is")
     parser.add_argument("--rate", type=float, default=100, help="jobs per second, of all replicas together")
     parser.add_argument("--harness", default="", help="more options of the harness, as one word")
+    parser.add_argument("--system", help="another system of the benchmark")
+    parser.add_argument("--command", default="", help="the command that starts its adapter")
     args = parser.parse_intermixed_args()  # so that cells may follow options
     if unknown := set(args.cells) - set(CELLS):
         parser.error(f"no such cell: {', '.join(sorted(unknown))}")
     results = Path(tempfile.mkdtemp(prefix="queue-benchmark-"))
     server = LocalPostgresql((args.checkout / "postgres.conf").read_text())
-    harness = Harness(args.checkout, results, server)
+    system = OURS
+    if args.system is not None:
+        system = System(args.system, args.checkout / f"{args.system}-bench", shlex.split(args.command))
+    harness = Harness(args.checkout, results, server, system)
     failed = 0
     for name in args.cells or CELLS:
-        others, began = OthersMeter(), time.monotonic()
+        others, began = OthersMeter(system.servers), time.monotonic()
         try:
             summary = harness.run(CELLS[name], seconds=args.seconds, rate=args.rate, more=args.harness.split())
-            cell = describe(summary)
+            cell = describe(summary["systems"][system.name]["phases"])
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a cell that fails is a result, too
             traceback.print_exc()
             failed, cell = failed + 1, {"failed": f"{type(error).__name__}: {error}"}
@@ -177,9 +211,8 @@ def main() -> int:
             server.remove()
             forget_keys()
         more = {"others_cpu": round(others.share(), 2), "seconds": round(time.monotonic() - began)}
-        print(
-            json.dumps({"cell": name, "rate": args.rate * CELLS[name].load, **cell, **harness.left, **more}), flush=True
-        )
+        known = {"system": system.name, "cell": name, "rate": args.rate * CELLS[name].load}
+        print(json.dumps({**known, **cell, **harness.left, **more}), flush=True)
     print(f"the harness's files are in {results}", file=sys.stderr)
     return 1 if failed else 0
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.blocks import ROOT
 from tests.services import DATABASES
+from tests.smoke.proc import postgresql_programs
 
 PROGRAM = """
 import json, psycopg
@@ -37,3 +38,34 @@ def test_a_backend_of_another_database_works_for_others(store_url: str) -> None:
     name, is_ours, is_walwriter_ours = look("durable_bench")
     assert (is_ours, is_walwriter_ours) == (False, True)
     assert look(name) == (name, True, True)
+
+
+OWN_SERVER = """
+import os, psycopg, sys
+sys.path.insert(0, "queue_benchmark")
+from local_postgresql import USER, LocalPostgresql
+from machine import read_processes
+server = LocalPostgresql("")
+try:
+    server.make()
+    server.stop()
+    server.start()
+    with psycopg.connect(f"postgres://{USER}@127.0.0.1:{server.port}/postgres") as conn:
+        pid, = conn.execute("SELECT pg_backend_pid()").fetchone()
+        processes = dict(read_processes())
+    while pid not in (os.getpid(), 1):
+        pid = processes[pid].parent
+    print(pid == os.getpid())
+finally:
+    server.remove()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(postgresql_programs() is None, reason="PostgreSQL's initdb and pg_ctl are not installed")
+def test_a_server_that_the_benchmark_starts_does_not_count_as_others() -> None:
+    """Its processes descend from the benchmark, so their time is known, also after they have ended."""
+    ran = subprocess.run(
+        [sys.executable, "-c", OWN_SERVER], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "True\n", ran.stderr

@@ -112,9 +112,8 @@ def test_a_replica_describes_itself_then_samples_and_ends_at_sigterm(start, stor
             assert conn.execute("SELECT to_regclass(%s) IS NOT NULL", (relation,)).fetchone() == (True,), relation
 
     assert {line["metric"] for line in lines} == REQUIRED | PERCENTILES | {"producer_target_rate", "running_depth"}
-    assert {(line["kind"], line["subject_kind"], line["system"], line["instance_id"]) for line in lines} == {
-        ("adapter", "adapter", "celery_durable", 0)
-    }
+    assert {(line["kind"], line["system"], line["instance_id"]) for line in lines} == {("adapter", "celery_durable", 0)}
+    assert {(line["subject_kind"], line["subject"]) for line in lines} == {("adapter", ""), ("queue", "jobs0")}
     windows = [(line["value"], line["window_s"]) for line in lines if line["metric"] == "enqueue_rate"]
     assert sum(rate * length for rate, length in windows) / sum(length for _, length in windows) == pytest.approx(
         20, rel=0.5
@@ -141,6 +140,18 @@ def test_the_rate_follows_the_file_of_the_benchmark(start, tmp_path: Path) -> No
 
 def is_target(line: dict[str, Any]) -> bool:
     return line["metric"] == "producer_target_rate"
+
+
+@on_postgresql
+def test_jobs_of_every_queue_are_done(start, store_url: str) -> None:
+    adapter = start(PRODUCER_RATE="40", BENCH_QUEUE_COUNT="3")
+    adapter.read()
+    for queue in ("jobs0", "jobs1", "jobs2"):
+        adapter.read_until(lambda line, queue=queue: line["subject"] == queue and line["value"] > 0)
+    adapter.stop()
+    with psycopg.connect(sa.make_url(store_url).set(drivername="postgres").render_as_string(False)) as conn:
+        queues = conn.execute("SELECT DISTINCT queue FROM workflow_instance WHERE status = 'complete'").fetchall()
+    assert sorted(queues) == [("jobs0",), ("jobs1",), ("jobs2",)]
 
 
 @on_postgresql
