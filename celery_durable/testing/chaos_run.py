@@ -21,7 +21,7 @@ from pathlib import Path
 
 from celery_durable.app import Durable
 from celery_durable.model import DueRun
-from celery_durable.store import chaos_checks, schedule
+from celery_durable.store import chaos_checks, instances
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.testing.errors import WorkersNotStarted
 from celery_durable.testing.fault_injection import Messenger, OwnWorker
@@ -53,7 +53,7 @@ class ChaosRun:
         self._killed_claims: list[chaos_checks.HeldClaim] = []
         self._recovered: dict[chaos_checks.HeldClaim, float] = {}
         self._seen: dict[int, DueRun] = {}
-        self._since: datetime = durable.internals.store.read(schedule.read_next_due)[1]
+        self._since: datetime = durable.internals.store.read(instances.read_clock)
         queues = {durable.internals.registry.get(name).queue for name in durable.workflows}
         self._queues = sorted({durable.internals.settings.queue} | {queue for queue in queues if queue})
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from celery_durable import NonRetryableError
 from celery_durable.cli.backends.stored import StoreBackend
@@ -71,6 +72,15 @@ def test_ls_in_a_pipe_is_one_record_a_line_without_head_and_with_exact_times(ord
             "",
         ],
     ]
+
+
+def test_ls_asks_for_the_time_and_not_for_what_is_due(order: Shop) -> None:
+    statements: list[str] = []
+    engine = order.durable.internals.store.engine
+    sa.event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    assert order.pipe("ls").code == 0
+    assert len(statements) > 0
+    assert [each for each in statements if "next_check_at" in each and "workflow_outbox" in each] == []
 
 
 def test_ls_by_workflow_and_status_and_page_by_page(shop: Shop) -> None:

@@ -36,7 +36,7 @@ from celery_durable.model import (
     Published,
     Stats,
 )
-from celery_durable.store import migrate, schedule
+from celery_durable.store import instances, migrate
 from celery_durable.store.faults import is_transient
 from celery_durable.testing import local_servers
 from celery_durable.wire.permissions import Permission
@@ -123,7 +123,7 @@ def _unreachable(exc: Exception) -> CliError:
 
 def database_now(durable: Durable) -> datetime:
     """Return the current time of the database, whose clock wrote all stored times."""
-    return durable.internals.store.read(schedule.read_next_due)[1]
+    return durable.internals.store.read(instances.read_clock)
 
 
 class StoreConnection(Connection):
