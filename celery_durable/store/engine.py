@@ -103,7 +103,7 @@ class Store:
         self.database: Database = dialects.database_from_url(engine.url)
         self.engine = drivers.configure_transactions(engine, owns_engine=self._owns_engine)
         self.schema, self.prefix = schema, prefix
-        self.tables = build_tables(schema, prefix)
+        self.tables = build_tables(schema, prefix, self.database)
         self.runtime = runtime or Runtime()
         self._statements: CompiledStatements = {}
         self._connections = Connections(

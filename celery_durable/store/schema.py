@@ -38,8 +38,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.store import record_tables
-from celery_durable.store.column_types import big_id, full_index_only, long_text, partial_index, partial_index_only
+from celery_durable.store import column_types, record_tables
+from celery_durable.store.column_types import big_id, choose_options, full_index_only, long_text
+from celery_durable.store.dialects import Database
 from celery_durable.store.step_columns import STEP_COLUMNS
 
 REVISION = "0006"
@@ -112,12 +113,14 @@ class Tables:
 
 
 @functools.cache
-def build_tables(schema: str | None = None, prefix: str = "") -> Tables:
-    """Build the tables of a schema and prefix."""
+def build_tables(schema: str | None = None, prefix: str = "", only_for: Database | None = None) -> Tables:
+    """Build the tables of a schema and prefix, with the options of one database; of all databases for None."""
     metadata = sa.MetaData(schema=schema)
+    partial_index = functools.partial(column_types.partial_index, only_for)
+    partial_index_only = functools.partial(column_types.partial_index_only, only_for)
 
     def table(name: str, *columns: Any, **options: Any) -> sa.Table:
-        return sa.Table(prefix + name, metadata, *columns, **_ENGINE, **options)
+        return sa.Table(prefix + name, metadata, *columns, **choose_options(only_for, **_ENGINE, **options))
 
     instance = table(
         "workflow_instance",
