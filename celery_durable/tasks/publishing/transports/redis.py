@@ -58,11 +58,12 @@ class RedisTransport(Transport):
         # kombu has checked the server over a second connection pool, made for consumers; close that pool.
         if (pool := getattr(self.channel, "_async_pool", None)) is not None:
             pool.disconnect()
+        self._client = self.channel._create_client()  # noqa: SLF001  # kept: to make one takes as long as a message
         self._renderers: dict[Template, Render] = {}
 
     def send(self, batches: Sequence[DestinationBatch]) -> None:
         commands: list[tuple[DestinationBatch, list[BatchItem]]] = []
-        with self.channel._create_client().pipeline(transaction=False) as pipe:  # noqa: SLF001
+        with self._client.pipeline(transaction=False) as pipe:
             for batch in batches:
                 if self._is_fanout(batch):
                     self._send_one_by_one(batch)
