@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -156,9 +157,9 @@ class Connections:
             return
         with self._use_kept(kept, deadline):
             kept.conn.rollback()  # ends SQLAlchemy's own transaction state of autocommit; no round trip
-            self._set_isolation_level(kept.conn, "READ COMMITTED")
+            self._switch_isolation_level(kept.conn, "READ COMMITTED")
             yield kept.conn
-            self._set_isolation_level(kept.conn, "AUTOCOMMIT")
+            self._switch_isolation_level(kept.conn, "AUTOCOMMIT")
 
     @contextmanager
     def _use_kept(self, kept: WatchedConnection, deadline: float) -> Iterator[None]:
@@ -201,6 +202,12 @@ class Connections:
             except BaseException:
                 conn.invalidate()
                 raise
+
+    def _switch_isolation_level(self, conn: sa.Connection, isolation_level: str) -> None:
+        """Switch the driver's connection only: SQLAlchemy would store each switch until the connection is returned."""
+        dialect: Any = conn.dialect
+        with self.wrap_driver_errors():
+            dialect.set_isolation_level(conn.connection.dbapi_connection, isolation_level)
 
     def _watch_socket(self, conn: sa.Connection) -> WatchedSocket | None:
         return watch_socket_of(conn.connection.driver_connection) if self.has_sockets else None

@@ -143,7 +143,8 @@ def _set_lock_timeout(connection: sa.Connection) -> None:
 
     Statements in autocommit have the lock timeout of the database role.
     """
-    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+    driver: Any = connection.connection.driver_connection
+    if not driver.autocommit:
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_SECONDS}s'")
 
 

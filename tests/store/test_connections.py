@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -46,6 +47,19 @@ def test_a_kept_connection_that_had_a_transaction_is_in_autocommit_again(store: 
     for _ in range(2):
         assert len(set(store.transact(transactions))) == 1
         assert len(set(store.run_statement(transactions))) == 2
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_kept_connection_does_not_grow_with_its_transactions(store: Store) -> None:
+    """SQLAlchemy collects what it has to undo at the connection's return to its pool, which may be days later."""
+    store.run_statement(one)
+
+    def count_callbacks(tx: Tx) -> int:
+        pooled: Any = tx.conn.connection
+        return len(pooled._connection_record.finalize_callback)
+
+    before = store.run_statement(count_callbacks)
+    assert [store.transact(count_callbacks) for _ in range(3)] == [before] * 3
 
 
 def transactions(tx: Tx) -> list[str]:

@@ -265,6 +265,7 @@ def test_lock_waits_are_bounded_in_every_transaction(store_url: str, prepared: b
         in_a_single_statement = store.run_statement(lock_timeout)
         assert (in_a_step, in_a_transaction) == ("5s", "5s")
         assert in_a_single_statement == ("5s" if prepared else "0")
+        assert store.transact(lock_timeout) == "5s"  # on the connection that the statement has left
         assert store.read(lock_timeout) == in_a_single_statement
     finally:
         store.close()
