@@ -26,8 +26,9 @@ from celery_durable import (
 )
 from celery_durable.model import StepRecord
 from celery_durable.testing.runtime import HarnessRuntime
+from tests.engine.authors import ledger
 from tests.engine.lines import Line
-from tests.engine.world import FlowControl, Instance, SerializationFailure, World, insert_name, ledger
+from tests.engine.world import FlowControl, Instance, SerializationFailure, World, insert_name
 
 T = TypeVar("T")
 DELAY = 10

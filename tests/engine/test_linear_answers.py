@@ -8,8 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Completed, Dead, LinearContext, LinearStep, NonRetryableError, Retry, TaskType, Waiting
+from tests.engine.authors import ledger, names
 from tests.engine.lines import Line, rows, state, waits_for
-from tests.engine.world import World, ledger, names
+from tests.engine.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 

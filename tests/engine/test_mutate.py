@@ -6,7 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import NonRetryableError, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
-from tests.engine.world import World, insert_name, names
+from tests.engine.authors import names
+from tests.engine.world import World, insert_name
 
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
 

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from celery_durable import Step, StepTx, WorkflowEvent
 from celery_durable.store.engine import Store
+from tests.engine.authors import ledger
 from tests.engine.world import World as Engine
-from tests.engine.world import ledger
 from tests.store.world import World
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -7,7 +7,8 @@ import sqlalchemy as sa
 
 from celery_durable import NonRetryableError, Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import InstanceTerminal, StepTxMisuse
-from tests.engine.world import World, insert_name, ledger, names
+from tests.engine.authors import ledger, names
+from tests.engine.world import World, insert_name
 
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
 

@@ -32,26 +32,13 @@ from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import Clock, HarnessRuntime, Process, RunnerProcess
 from celery_durable.testing.code import Deployed
+from tests.engine.authors import empty_tables, ledger, names
 from tests.engine.instances import FlowControl, Instance
 
 P = TypeVar("P")
 on_one_database = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 """For permutations of what no database ever sees."""
 _MOST_TICKS = 100
-
-_authors = sa.MetaData()
-ledger = sa.Table(
-    "author_ledger",
-    _authors,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("instance", sa.String(100), nullable=False),
-    sa.Column("run", sa.Integer, nullable=False),
-    sa.Column("step", sa.String(256), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-)
-"""What the steps named "book..." write. It has no unique key: a step that is done twice shows."""
-names = sa.Table("author_names", _authors, sa.Column("name", sa.String(100), primary_key=True))
-"""A table with a unique key, to violate."""
 
 
 class SerializationFailure(Exception):
@@ -218,9 +205,8 @@ class World:
             outbox=Outbox(self.store, self.settings, self.take),
         )
         with self.store.engine.begin() as connection:
-            _authors.create_all(connection)
-            for table in _authors.sorted_tables:
-                connection.execute(sa.delete(table))
+            for statement in empty_tables(connection.dialect.name):
+                connection.exec_driver_sql(statement)
 
     def close(self) -> None:
         for process in (*self._workers, *self._others, self._web):

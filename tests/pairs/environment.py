@@ -23,8 +23,9 @@ from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import RunnerProcess
 from tests.engine.answers import answer
+from tests.engine.authors import ledger, names
 from tests.engine.groups import AlwaysInGroups
-from tests.engine.world import Instance, World, WorldRuntime, ledger, names
+from tests.engine.world import Instance, World, WorldRuntime
 from tests.pairs.pausable_job import START, PausableJob, current_job, pass_gate
 from tests.store.world import has_lock_wait
 
