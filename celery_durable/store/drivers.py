@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
 import sqlite3
@@ -119,7 +120,7 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
     """
     if args or params.get("unix_socket") or "host" not in params:
         return None  # SQLAlchemy connects
-    connection = dialect.loaded_dbapi.connect(**params, defer_connect=True)
+    connection = _connection_type(dialect.loaded_dbapi)(**params, defer_connect=True)
     try:
         sock = socket.create_connection((connection.host, connection.port), _CONNECT_SECONDS)
     except OSError as error:
@@ -136,6 +137,27 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
         watched_socket.disarm()
         watched_socket.close()
     return connection
+
+
+@functools.cache
+def _connection_type(pymysql: Any) -> Any:
+    """Return PyMySQL's connection class, with one TLS context for all connections without TLS options.
+
+    Since version 1.2, PyMySQL uses TLS if the server offers it, and reads the certificates of the system for each
+    connection. That takes 30 ms of CPU, and without options it does not even check the server's certificate.
+    """
+
+    class Connection(pymysql.connections.Connection):  # type: ignore[misc]
+        shared_context: Any = None
+
+        def _create_ssl_ctx(self, sslp: Any) -> Any:
+            if sslp:
+                return super()._create_ssl_ctx(sslp)
+            if Connection.shared_context is None:
+                Connection.shared_context = super()._create_ssl_ctx(sslp)
+            return Connection.shared_context
+
+    return Connection
 
 
 def _set_lock_timeout(connection: sa.Connection) -> None:

@@ -6,10 +6,12 @@ DURABLE_TEST_MARIADB_URL=mysql+mysqldb://...
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import logging
 import multiprocessing
+import ssl
 import sys
 import weakref
 from collections.abc import Iterator
@@ -114,3 +116,18 @@ def test_a_read_only_server_is_logged_in_one_line(driven: Store, caplog: pytest.
 def _session(connection: sa.Connection) -> int:
     query = "SELECT pg_backend_pid()" if connection.dialect.name == "postgresql" else "SELECT connection_id()"
     return int(connection.exec_driver_sql(query).scalar_one())
+
+
+@pytest.mark.parametrize(("database", "driver"), [("mariadb", "pymysql")], indirect=["database"])
+def test_connections_of_pymysql_share_a_tls_context(url: sa.URL, monkeypatch) -> None:
+    """PyMySQL reads all certificates of the system for each connection: 30 ms of CPU."""
+    calls: list[int] = []
+    load = ssl.SSLContext.load_default_certs
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *args: calls.append(1) or load(*args))
+    with contextlib.closing(Store(url)) as first, contextlib.closing(Store(url)) as second:
+        for store in (first, second):
+            with store.engine.connect() as one, store.engine.connect() as other:
+                drivers = [each.connection.driver_connection for each in (one, other)]
+                assert drivers[0].ctx is drivers[1].ctx
+    assert len(calls) <= 1  # none if an earlier test has connected
+    assert type(drivers[0])(ssl_verify_cert=True, defer_connect=True).ctx is not drivers[0].ctx
