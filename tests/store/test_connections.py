@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,6 +39,23 @@ def test_a_thread_that_advances_runs_uses_one_connection(store: Store) -> None:
     ids |= {store.run_statement(one), store.transact(one)}
     assert len(ids) == 1
     assert store.engine.pool.checkedout() == 1
+
+
+@on_servers
+def test_threads_that_take_turns_use_the_same_connections(store: Store) -> None:
+    """As many as a worker's threads or a web server's usually are."""
+    ids: list[int] = []
+    all_connected = threading.Barrier(16)
+
+    def work(tx: Tx) -> None:
+        ids.append(one(tx))
+        all_connected.wait(10)
+
+    for _ in range(2):
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(store.transact, [work] * 16))
+    assert len(ids) == 32
+    assert len(set(ids)) == 16
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
