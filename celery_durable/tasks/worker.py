@@ -15,6 +15,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_durable.errors import DurableError
 from celery_durable.model import REFERENCE_HEADER
+from celery_durable.tasks.cancelled_timers import CancelledTimers
 from celery_durable.tasks.pools import pool_name, runs_workflows, stop_consuming
 from celery_durable.tasks.redis_watchdog import RedisWatchdog
 
@@ -69,13 +70,14 @@ class DurableStep(bootsteps.StartStopStep):
         self._internals.processes.start_worker(parent.hostname, self._pool)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
-        """Check twice a second for pool processes that died in a pass, and whether the worker stopped consuming."""
+        """Check twice a second for dead pool processes, whether the worker stopped consuming, and for old timers."""
         for timer in self._timers:  # the worker calls this method again for each new connection to the broker
             timer.cancel()
         self._redis_watchdog.watch(parent.consumer)
         self._timers = [
             hub.call_repeatedly(_CHECK_SECONDS, check_for_dead_processes, parent.pool),
             hub.call_repeatedly(_CHECK_SECONDS, self._redis_watchdog.check),
+            hub.call_repeatedly(_CHECK_SECONDS, CancelledTimers(hub.timer).remove_if_many),
         ]
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
