@@ -6,6 +6,7 @@ It imports no workflow, no Celery and no database driver. It has commands of `ce
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import textwrap
@@ -253,4 +254,5 @@ def _headers_of_environment(ctx: click.Context) -> list[tuple[str, str]]:
 
 def main() -> None:
     """Run the console script."""
+    gc.freeze()  # as `celery durable` does
     celery_durable(prog_name="celery-durable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.conftest import Shop
 
 SHOP = """
 from celery import Celery
@@ -24,13 +27,14 @@ def order(event, step):
     pass
 """
 PROGRAM = """
-import sys
+import gc, sys
 from {module} import main
 status = None
 try:
     main()
 except SystemExit as exit:
     status = exit.code
+print("FROZEN", gc.get_freeze_count() > 0)
 print("EXIT", status)
 print(*sys.modules)
 """
@@ -53,13 +57,17 @@ APP = {
 
 
 def call(folder: Path, module: str, *words: str) -> tuple[str, set[str]]:
-    """Return the exit code, and the names of the modules that a call has imported."""
+    """Return the exit code, and the names of the modules that a call has imported.
+
+    Garbage collection never examines them: they stay until the process ends.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(module=module), *words],
         cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd())])},
         capture_output=True, text=True,
     )  # fmt: skip
-    *_, status, modules = done.stdout.splitlines()
+    *_, frozen, status, modules = done.stdout.splitlines()
+    assert frozen == "FROZEN True"
     return status, set(modules.split())
 
 
@@ -84,6 +92,12 @@ def test_a_call_on_the_database_imports_no_http_and_no_terminal(
     assert "celery_durable.store" in modules
     unused = HTTP_CLIENT | TERMINAL | SERVER | TESTING | MODELS | PASSES | OTHER_DATABASES | {"alembic"}
     assert modules & unused == set()
+
+
+def test_a_command_in_the_process_of_an_application_leaves_its_garbage_collection_alone(shop: Shop) -> None:
+    before = gc.get_freeze_count()
+    assert shop.pipe("ls").code == 0
+    assert gc.get_freeze_count() <= before
 
 
 def test_a_worker_has_imported_what_passes_need_before_its_pool_forks(tmp_path: Path) -> None:
