@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from celery_durable.cli.errors import REFUSED, UNREACHABLE, CliError, make_cli_error
 
@@ -104,10 +104,9 @@ class Client:
 
         ``query``: None values are left out, and a list becomes one parameter per item.
         """
-        query_values = [(key, value if isinstance(value, list) else [value]) for key, value in (query or {}).items()]
-        parameters = [(key, _text(value)) for key, values in query_values for value in values if value is not None]
+        parameters = httpx.QueryParams({key: value for key, value in (query or {}).items() if value is not None})
         headers = [] if known_etag is None else [("If-None-Match", str(known_etag))]
-        target = "/".join(quote(each, safe="") for each in path) + (f"?{urlencode(parameters)}" if parameters else "")
+        target = "/".join(quote(each, safe="") for each in path) + (f"?{parameters}" if parameters else "")
         return self._send_with_retries(
             "GET", target, None, headers, is_idempotent=True, wait_seconds=wait_seconds, subject=_target_of(path)
         )
@@ -257,10 +256,6 @@ class Client:
 def _target_of(path: Sequence[str]) -> Sequence[str]:
     """Return the workflow and the instance in the path ``workflows/{}/instances/{}``, for error messages."""
     return [path[1], path[3]] if len(path) > 3 else []
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _retry_after_seconds(response: _HttpResponse) -> float:

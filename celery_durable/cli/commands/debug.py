@@ -8,12 +8,10 @@ from typing import Annotated
 
 import click
 
-from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import Output, command
-from celery_durable.cli.commands.replay import read_exported_runs
+from celery_durable.cli.commands.replay import open_runner, read_runs
 from celery_durable.cli.errors import CliError
 from celery_durable.cli.inputs import Context, Option, OptionalId, OptionalWorkflow, RunNumber
-from celery_durable.testing import local_servers
 from celery_durable.testing.debugger import StepDebugger
 
 
@@ -36,20 +34,12 @@ def debug(
     """
     if (file is None) == (workflow is None) or (workflow is not None and id is None) or (file is not None and run):
         raise click.UsageError("Name an instance, WORKFLOW ID, or a file, --file FILE.")
-    durable = attached_durable(ctx) if file is not None else open_durable(ctx)
-    durable.app.loader.import_default_modules()
-    runner = durable.internals.runner
-    if file is not None:
-        local_servers.use_no_store(durable)
-        runner = durable.internals.runner
-        runs = list(read_exported_runs(file))
-        if len(runs) != 1:
-            raise CliError(f"{file} has {len(runs)} runs.", "Export the run alone, into a file of its own.")
-        [recorded] = runs
-    else:
-        assert workflow is not None
-        assert id is not None
-        recorded = runner.read_recorded_run(workflow, id, run=run)
+    files = [] if file is None else [file]
+    runner = open_runner(ctx, files)
+    runs = read_runs(runner, workflow, id, run, files)
+    if len(runs) != 1:
+        raise CliError(f"{file} has {len(runs)} runs.", "Export the run alone, into a file of its own.")
+    [recorded] = runs
     input_ = None if sys.stdin.isatty() else sys.stdin
     debugger = StepDebugger(recorded.run_state.steps, input_=input_, output=sys.stdout)
     result = debugger.run_replays(lambda on_step: runner.check_replay(recorded, on_step))

@@ -15,6 +15,7 @@ from celery_durable.cli.inputs import Context
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.lint import Finding, check
 
+_FIELDS = ("line", "column", "code", "sentence", "remedy")
 _NO_SOURCES = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
 
 
@@ -70,19 +71,11 @@ def _show(console: Console, path: Path, finding: Finding) -> None:
         console.print_line(Styled(place, "bold"), Styled(finding.code, "red"), finding.sentence)
         console.print_line(Styled(f"Fix: {finding.remedy}", "dim"), indent=2)
     else:
-        line, column = str(finding.line), str(finding.column)
-        console.print_record(str(path), line, column, finding.code, finding.sentence, finding.remedy)
+        console.print_record(*map(str, _document(path, finding).values()))
 
 
 def _document(path: Path, finding: Finding) -> dict[str, object]:
-    return {
-        "path": str(path),
-        "line": finding.line,
-        "column": finding.column,
-        "code": finding.code,
-        "sentence": finding.sentence,
-        "remedy": finding.remedy,
-    }
+    return {"path": str(path), **{name: getattr(finding, name) for name in _FIELDS}}
 
 
 def _count(number: int, what: str) -> str:

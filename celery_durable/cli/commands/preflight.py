@@ -8,9 +8,8 @@ from typing import Annotated
 
 import click
 
-from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import Output, command, output_option
-from celery_durable.cli.commands.replay import read_exported_runs
+from celery_durable.cli.commands.replay import open_runner, read_exported_runs
 from celery_durable.cli.errors import REFUSED
 from celery_durable.cli.inputs import Context, Option
 from celery_durable.cli.output import documents
@@ -18,7 +17,6 @@ from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.runner.preflight import Occurrences, Preflight, WorkflowReport
 from celery_durable.runner.replay_check import ReplayResult
 from celery_durable.store.time_limits import limit_database_time
-from celery_durable.testing import local_servers
 
 _COLUMNS = (Column("WORKFLOW"), Column("GO ON"), Column("CHANGED"), Column("DIVERGE"))
 _RUNS_PER_NOTE = 1000
@@ -57,13 +55,8 @@ def preflight(
     """
     if files and sample is not None:
         raise click.UsageError("--sample chooses from the database, not from files.")
-    durable = attached_durable(ctx) if files else open_durable(ctx)
-    durable.app.loader.import_default_modules()
-    if files:
-        local_servers.use_no_store(durable)
-        results = _check_files(durable.internals.runner.preflight, files, workflow)
-    else:
-        results = _check_store(durable.internals.runner.preflight, console, workflow, sample)
+    check = open_runner(ctx, files).preflight
+    results = _check_files(check, files, workflow) if files else _check_store(check, console, workflow, sample)
     reports: dict[str, WorkflowReport] = {}
     with limit_database_time(None):  # it reads all that is open, however much that is (LAW 7)
         for result in results:

@@ -17,6 +17,7 @@ from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
 from celery_durable.model import StepRow
+from celery_durable.runner import Runner
 from celery_durable.runner.recorded_run import RecordedRun, from_export
 from celery_durable.runner.replay_check import ReplayResult
 from celery_durable.testing import local_servers
@@ -50,22 +51,34 @@ def replay(
     """
     if bool(files) == (workflow is not None) or (workflow is not None and id is None) or (run is not None and files):
         raise click.UsageError("Name an instance, WORKFLOW ID, or files, --file FILE.")
-    durable = attached_durable(ctx) if files else open_durable(ctx)
-    durable.app.loader.import_default_modules()
-    if files:
-        local_servers.use_no_store(durable)
-        records = [recorded for path in files for recorded in read_exported_runs(path)]
-    else:
-        assert workflow is not None
-        assert id is not None
-        records = [durable.internals.runner.read_recorded_run(workflow, id, run=run)]
+    runner = open_runner(ctx, files)
     matches = True
-    for recorded in records:
-        found = durable.internals.runner.check_replay(recorded)
+    for recorded in read_runs(runner, workflow, id, run, files):
+        found = runner.check_replay(recorded)
         matches = matches and found.matches
         _show(console, recorded, found)
     if not matches:
         ctx.exit(REFUSED)
+
+
+def open_runner(ctx: click.Context, files: Sequence[Path]) -> Runner:
+    """Return the runner of the app, with all workflows; without a database if ``files`` have the runs."""
+    durable = attached_durable(ctx) if files else open_durable(ctx)
+    durable.app.loader.import_default_modules()
+    if files:
+        local_servers.use_no_store(durable)
+    return durable.internals.runner
+
+
+def read_runs(
+    runner: Runner, workflow: str | None, instance_id: str | None, run: int | None, files: Sequence[Path]
+) -> list[RecordedRun]:
+    """Read the runs in the files, or without files a run of the instance; raises CliError, RunNotFound."""
+    if files:
+        return [recorded for path in files for recorded in read_exported_runs(path)]
+    assert workflow is not None
+    assert instance_id is not None
+    return [runner.read_recorded_run(workflow, instance_id, run=run)]
 
 
 def read_exported_runs(path: Path) -> Iterator[RecordedRun]:
