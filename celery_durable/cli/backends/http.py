@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_durable.cli.backends.backend import AttemptTail, InstanceSnapshot, ListQuery, LogTail, WorkflowInfo
 from celery_durable.cli.backends.client import Client, WrongApi
 from celery_durable.cli.backends.tails import tail_by_cursor
 from celery_durable.cli.errors import CliError
-from celery_durable.commands import A, Command, Q, Target
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
     AttemptRecord,
@@ -26,6 +25,9 @@ from celery_durable.model import (
 from celery_durable.runtime import Runtime
 from celery_durable.values import Parameter
 from celery_durable.wire import records, responses
+
+if TYPE_CHECKING:  # commands that read need no request
+    from celery_durable.commands import A, Command, Q, Target
 
 _PAGE = 100
 
