@@ -1,15 +1,15 @@
-"""A store's connections: one per thread that advances runs; the others come from the pool while they are needed.
+"""A store's connections: on PostgreSQL some are kept between their uses, and any thread uses them; others are pooled.
 
-A thread that advances runs keeps a connection for single statements in autocommit, and uses it for transactions too.
-Together with the renewal of leases that makes two connections per process of a Celery worker's prefork pool (LAW 8). A
-connection that is idle for a minute is closed.
+A kept connection is in autocommit, for single statements. A thread takes it for as long as it uses it, for transactions
+too. So a process has as many as threads that use the database at the same time: two in a process of a Celery worker's
+prefork pool, with the renewal of leases (LAW 8). A connection that is idle for a minute is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +27,8 @@ from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 logger = logging.getLogger("celery_durable.store")
 
 IDLE_SECONDS = 60.0
+MAX_KEPT = 5
+"""How many connections are kept for threads that advance no runs: a web process may have many threads."""
 _NEVER = float("inf")
 
 
@@ -55,42 +57,54 @@ class WatchedConnection:
 class Connections:
     """The connections of one engine.
 
-    ``owns_engine`` is False if the application made the engine. ``reuses_kept_connection`` says that a thread uses its
-    kept connection for transactions and reads too. It is True for PostgreSQL only: only there are connections kept, and
-    a change of the isolation level costs no round trip.
+    ``owns_engine`` is False if the application made the engine: then none is kept. ``reuses_kept_connections`` says
+    that they serve transactions and reads too. It is True for PostgreSQL only: only there are connections kept, and a
+    change of the isolation level costs no round trip.
     """
 
     def __init__(
-        self, engine: sa.Engine, *, owns_engine: bool, has_sockets: bool, reuses_kept_connection: bool
+        self, engine: sa.Engine, *, owns_engine: bool, has_sockets: bool, reuses_kept_connections: bool
     ) -> None:
-        self._engine, self._owns_engine, self.has_sockets, self._reuses_kept_connection = (
-            engine,
-            owns_engine,
-            has_sockets,
-            reuses_kept_connection,
-        )
-        # By thread id. Not a threading.local: it would release the connection of an ended thread, and after a fork the
-        # parent's connection. The pool would then send to the server over the parent's socket. All connections in this
-        # dict are idle. A thread takes its connection out to use it, so no other thread can close it meanwhile.
-        self._kept: dict[int, WatchedConnection] = {}
+        self._engine, self._owns_engine, self.has_sockets = engine, owns_engine, has_sockets
+        self._reuses_kept_connections = owns_engine and reuses_kept_connections
+        self._kept: set[WatchedConnection] = set()
+        # The kept connections that no thread uses, ordered by their last use. The last one is taken first, so that the
+        # others become idle. A list, since its methods are atomic: a thread that has one out is its only user.
+        self._idle: list[WatchedConnection] = []
         self._last_used_at = _NEVER
         """When the pool was last used; infinite if the pool is empty."""
         _all_connections.add(self)
 
-    # --- the kept connection of a thread -------------------------------------------------------------------------
+    # --- kept connections ----------------------------------------------------------------------------------------
 
     def take_or_open(self, deadline: float) -> WatchedConnection:
-        """Take the calling thread's kept connection, or open one. End its use with `keep` or `return_to_pool`."""
-        kept = self._take_kept() or self._open_kept(deadline)
+        """Take a kept connection, or open one. End its use with `keep` or `return_to_pool`."""
+        kept = self._take_idle() or self._open_kept(deadline)
         kept.arm(deadline)
         return kept
 
-    def _take_kept(self) -> WatchedConnection | None:
-        kept = self._kept.pop(threading.get_ident(), None)
-        if kept is not None and (kept.conn.closed or kept.conn.invalidated):
-            self.return_to_pool(kept)
-            return None
-        return kept
+    def _take_idle(self) -> WatchedConnection | None:
+        while True:
+            try:
+                idle = self._idle.pop()
+            except IndexError:
+                return None
+            if self._is_usable(idle):
+                return idle
+            self._close(idle)
+
+    @staticmethod
+    def _is_usable(idle: WatchedConnection) -> bool:
+        """Whether it is open, and accepted by the listener that Django's engine has for each use."""
+        if idle.conn.closed or idle.conn.invalidated:
+            return False
+        pooled: Any = idle.conn.connection
+        try:
+            for check in idle.pool.dispatch.checkout:
+                check(pooled.dbapi_connection, pooled._connection_record, pooled)  # noqa: SLF001
+        except exc.DisconnectionError:
+            return False
+        return True
 
     def _open_kept(self, deadline: float) -> WatchedConnection:
         kept = self._checkout()
@@ -105,21 +119,31 @@ class Connections:
         kept.disarm()
         return kept
 
-    def keep(self, kept: WatchedConnection, *, if_new: bool = True) -> None:
-        """Keep the connection for the thread's next statement. Connections of the application's engine are not kept.
+    def keep(self, kept: WatchedConnection, *, advances_runs: bool = False) -> None:
+        """Keep a connection for its next use, or return it to the pool if `MAX_KEPT` others are kept.
 
-        ``if_new``: keep it even if `take_or_open` has just opened it.
+        Connections of the application's engine are not kept.
+
+        ``advances_runs``: whether the thread advances runs. Its connection is kept beyond that number: a process has as
+        many such threads as passes.
         """
-        was_kept, kept.last_used_at = kept.last_used_at > 0, real_monotonic()
-        may_keep = self._owns_engine and (if_new or was_kept)
-        if kept.disarm() and may_keep and threading.get_ident() not in self._kept:
-            self._kept[threading.get_ident()] = kept
+        kept.last_used_at = real_monotonic()
+        may_keep = advances_runs or kept in self._kept or len(self._kept) < MAX_KEPT
+        if kept.disarm() and may_keep and self._owns_engine:
+            self._kept.add(kept)
+            self._idle.append(kept)
         else:
             self.return_to_pool(kept)
 
     def return_to_pool(self, kept: WatchedConnection) -> None:
         """Return a connection to the pool. The pool's reset detects whether the connection still works."""
+        if kept.conn.invalidated:  # the server has closed it, and probably the others too
+            self._close_all_idle()
+        self._return(kept)
+
+    def _return(self, kept: WatchedConnection) -> None:
         self._last_used_at = real_monotonic()
+        self._kept.discard(kept)
         try:
             # The engine has a new pool. The old one would never close this connection.
             if kept.pool is not self._engine.pool:
@@ -129,45 +153,45 @@ class Connections:
             if kept.watched_socket is not None:
                 kept.watched_socket.close()
 
-    def release_kept(self) -> None:
-        """Return the thread's kept connection to the pool, so that the thread holds none while it uses another."""
-        if (kept := self._take_kept()) is not None:
-            self.return_to_pool(kept)
+    def release_idle(self) -> None:
+        """Return a kept connection to the pool, so that a session which takes one from there opens no other."""
+        if (idle := self._take_idle()) is not None:
+            self.return_to_pool(idle)
 
     # --- for one use ----------------------------------------------------------------------------
 
     @contextmanager
     def for_reading(self, deadline: float) -> Iterator[sa.Connection]:
-        """Yield a connection in autocommit: the thread's kept one, or else one from the pool."""
-        kept = self._take_kept() if self._reuses_kept_connection else None
-        if kept is None:
+        """Yield a connection in autocommit: a kept one, or else one from the pool."""
+        if not self._reuses_kept_connections:
             with self.borrow(deadline, "AUTOCOMMIT") as conn:
                 yield conn
-        else:
-            with self._use_kept(kept, deadline):
-                yield kept.conn
+            return
+        with self._use_kept(deadline) as conn:
+            yield conn
 
     @contextmanager
     def for_transaction(self, deadline: float) -> Iterator[sa.Connection]:
-        """Yield a connection to start a transaction on: the thread's kept one, or else one from the pool."""
-        kept = self._take_kept() if self._reuses_kept_connection else None
-        if kept is None:
+        """Yield a connection to start a transaction on: a kept one, or else one from the pool."""
+        if not self._reuses_kept_connections:
             with self.borrow(deadline) as conn:
                 yield conn
             return
-        with self._use_kept(kept, deadline):
-            kept.conn.rollback()  # ends SQLAlchemy's own transaction state of autocommit; no round trip
-            self._switch_isolation_level(kept.conn, "READ COMMITTED")
-            yield kept.conn
-            self._switch_isolation_level(kept.conn, "AUTOCOMMIT")
+        with self._use_kept(deadline) as conn:
+            conn.rollback()  # ends SQLAlchemy's own transaction state of autocommit; no round trip
+            self._switch_isolation_level(conn, "READ COMMITTED")
+            yield conn
+            self._switch_isolation_level(conn, "AUTOCOMMIT")
 
     @contextmanager
-    def _use_kept(self, kept: WatchedConnection, deadline: float) -> Iterator[None]:
-        kept.arm(deadline)
+    def _use_kept(self, deadline: float) -> Iterator[sa.Connection]:
+        kept = self.take_or_open(deadline)
         try:
-            yield
-        except BaseException:  # a statement or a transaction may be unfinished: the pool resets the connection
-            self.return_to_pool(kept)
+            yield kept.conn
+        except BaseException as error:  # a statement or a transaction may be unfinished: the pool resets the connection
+            _invalidate_if_useless(kept.conn, error)
+            with self.wrap_driver_errors():
+                self.return_to_pool(kept)
             raise
         self.keep(kept)
 
@@ -180,10 +204,8 @@ class Connections:
             if isolation_level is not None:
                 self._set_isolation_level(borrowed.conn, isolation_level)
             yield borrowed.conn
-        except (exc.DBAPIError, CommitInDoubt) as error:
-            # SQLAlchemy does not know the errors of a Galera node without a majority.
-            if is_connection_useless(error) and not borrowed.conn.closed:
-                borrowed.conn.invalidate()
+        except BaseException as error:
+            _invalidate_if_useless(borrowed.conn, error)
             raise
         finally:
             with self.wrap_driver_errors():
@@ -216,10 +238,11 @@ class Connections:
 
     def close_idle(self, now: float) -> None:
         """Close connections that have been idle for `IDLE_SECONDS`. Runs on the watchdog's thread."""
-        for thread, kept in list(self._kept.items()):
-            if now - kept.last_used_at > IDLE_SECONDS and (taken := self._kept.pop(thread, None)) is not None:
-                taken.conn.invalidate()
-                self.return_to_pool(taken)
+        for idle in list(self._idle):
+            if now - idle.last_used_at > IDLE_SECONDS:
+                with contextlib.suppress(ValueError):  # a thread has taken it
+                    self._idle.remove(idle)
+                    self._close(idle)
         is_idle = self._owns_engine and now - self._last_used_at > IDLE_SECONDS
         if is_idle and not self._is_pool_in_use():
             self._last_used_at = _NEVER
@@ -231,25 +254,34 @@ class Connections:
         If the pool were replaced now, this connection would never be closed.
         """
         pool = self._engine.pool
-        kept = sum(each.pool is pool for each in list(self._kept.values()))
+        kept = sum(each.pool is pool for each in list(self._kept))
         return isinstance(pool, sa.QueuePool) and pool.checkedout() > kept
 
+    def _close(self, idle: WatchedConnection) -> None:
+        """Close a connection instead of returning it to the pool."""
+        if not idle.conn.closed:
+            idle.conn.invalidate()
+        self._return(idle)
+
+    def _close_all_idle(self) -> None:
+        while (idle := self._take_idle()) is not None:
+            self._close(idle)
+
     def reconnect(self) -> None:
-        """Make this thread's next statements use new connections, which may reach another server."""
-        self.release_kept()
+        """Make the next statements use new connections, which may reach another server."""
+        self._close_all_idle()
         if self._owns_engine:
             self._engine.dispose()
 
     def close(self) -> None:
         """Close the idle connections. No other thread may be using them."""
-        while self._kept:
-            self.return_to_pool(self._kept.popitem()[1])
+        self._close_all_idle()
 
     def abandon(self) -> None:
         """Stop using the parent's connections in a forked child, without closing them."""
-        _inherited.extend(kept.conn for kept in self._kept.values())
+        _inherited.extend(kept.conn for kept in self._kept)
         _inherited.append(self._engine.pool)
-        self._kept = {}
+        self._kept, self._idle = set(), []
         self._last_used_at = _NEVER
         self._engine.dispose(close=False)
 
@@ -264,8 +296,15 @@ class Connections:
         try:
             yield
         except driver_error as error:
-            self._engine.dispose()  # the pool may hold more lost connections
+            self._close_all_idle()  # they may be lost, too
+            self._engine.dispose()
             raise exc.DBAPIError.instance(None, None, error, driver_error, connection_invalidated=True) from error
+
+
+def _invalidate_if_useless(conn: sa.Connection, error: BaseException) -> None:
+    """Close a connection that must not be used again. SQLAlchemy does not know the errors of a useless Galera node."""
+    if isinstance(error, exc.DBAPIError | CommitInDoubt) and is_connection_useless(error) and not conn.closed:
+        conn.invalidate()
 
 
 def roll_back(transaction: sa.RootTransaction) -> None:

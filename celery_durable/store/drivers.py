@@ -70,9 +70,9 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
             "charset": "utf8mb4",
             "init_command": f"SET SESSION innodb_lock_wait_timeout={_LOCK_TIMEOUT_SECONDS}, time_zone='+00:00'",
         }
-    # Kept connections, one per thread that advances runs, come from the same pool. The pool has no limit of its own,
-    # because the number of threads limits it. It closes a connection that is returned while `pool_size` others are
-    # idle: with a size of five, 16 threads that took turns connected again for every eighth transaction.
+    # Kept connections (`Connections.keep`) come from the same pool. The pool has no limit of its own, because the
+    # number of threads limits it. It closes a connection that is returned while `pool_size` others are idle: with a
+    # size of five, 16 threads that took turns connected again for every eighth transaction.
     engine = sa.create_engine(
         url,
         isolation_level="READ COMMITTED",

@@ -110,7 +110,7 @@ class Store:
             self.engine,
             owns_engine=self._owns_engine,
             has_sockets=not self.database.has_one_writer,
-            reuses_kept_connection=self.database.can_combine_writes,
+            reuses_kept_connections=self.database.can_combine_writes,
         )
         self._is_server_checked = False
         self.database_id: str | None = None
@@ -206,15 +206,14 @@ class Store:
         *,
         find_committed: Callable[[Tx], T | None] | None = None,
         timeouts: Timeouts | TimeBudget | None = ORDINARY,
-        keeps_connection: bool = True,
+        advances_runs: bool = True,
     ) -> T:
         """Like `transact`, for ``work`` that runs a single statement on a database that can combine writes.
 
-        On such a database it runs in autocommit on the thread's kept connection, in one round trip. After an error the
-        connection goes back to the pool.
+        On such a database it runs in autocommit on a kept connection, in one round trip. After an error the connection
+        goes back to the pool.
 
-        ``keeps_connection``: whether a thread that has no kept connection keeps one from now on. Only threads that
-        advance runs should: a process has as many of them as of passes (LAW 8).
+        ``advances_runs``: whether the thread advances runs. See `Connections.keep`.
         """
         if not self.database.can_combine_writes:
             return self.transact(work, find_committed=find_committed, timeouts=timeouts)
@@ -238,7 +237,7 @@ class Store:
                 except BaseException:
                     self._connections.return_to_pool(kept)  # a statement may be unfinished: the pool resets it
                     raise
-                self._connections.keep(kept, if_new=keeps_connection)
+                self._connections.keep(kept, advances_runs=advances_runs)
             except (CommitInDoubt, exc.DBAPIError) as error:
                 found = self._prepare_retry(error, find_committed, budget, tries_left)
                 if found is not None:

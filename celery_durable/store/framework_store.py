@@ -46,12 +46,12 @@ class FrameworkStore(Store):
         *,
         find_committed: Callable[[Tx], T | None] | None = None,
         timeouts: Timeouts | TimeBudget | None = ORDINARY,
-        keeps_connection: bool = True,
+        advances_runs: bool = True,
     ) -> T:
         if self._framework.is_in_transaction():
             return self._join(work)
         return super().run_statement(
-            work, find_committed=find_committed, timeouts=timeouts, keeps_connection=keeps_connection
+            work, find_committed=find_committed, timeouts=timeouts, advances_runs=advances_runs
         )
 
     def transact_once(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = LOOP) -> T:

@@ -67,7 +67,7 @@ class StepSessions:
     def open(self) -> Session:
         """Open a session for a step's own transaction, with the store's isolation level."""
         # Keeps the process at two connections: the one of this session, and the one that renews leases.
-        self._connections.release_kept()
+        self._connections.release_idle()
         if self.factory is None:
             session = make_session(self._engine)
         else:

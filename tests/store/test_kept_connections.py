@@ -1,11 +1,10 @@
-"""The connections that a store keeps: one per thread for single statements; a forked child opens its own."""
+"""The connections that a store keeps and that its threads share; a forked child opens its own."""
 
 from __future__ import annotations
 
 import gc
 import math
 import multiprocessing
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import RunRef
 from celery_durable.store import claims, step_rows
+from celery_durable.store.connections import IDLE_SECONDS, MAX_KEPT
 from celery_durable.store.engine import Store, Tx
 from tests.store.lost_connections import kill, session_id
 from tests.store.world import LEASE, World, step
@@ -24,29 +24,100 @@ from tests.store.world import LEASE, World, step
 postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
 
+def get_session(world: World, *, advances_runs: bool = True) -> int:
+    return world.store.run_statement(lambda tx: session_id(tx.conn), advances_runs=advances_runs)
+
+
+@contextmanager
+def taken(world: World, count: int, *, advances_runs: bool) -> Iterator[set[int]]:
+    """So many connections in use by threads, which keep them at the end if they may."""
+    connections = world.store._connections
+    used = [connections.take_or_open(math.inf) for _ in range(count)]
+    yield {session_id(each.conn) for each in used}
+    for each in used:
+        connections.keep(each, advances_runs=advances_runs)
+
+
 @postgresql_only
-def test_single_statements_of_a_thread_share_its_kept_connection(world: World) -> None:
-    def id_of(tx: Tx) -> int:
+def test_threads_that_use_the_store_one_after_the_other_share_a_connection(world: World) -> None:
+    first = get_session(world)
+    assert {world.start(lambda: get_session(world)).result() for _ in range(3)} == {first}
+    assert world.store.read(lambda tx: session_id(tx.conn)) == first
+    assert world.start(lambda: world.store.transact(lambda tx: session_id(tx.conn))).result() == first
+
+
+@postgresql_only
+def test_threads_that_use_the_store_at_the_same_time_have_a_connection_each(world: World) -> None:
+    first = get_session(world)
+    with taken(world, 3, advances_runs=True) as sessions:
+        assert first in sessions
+        assert len(sessions) == 3
+        assert get_session(world) not in sessions
+
+
+@postgresql_only
+def test_a_process_keeps_as_many_connections_as_it_has_passes(world: World) -> None:
+    with taken(world, MAX_KEPT + 3, advances_runs=True) as sessions:
+        pass
+    with taken(world, MAX_KEPT + 3, advances_runs=False) as others:
+        assert others == sessions
+    assert len(world.store._connections._idle) == MAX_KEPT + 3
+
+
+@postgresql_only
+def test_threads_that_advance_no_runs_keep_a_few_connections(world: World) -> None:
+    """A web process has many threads. Its pool has the connections that are not kept."""
+    for _ in range(2):
+        with taken(world, MAX_KEPT + 3, advances_runs=False):
+            pass
+        assert len(world.store._connections._idle) == MAX_KEPT
+        assert world.store.engine.pool.checkedout() == MAX_KEPT
+
+
+@postgresql_only
+def test_the_kept_connections_that_are_not_needed_become_idle(world: World) -> None:
+    """The one that was used last is used next, so the others are closed after a minute."""
+    with taken(world, 3, advances_runs=False):
+        pass
+    connections = world.store._connections
+    last_used = [each.last_used_at for each in connections._idle]
+    assert last_used == sorted(last_used)
+    session = get_session(world)
+    connections._idle[-1].last_used_at += 2 * IDLE_SECONDS
+    connections.close_idle(last_used[-1] + IDLE_SECONDS + 1)
+    assert len(connections._idle) == 1
+    assert get_session(world) == session
+
+
+@postgresql_only
+def test_a_lost_connection_closes_the_other_kept_ones(world: World) -> None:
+    """They are lost as well if the server has restarted: each would cost a statement whose outcome is unknown."""
+    with taken(world, 3, advances_runs=False) as sessions:
+        pass
+    kept = get_session(world)
+    kill(world.store, kept)
+    tries: list[int] = []
+
+    def work(tx: Tx) -> int:
+        tries.append(1)
         return session_id(tx.conn)
 
-    first, second = (world.store.run_statement(id_of) for _ in range(2))
-    assert first == second
-    other = world.start(lambda: world.store.run_statement(id_of)).result()
-    assert other != first
+    assert world.store.run_statement(work) not in sessions
+    assert len(tries) == 2
 
 
 @postgresql_only
-def test_a_thread_that_advances_no_runs_keeps_no_connection(world: World) -> None:
-    """A web process has many threads, and its pool serves them all."""
+def test_a_kept_connection_is_refused_by_the_listeners_of_its_pool(world: World) -> None:
+    """Django's engine refuses those to a database that a test runner has replaced."""
+    before, refused = get_session(world), [True]
 
-    def run() -> tuple[int, bool]:
-        session = world.store.run_statement(lambda tx: session_id(tx.conn), keeps_connection=False)
-        return session, threading.get_ident() in world.store._connections._kept
+    @sa.event.listens_for(world.store.engine, "checkout")
+    def refuse(*_: Any) -> None:
+        if refused and refused.pop():
+            raise sa.exc.DisconnectionError
 
-    first, second = (world.start(run).result() for _ in range(2))
-    assert first == second == (first[0], False)
-    kept = world.store.run_statement(lambda tx: session_id(tx.conn))
-    assert run() == (kept, True)  # a thread that has one uses it
+    assert get_session(world) != before
+    assert refused == []
 
 
 @postgresql_only
@@ -117,7 +188,7 @@ def test_closing_a_store_closes_the_kept_connections_of_all_threads(world: World
 
 @contextmanager
 def kept_connection(store: Store) -> Iterator[sa.Connection]:
-    """The connection that a thread keeps between its statements, on every database."""
+    """A connection that a store keeps between its uses, on every database."""
     kept = store._connections.take_or_open(math.inf)
     yield kept.conn
     store._connections.keep(kept)
