@@ -22,6 +22,7 @@ RATES = {
     "dbos": ["dbos10"],
     "absurd": ["absurd10"],
 }
+PEERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("celery", "dbos", "absurd")]
 COSTS = {"per_second", "worker_cpu_ms", "postgres_cpu_ms", "redis_cpu_ms", "wal_bytes"}
 
 
@@ -51,7 +52,7 @@ def require(contender: str, answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("contender", RATES)
+@pytest.mark.parametrize("contender", ["engine", *PEERS])
 def test_a_contender_runs_a_round(bench: dict[str, str], contender: str) -> None:
     answers = ask(bench, *RATES[contender])
     for name in RATES[contender]:
@@ -63,7 +64,7 @@ def test_a_contender_runs_a_round(bench: dict[str, str], contender: str) -> None
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("contender", ["engine", "dbos", "absurd"])
+@pytest.mark.parametrize("contender", ["engine", *PEERS[1:]])
 def test_what_a_contender_sends_is_counted(bench: dict[str, str], contender: str) -> None:
     name = {"engine": "counts"}.get(contender, f"{contender}_counts")
     answer = ask(bench, name)[name]
@@ -75,6 +76,7 @@ def test_what_a_contender_sends_is_counted(bench: dict[str, str], contender: str
         assert answer["round_trips"] < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_contender_that_is_not_installed_is_named(bench: dict[str, str], tmp_path, monkeypatch) -> None:
     # Python imports a sitecustomize at its start; this one hides the package.

@@ -154,6 +154,7 @@ def test_jobs_of_every_queue_are_done(start, store_url: str) -> None:
     assert sorted(queues) == [("jobs0",), ("jobs1",), ("jobs2",)]
 
 
+@pytest.mark.slow
 @on_postgresql
 def test_jobs_that_are_left_end_with_another_replica(start, environment: dict[str, str], monkeypatch) -> None:
     adapter = start(PRODUCER_MODE="depth-target", TARGET_DEPTH="100")

@@ -201,6 +201,7 @@ def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> No
     assert folder.log().endswith("Stopped. Unfinished instances continue when you start it again.\n")
 
 
+@pytest.mark.slow
 def test_dev_tells_a_run_once_whatever_messages_come_after_its_end(folder: Folder) -> None:
     folder.path.joinpath("doorbell.py").write_text(
         textwrap.dedent("""
@@ -271,6 +272,7 @@ def test_dev_restarts_after_the_running_step_when_the_code_is_edited(folder: Fol
     assert dev.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_dev_reloads_although_a_file_with_a_mistake_was_deleted(folder: Folder) -> None:
     other = folder.path / "other.py"
     other.write_text("")
@@ -287,6 +289,7 @@ def test_dev_reloads_although_a_file_with_a_mistake_was_deleted(folder: Folder) 
     assert dev.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_dev_ends_although_it_is_stopped_before_its_worker_consumes(folder: Folder) -> None:
     folder.path.joinpath("slow.py").write_text(SHOP.replace("@durable_workflow", SLOW_START + "@durable_workflow", 1))
     dev = folder.start("-A", "slow", "durable", "dev")
@@ -307,6 +310,7 @@ def test_dev_stops_at_whatever_instruction_the_signal_arrives(folder: Folder) ->
     assert "Stopping after the current steps." in folder.log()
 
 
+@pytest.mark.slow
 def test_dev_that_is_stopped_or_told_not_to_does_not_reload(folder: Folder) -> None:
     dev = folder.start("-A", "shop", "durable", "dev", "--no-reload")
     folder.await_log("Ctrl-C")
@@ -329,6 +333,7 @@ def test_dev_that_is_stopped_or_told_not_to_does_not_reload(folder: Folder) -> N
     assert "Reloading" not in folder.log(1)
 
 
+@pytest.mark.slow
 def test_dev_that_is_asked_twice_stops_at_once(folder: Folder) -> None:
     dev = folder.start("-A", "shop", "durable", "dev")
     folder.await_log("Ctrl-C")

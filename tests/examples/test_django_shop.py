@@ -70,6 +70,7 @@ def test_the_tests_of_the_shop_pass(environment: dict[str, str]) -> None:
     assert "Ran 9 tests" in manage(environment, "test")
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_shop_pass_without_migrations(environment: dict[str, str], tmp_path: Path) -> None:
     text = 'from proj.settings import *\nDATABASES["default"].setdefault("TEST", {})["MIGRATE"] = False\n'
     (tmp_path / "unmigrated.py").write_text(text)
@@ -80,6 +81,7 @@ def test_the_tests_of_the_shop_pass_without_migrations(environment: dict[str, st
     assert "Synchronizing apps without migrations" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--migrations", "--nomigrations"])
 def test_the_tests_of_the_shop_pass_with_pytest_django(environment: dict[str, str], option: str) -> None:
     options = ["-q", "--ds=proj.settings", "-c", os.devnull, "--rootdir=.", option]

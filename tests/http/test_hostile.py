@@ -40,7 +40,12 @@ IDS = [
     "o-1;x=1",
     "*",
 ]
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+SERVERS = ["postgresql", "mariadb"]
+everywhere = pytest.mark.parametrize("database", ["sqlite", *SERVERS], indirect=True)
+everywhere_if_slow = pytest.mark.parametrize(
+    "database", ["sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in SERVERS)], indirect=True
+)
+"""For what is refused before a database sees it."""
 
 
 @everywhere
@@ -75,7 +80,7 @@ def test_hostile_ids_in_bodies_are_refused(api: TestClient, order: str, value: s
     assert api.get("/workflows/echo/instances").json()["instances"] == []
 
 
-@everywhere
+@everywhere_if_slow
 @pytest.mark.parametrize(
     "text",
     [
