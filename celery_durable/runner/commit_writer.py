@@ -42,6 +42,7 @@ from celery_durable.store import (
     outbox,
     releases,
     run_logs,
+    sleeps,
     step_rows,
     topic_waits,
 )
@@ -159,6 +160,18 @@ class CommitWriter:
             changes_instance=changes_instance,
         )
         return Committed([written.row], written.pause_requested, writes=[write], renews_lease=changes_instance)
+
+    def fits_sleep_statement(self, step_commit: StepCommit) -> bool:
+        """Whether `write_sleep` can write a commit: the run sleeps, and no limit may wake it earlier."""
+        return step_commit.is_sleep and self._env.store.database.can_combine_writes and not self._limits.is_limited
+
+    def write_sleep(self, tx: Tx, step_commit: StepCommit) -> Committed:
+        """Suspend the run for a sleep: the statement that writes the row also checks and ends the claim."""
+        self._limits.reset_suspension()
+        suspended = sleeps.suspend_for_sleep(tx, self._claim, step_commit.writes[0])
+        return Committed(
+            [suspended.row], released=suspended.released, until=suspended.row.wake_at, writes=step_commit.writes
+        )
 
     def write_bare_outcome(self, tx: Tx, run_outcome: RunOutcome, last_messages: Sequence[OutboxMessage]) -> Committed:
         """End the run with nothing else to write: the statement that ends it checks the claim by itself.

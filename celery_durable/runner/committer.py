@@ -111,6 +111,8 @@ class DatabaseCommitter:
                 if group_commit is None or step_commit.logs or writer.changes_instance(row):
                     return run_statement, write_row
                 return functools.partial(self._commit_in_group, group_commit, row, run_statement), write_row
+            if writer.fits_sleep_statement(step_commit):
+                return run_statement, functools.partial(writer.write_sleep, step_commit=step_commit)
             if (run_outcome := step_commit.bare_outcome) is not None:
                 end = functools.partial(writer.write_bare_outcome, run_outcome=run_outcome, last_messages=last_messages)
                 if not last_messages and self._claim.parent is None and not writer.may_have_open_maps:
@@ -153,9 +155,10 @@ class DatabaseCommitter:
         """Return what a commit has done although it failed with ``error``. Otherwise raise the error that it means."""
         store, find_committed = self._store, functools.partial(self._find_committed, step_commit=step_commit)
         is_in_doubt = transaction is not None and store.is_commit_in_doubt(error)
-        # A single row may have superseded this pass itself: the first try timed out, but the database applied it before
-        # the second one.
-        if is_in_doubt or (isinstance(error, Superseded) and transaction is None and step_commit.is_single_row):
+        # A single statement may have superseded this pass itself: the first try timed out, but the database applied it
+        # before the second one.
+        is_statement = step_commit.is_single_row or step_commit.is_sleep
+        if is_in_doubt or (isinstance(error, Superseded) and transaction is None and is_statement):
             found = store.transact(find_committed)
             if found is not None:
                 return found

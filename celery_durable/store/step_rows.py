@@ -181,7 +181,7 @@ def _guard_and_insert(s: Store, fields: Sequence[str], log_lines: int) -> Any:
 
 @statement_for
 def _lock_and_insert(s: Store, fields: Sequence[str], log_lines: int) -> Any:
-    return _insert_under(s, _hold_without_change(s), fields, log_lines)
+    return _insert_under(s, hold_without_change(s), fields, log_lines)
 
 
 def _insert_under(s: Store, held: sa.CTE, fields: Sequence[str], log_lines: int) -> Any:
@@ -223,7 +223,8 @@ def _hold(s: Store) -> Any:
     return guard_update(s).returning(i.id, i.run_number, i.pause_requested, s.clock().label("now_us")).cte("held")
 
 
-def _hold_without_change(s: Store) -> Any:
+def hold_without_change(s: Store) -> Any:
+    """Build the CTE of a guard that locks the row and writes nothing to it, with the time after the wait (LAW 4)."""
     i = s.tables.instance.c
     locked = lock_held(s, i.id, i.run_number, i.pause_requested).cte("locked")
     # Not in the SELECT that locks: it computes its columns before it waits for the lock (LAW 4).

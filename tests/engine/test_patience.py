@@ -33,6 +33,18 @@ def test_a_run_that_takes_longer_than_its_workflow_allows_is_terminated(world: W
     assert instance.statuses() == {"work": "completed", "approved": "cancelled"}
 
 
+@everywhere
+def test_a_run_does_not_sleep_beyond_its_limit(world: World) -> None:
+    @world.workflow(max_run_duration="2 days")
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", "30 days")
+
+    instance = order.run()
+    assert instance.run_at == world.now + timedelta(days=2)
+    world.run_after(timedelta(days=2))
+    assert instance.status == "terminated"
+
+
 @on_one_database
 def test_a_restart_begins_a_new_time(world: World) -> None:
     @world.workflow(max_run_duration="2 days")

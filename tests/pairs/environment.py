@@ -199,6 +199,14 @@ class Environment:
             world.workflow(gather, name=name)
 
         @world.workflow
+        def nap(event: WorkflowEvent, step: Step) -> str:
+            try:
+                step.sleep("nap", 100)
+            finally:
+                pass_gate("unwound")
+            return "awake"
+
+        @world.workflow
         def race(event: WorkflowEvent, step: Step) -> Any:
             branches = [
                 step.submit_map("pages", page.s(), range(3), max_concurrency=2, retries=Retries(limit=3, delay=0)),

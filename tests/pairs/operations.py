@@ -19,7 +19,8 @@ class Operation:
     ``is_pass``: the operation is the commit of a pass after the gate, in workflow ``flow``. ``is_grouped``: this commit
     is in a group. The others describe the state that the operation needs. ``needs_claim``: a worker holds a claim.
     ``needs_due``: the instance's timer has fired. ``needs_sent``: the messages have left the outbox. ``answers``: which
-    item of the map step it answers, any ("item") or the last open one ("last").
+    item of the map step it answers, any ("item") or the last open one ("last"). ``needs_messages``: it is about the
+    instance's messages, which workflow ``nap`` has not.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Operation:
     needs_due: bool = False
     needs_sent: bool = False
     answers: str | None = None
+    needs_messages: bool = False
 
 
 def _pass(name: str, gate: str, flow: str) -> Operation:
@@ -59,13 +61,18 @@ OPERATIONS = (
     Operation("group", _advance, gate="charge", flow="grouped", is_pass=True, is_grouped=True),
     _pass("session", "book", "gather"),
     _pass("suspend", "unwound", "gather"),
+    _pass("sleep", "unwound", "nap"),
     _pass("race", "charge", "race"),
     _pass("settle", "end", "race"),
-    Operation("answer task", lambda participant: participant.answer("pairs.ship")),
-    Operation("answer item", lambda participant: participant.answer("pairs.page"), answers="item"),
-    Operation("last answer", lambda participant: participant.answer("pairs.page"), answers="last"),
-    Operation("loss of a task", lambda participant: participant.lose("pairs.ship"), needs_sent=True),
-    Operation("loss of an item", lambda participant: participant.lose("pairs.page"), needs_sent=True),
+    Operation("answer task", lambda participant: participant.answer("pairs.ship"), needs_messages=True),
+    Operation("answer item", lambda participant: participant.answer("pairs.page"), answers="item", needs_messages=True),
+    Operation("last answer", lambda participant: participant.answer("pairs.page"), answers="last", needs_messages=True),
+    Operation(
+        "loss of a task", lambda participant: participant.lose("pairs.ship"), needs_sent=True, needs_messages=True
+    ),
+    Operation(
+        "loss of an item", lambda participant: participant.lose("pairs.page"), needs_sent=True, needs_messages=True
+    ),
     Operation("send_event", lambda participant: participant.send_event()),
     Operation("pause", lambda participant: participant.call("lifecycle.pause")),
     Operation("resume", lambda participant: participant.call("lifecycle.resume")),
@@ -77,6 +84,8 @@ OPERATIONS = (
     Operation("renewal", lambda participant: participant.pair_run.owner.renew(), needs_claim=True),
     Operation("sweep", lambda participant: participant.process.sweeper.sweep(), needs_due=True),
     Operation("release_dead_claim", _release_dead, needs_claim=True),
-    Operation("outbox take", lambda participant: participant.process.outbox.sweep()),
-    Operation("outbox finish", lambda participant: participant.process.outbox.sweep(), gate="sent"),
+    Operation("outbox take", lambda participant: participant.process.outbox.sweep(), needs_messages=True),
+    Operation(
+        "outbox finish", lambda participant: participant.process.outbox.sweep(), gate="sent", needs_messages=True
+    ),
 )

@@ -330,4 +330,9 @@ MUTANTS = (
         ("runner.committer:DatabaseCommitter._choose_way", "or writer.changes_instance(row)", ""),
         caught_by="tests/engine/test_group_commit.py::test_passes_that_commit_together_renew_their_leases[postgresql]",
     ),
+    mutant(
+        "a run with a time limit sleeps beyond it",
+        ("runner.commit_writer:CommitWriter.fits_sleep_statement", " and not self._limits.is_limited", ""),
+        caught_by="tests/engine/test_patience.py::test_a_run_does_not_sleep_beyond_its_limit[postgresql]",
+    ),
 )

@@ -1,4 +1,4 @@
-"""Bugs in the store: task steps, maps, their answers and lost tasks."""
+"""Bugs in the store: task steps, maps, their answers, lost tasks and sleeps."""
 
 from __future__ import annotations
 
@@ -211,5 +211,17 @@ MUTANTS = (
         "a forged answer is taken",
         ("store.task_answers:accept_answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
         caught_by="tests/celery/test_forged.py::test_whatever_is_forged_changes_nothing_but_what_a_hint_may[sqlite]",
+    ),
+    # --- sleeps ---------------------------------------------------------------------------------
+    mutant(
+        "the statement of a sleep ignores the pause that it waited for",
+        ("store.sleeps:_suspend_and_insert", "held.c.pause_requested", "sa.false()"),
+        caught_by="tests/store/test_sleeps.py::test_it_obeys_the_pause_that_it_waited_for[postgresql]",
+    ),
+    mutant(
+        "a sleep forgets the claim",
+        ("store.sleeps:_suspend_and_insert", "**RELEASED,", ""),
+        caught_by="tests/store/test_sleeps.py"
+        "::test_it_leaves_the_rows_that_a_transaction_leaves[running-for-postgresql]",
     ),
 )

@@ -52,7 +52,7 @@ MUTANTS = (
     mutant(
         "the time of an added step is read before the lock",
         (
-            "store.step_rows:_hold_without_change",
+            "store.step_rows:hold_without_change",
             """i.pause_requested).cte("locked")""",
             """i.pause_requested, s.clock().label("now_us")).cte("held")\n    return locked""",
         ),
