@@ -134,7 +134,7 @@ class CommitWriter:
 
     def fits_one_statement(self, step_commit: StepCommit) -> bool:
         """Whether `write_single_row` can write a commit."""
-        if not step_commit.is_single_row:
+        if step_commit.ending or not step_commit.is_single_row:
             return False
         lines = len(step_commit.logs)
         return not lines or (

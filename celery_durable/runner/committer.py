@@ -157,7 +157,7 @@ class DatabaseCommitter:
         is_in_doubt = transaction is not None and store.is_commit_in_doubt(error)
         # A single statement may have superseded this pass itself: the first try timed out, but the database applied it
         # before the second one.
-        is_statement = step_commit.is_single_row or step_commit.is_sleep
+        is_statement = step_commit.is_sleep or (step_commit.is_single_row and not step_commit.ending)
         if is_in_doubt or (isinstance(error, Superseded) and transaction is None and is_statement):
             found = store.transact(find_committed)
             if found is not None:

@@ -83,19 +83,7 @@ class StepCommit:
 
     @property
     def is_single_row(self) -> bool:
-        """Whether the commit is one row, perhaps with log lines, so that one statement may be able to write it."""
-        return not self.ending and self._is_one_row
-
-    @property
-    def is_sleep(self) -> bool:
-        """Whether the commit records a new sleep, suspends the run until its end, and does nothing else."""
-        if self.ending is not build_suspension or not self._is_one_row or self.logs:
-            return False
-        [write] = self.writes
-        return write.type is StepType.SLEEP and write.is_new
-
-    @property
-    def _is_one_row(self) -> bool:
+        """Whether the commit is one row, besides its ending and log lines: one statement may be able to write it."""
         return len(self.writes) == 1 and not (
             self.decide
             or self.user_writes
@@ -106,6 +94,14 @@ class StepCommit:
             or self.labels
             or self.failures
         )
+
+    @property
+    def is_sleep(self) -> bool:
+        """Whether the commit records a new sleep, suspends the run until its end, and does nothing else."""
+        if self.ending is not build_suspension or self.logs or not self.is_single_row:
+            return False
+        [write] = self.writes
+        return write.type is StepType.SLEEP and write.is_new
 
     @property
     def bare_outcome(self) -> RunOutcome | None:

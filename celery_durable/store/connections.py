@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,18 +89,18 @@ class Connections:
                 idle = self._idle.pop()
             except IndexError:
                 return None
-            if self._is_usable(idle):
+            is_open = not (idle.conn.closed or idle.conn.invalidated)
+            checks = idle.pool.dispatch.checkout
+            if is_open and (not checks or self._passes(idle, checks)):
                 return idle
             self._close(idle)
 
     @staticmethod
-    def _is_usable(idle: WatchedConnection) -> bool:
-        """Whether it is open, and accepted by the listener that Django's engine has for each use."""
-        if idle.conn.closed or idle.conn.invalidated:
-            return False
+    def _passes(idle: WatchedConnection, checks: Iterable[Any]) -> bool:
+        """Whether the pool's listeners accept it. Django's engine has one, for each use of a connection."""
         pooled: Any = idle.conn.connection
         try:
-            for check in idle.pool.dispatch.checkout:
+            for check in checks:
                 check(pooled.dbapi_connection, pooled._connection_record, pooled)  # noqa: SLF001
         except exc.DisconnectionError:
             return False
