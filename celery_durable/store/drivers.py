@@ -121,7 +121,10 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
     """
     if args or params.get("unix_socket") or "host" not in params:
         return None  # SQLAlchemy connects
-    connection = _connection_type(dialect.loaded_dbapi)(**params, defer_connect=True)
+    connect, connection_type = dialect.loaded_dbapi.connect, dialect.loaded_dbapi.connections.Connection
+    if connect is connection_type:  # otherwise it is wrapped, for example to trace statements
+        connect = _share_tls_context(connection_type)
+    connection = connect(**params, defer_connect=True)
     try:
         sock = socket.create_connection((connection.host, connection.port), _CONNECT_SECONDS)
     except OSError as error:
@@ -141,14 +144,14 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
 
 
 @functools.cache
-def _connection_type(pymysql: Any) -> Any:
-    """Return PyMySQL's connection class, with one TLS context for all connections without TLS options.
+def _share_tls_context(connection_type: Any) -> Any:
+    """Return PyMySQL's connection class with one TLS context for all connections without TLS options.
 
     Since version 1.2, PyMySQL uses TLS if the server offers it, and reads the certificates of the system for each
     connection. That takes 30 ms of CPU, and without options it does not even check the server's certificate.
     """
 
-    class Connection(pymysql.connections.Connection):  # type: ignore[misc]
+    class Connection(connection_type):  # type: ignore[misc]
         shared_context: Any = None
 
         def _create_ssl_ctx(self, sslp: Any) -> Any:

@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 
+import pymysql
 import pytest
 import sqlalchemy as sa
 
@@ -131,3 +132,14 @@ def test_connections_of_pymysql_share_a_tls_context(url: sa.URL, monkeypatch) ->
                 assert drivers[0].ctx is drivers[1].ctx
     assert len(calls) <= 1  # none if an earlier test has connected
     assert type(drivers[0])(ssl_verify_cert=True, defer_connect=True).ctx is not drivers[0].ctx
+
+
+@pytest.mark.parametrize(("database", "driver"), [("mariadb", "pymysql")], indirect=["database"])
+def test_a_wrapped_connect_of_pymysql_is_called(url: sa.URL, monkeypatch) -> None:
+    """Tools that trace statements wrap it."""
+    calls: list[str] = []
+    connect = pymysql.connect
+    monkeypatch.setattr(pymysql, "connect", lambda **options: calls.append(options["host"]) or connect(**options))
+    with contextlib.closing(Store(url)) as store, store.engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT 1")) == 1
+    assert calls == [url.host]
