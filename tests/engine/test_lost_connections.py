@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import SchemaOutdated
 from tests.engine.world import World
+from tests.store.lost_connections import cut_statement
 
 LEASE = timedelta(seconds=31)
 
@@ -177,3 +178,23 @@ def test_a_database_that_breaks_at_a_boundary_fails_no_step_and_the_run_is_found
     world.run_after(LEASE)
     assert instance.output == "worked"
     assert instance.step("work").attempts == 2  # nobody can tell what the broken attempt has done
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_sleep_begins_once_although_its_statement_is_in_doubt(world: World, when: str) -> None:
+    """One statement records it and ends the claim, so a second try finds the claim gone."""
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> str:
+        step.sleep("nap", 60)
+        return "rested"
+
+    instance = order.create()
+    with cut_statement(world.store, when=when, part="INSERT INTO workflow_step") as cut:
+        assert instance.advance().startswith("waiting")
+    assert cut == [when]
+    assert instance.statuses() == {"nap": "waiting"}
+    assert instance.run_at == world.now + timedelta(seconds=60)
+    world.run_after(60)
+    assert instance.output == "rested"

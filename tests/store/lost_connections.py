@@ -66,13 +66,15 @@ def cut_commit(
 
 
 @contextmanager
-def cut_statement(store: Store, *, when: str, then: Callable[[], object] = lambda: None) -> Iterator[list[str]]:
-    """Like `cut_commit`, for the next statement that PostgreSQL runs in autocommit on a thread's own connection."""
+def cut_statement(
+    store: Store, *, when: str, then: Callable[[], object] = lambda: None, part: str = ""
+) -> Iterator[list[str]]:
+    """Like `cut_commit`, for the next statement with this ``part`` that PostgreSQL runs on a kept connection."""
     cuts: list[str] = []
     execute = PreparedStatements.execute
 
     def cut(self: PreparedStatements, sql: str, values: Sequence[Any]) -> Any:
-        if cuts:
+        if cuts or part not in sql:
             return execute(self, sql, values)
         cuts.append(when)
         if when == "after":

@@ -58,6 +58,22 @@ def test_threads_that_take_turns_use_the_same_connections(store: Store) -> None:
     assert len(set(ids)) == 16
 
 
+@on_servers
+def test_a_process_with_many_threads_keeps_25_connections_at_most(store: Store) -> None:
+    """MariaDB has those of the pool alone; the rest is closed when it is returned."""
+    all_connected = threading.Barrier(30)
+
+    def work(tx: Tx) -> int:
+        all_connected.wait(30)
+        return one(tx)
+
+    with ThreadPoolExecutor(30) as threads:
+        assert len(set(threads.map(store.transact, [work] * 30))) == 30
+    pool = store.engine.pool
+    assert isinstance(pool, sa.QueuePool)
+    assert pool.checkedin() + pool.checkedout() == (25 if store.database.name == "postgresql" else 20)
+
+
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_kept_connection_that_had_a_transaction_is_in_autocommit_again(store: Store) -> None:
     store.run_statement(one)
