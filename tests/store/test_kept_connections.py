@@ -83,6 +83,7 @@ def test_the_kept_connections_that_are_not_needed_become_idle(world: World) -> N
     last_used = [each.last_used_at for each in connections._idle]
     assert last_used == sorted(last_used)
     session = get_session(world)
+    assert {get_session(world) for _ in range(3)} == {session}
     connections._idle[-1].last_used_at += 2 * IDLE_SECONDS
     connections.close_idle(last_used[-1] + IDLE_SECONDS + 1)
     assert len(connections._idle) == 1

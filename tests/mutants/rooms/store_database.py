@@ -21,4 +21,37 @@ MUTANTS = (
         caught_by="tests/migration/test_online.py::"
         "test_an_applications_migration_and_a_writer_do_not_lock_each_other_out[postgresql]",
     ),
+    # --- connections ----------------------------------------------------------------------------
+    mutant(
+        "the kept connections take turns, so none of them becomes idle",
+        ("store.connections:Connections._take_idle", "self._idle.pop()", "self._idle.pop(0)"),
+        caught_by="tests/store/test_kept_connections.py"
+        "::test_the_kept_connections_that_are_not_needed_become_idle[postgresql]",
+    ),
+    mutant(
+        "a lost connection leaves the others of a restarted server",
+        ("store.connections:Connections.return_to_pool", "if kept.conn.invalidated:", "if False:"),
+        caught_by="tests/store/test_kept_connections.py::test_a_lost_connection_closes_the_other_kept_ones[postgresql]",
+    ),
+    mutant(
+        "a web process keeps a connection for each of its threads",
+        ("store.connections:Connections.keep", "len(self._kept) < MAX_KEPT", "True"),
+        caught_by="tests/store/test_kept_connections.py"
+        "::test_threads_that_advance_no_runs_keep_a_few_connections[postgresql]",
+    ),
+    mutant(
+        "a kept connection collects what SQLAlchemy would undo",
+        (
+            "store.connections:Connections._switch_isolation_level",
+            "dialect.set_isolation_level(conn.connection.dbapi_connection, isolation_level)",
+            "conn.execution_options(isolation_level=isolation_level)",
+        ),
+        caught_by="tests/store/test_connections.py"
+        "::test_a_kept_connection_does_not_grow_with_its_transactions[postgresql]",
+    ),
+    mutant(
+        "a tracer that has wrapped PyMySQL sees nothing",
+        ("store.drivers:_connect_watched", "if connect is connection_type:", "if True:"),
+        caught_by="tests/store/test_drivers.py::test_a_wrapped_connect_of_pymysql_is_called[mariadb-pymysql]",
+    ),
 )

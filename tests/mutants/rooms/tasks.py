@@ -329,4 +329,10 @@ MUTANTS = (
         ("tasks.task_ends:TaskEndHandler.commit_result", "commit_result(plain, ", "commit_result(result, "),
         caught_by=_ANSWERS + "test_a_result_is_the_same_committed_where_its_task_ran_or_sent",
     ),
+    mutant(
+        "a worker keeps the cancelled timers of a day",
+        ("tasks.cancelled_timers:CancelledTimers.remove_if_many", " if not each.entry.canceled", ""),
+        caught_by="tests/celery/test_cancelled_timers.py"
+        "::test_the_timer_stays_small_although_each_message_leaves_a_cancelled_entry",
+    ),
 )
