@@ -44,8 +44,9 @@ def test_a_worker_removes_them_from_its_main_loop(app: Celery, durable: Durable)
 def test_live_entries_keep_their_times_and_their_order() -> None:
     timer, fired = Timer(), []
     for number in reversed(range(1_500)):
-        timer.call_at(float(number), fired.append, (number,))
-        timer.call_at(float(number), fired.append, (-1,)).cancel()
+        past = float(number) - DAY_SECONDS  # before the machine was started, so before every monotonic time
+        timer.call_at(past, fired.append, (number,))
+        timer.call_at(past, fired.append, (-1,)).cancel()
     later = timer.call_after(DAY_SECONDS, print)
     CancelledTimers(timer).remove_if_many()
     assert len(timer) == 1_501
