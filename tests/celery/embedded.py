@@ -36,8 +36,8 @@ def _wake_until(app: Celery, is_over: threading.Event) -> None:
         app.control.broadcast("ping")
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Look until it is so."""
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Look until it is so, for as long as that takes on a machine whose disk others keep busy."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
