@@ -27,7 +27,7 @@ PACKAGES = ("absurd-sdk", "absurdctl")
 
 def questions(instances: int) -> dict[str, Question]:
     peer = Peer("Absurd", "task", PACKAGES, run)
-    return peer.questions(instances // 2, instances // 16, counted=min(200, instances))
+    return peer.speeds(instances // 2, instances // 16) | peer.counts(run, min(200, instances))
 
 
 def run(steps: int, count: int, *, proxy: CountingProxy | None = None) -> Answer:

@@ -32,7 +32,7 @@ AND database = (SELECT oid FROM pg_database WHERE datname = '{DATABASE}')"""
 
 def questions(instances: int) -> dict[str, Question]:
     peer = Peer("DBOS", "workflow", PACKAGES, run)
-    return peer.questions(instances // 5, instances // 40, counted=min(200, instances))
+    return peer.speeds(instances // 5, instances // 40) | peer.counts(run, min(200, instances))
 
 
 def run(steps: int, count: int, *, proxy: CountingProxy | None = None) -> Answer:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from machine import cpu_of_programs, cpu_seconds
@@ -26,6 +28,8 @@ SCRATCH = Path(tempfile.mkdtemp(prefix="durable-bench-"))
 PREFORK, THREADS, SOLO = ("-c", "2", "-P", "prefork"), ("-c", "16", "-P", "threads"), ("-P", "solo")
 POLL_SECONDS = 0.05
 """Seldom enough that counting a few ten thousand rows costs no contender more than a hundredth of the processors."""
+MODULES = {"restate-sdk": "restate"}
+"""What packages are imported as, if not by their names."""
 
 Answer = dict[str, float]
 
@@ -40,20 +44,38 @@ class Question(NamedTuple):
     ask: Callable[[], Answer]
     packages: Sequence[str] = ()
     """What must be installed beside this package."""
+    programs: Sequence[str] = ()
+    """Programs that must be found, too."""
 
     def missing(self) -> list[str]:
-        return [name for name in self.packages if importlib.util.find_spec(name.replace("-", "_")) is None]
+        packages = [name for name in self.packages if importlib.util.find_spec(module_of(name)) is None]
+        return packages + [name for name in self.programs if find_program(name) is None]
+
+
+def module_of(package: str) -> str:
+    return MODULES.get(package, package.replace("-", "_"))
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program. BENCH_RESTATE_SERVER, for example, may name `restate-server`; else PATH is searched."""
+    return shutil.which(os.environ.get(f"BENCH_{name.upper().replace('-', '_')}", name))
 
 
 class Costs:
-    """What all processes have used until now: CPU seconds, WAL bytes, and what a proxy has counted."""
+    """What all processes have used until now: CPU milliseconds, WAL bytes, and what a proxy has counted.
 
-    def __init__(self, sessions: Sequence[int], proxy: CountingProxy | None) -> None:
-        self._sessions, self._proxy = sessions, proxy
+    ``servers``: by name, the sessions of servers that are used instead of PostgreSQL and Redis.
+    """
+
+    def __init__(self, sessions: Sequence[int], servers: Mapping[str, int], proxy: CountingProxy | None) -> None:
+        self._sessions, self._servers, self._proxy = sessions, servers, proxy
 
     def read(self) -> dict[str, float]:
+        worker = {"worker_cpu_ms": sum(map(cpu_seconds, self._sessions)) * 1000}
+        if self._servers:
+            return worker | {f"{name}_cpu_ms": cpu_seconds(pid) * 1000 for name, pid in self._servers.items()}
         costs = {
-            "worker_cpu_ms": sum(map(cpu_seconds, self._sessions)) * 1000,
+            **worker,
             "postgres_cpu_ms": cpu_of_programs("postgres") * 1000,
             "redis_cpu_ms": cpu_of_programs("redis-server") * 1000,
             "wal_bytes": float(query_one("SELECT pg_current_wal_insert_lsn() - '0/0'")),
@@ -66,11 +88,12 @@ def measure(
     total: int,
     *,
     sessions: Sequence[int],
+    servers: Mapping[str, int] = MappingProxyType({}),
     proxy: CountingProxy | None = None,
     timeout: float = 120,
 ) -> Answer:
     """Parts per second and the costs of a part, from a tenth of the parts on until ``total`` of them are done."""
-    costs = Costs(sessions, proxy)
+    costs = Costs(sessions, servers, proxy)
     wait_for(lambda: done() >= max(1, total // 10), timeout)
     before, finished, began = costs.read(), done(), time.perf_counter()
     wait_for(lambda: done() >= total, timeout)
@@ -81,11 +104,11 @@ def measure(
 
 
 @contextmanager
-def processes(*command: str, **environment: str) -> Iterator[int]:
-    """A Python process in a session of its own, ended with all its children. All of them write one log."""
+def program(*command: str, **environment: str) -> Iterator[int]:
+    """A process in a session of its own, ended with all its children. All of them write one log."""
     with (SCRATCH / "processes.log").open("a") as log:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            command,
             cwd=HERE,
             env=os.environ | environment,
             stdout=log,
@@ -99,6 +122,10 @@ def processes(*command: str, **environment: str) -> Iterator[int]:
             _running.remove(process)
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=30)
+
+
+def processes(*command: str, **environment: str):
+    return program(sys.executable, *command, **environment)
 
 
 def worker(*options: str, app: str = "project", **environment: str):

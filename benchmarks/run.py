@@ -2,8 +2,8 @@
 
 Every round asks all questions, one after the other; `make bench ARGS="--rounds 3 limit2 steps10"` asks only these. A
 round in which others used the machine is left out. Each answer is a JSON line; the table at the end has the medians of
-the rounds, and of the ratios within each round. A contender that is not installed is named and left out; the extra
-`bench` installs all of them.
+the rounds, and of the ratios within each round. A contender that is not installed is named and left out. The extra
+`bench` installs all of them, except the server of Restate: restate_peer.py says how to get it.
 
 Needs PostgreSQL and Redis on 127.0.0.1; BENCH_POSTGRESQL_URL and BENCH_BROKER name others. Makes and drops databases
 of its own, and deletes what it has written to Redis.
@@ -22,6 +22,7 @@ import celery_peer
 import dbos_peer
 import latencies
 import limits
+import restate_peer
 from engine import EngineQuestions
 from machine import OTHERS_AT_MOST, OthersMeter, wait_until_quiet
 from measuring import Answer, Question
@@ -41,6 +42,7 @@ class Bench:
             **latencies.questions(instances),
             **dbos_peer.questions(instances),
             **absurd_peer.questions(instances),
+            **restate_peer.questions(instances),
         }
 
     def choose(self, names: list[str]) -> list[str]:

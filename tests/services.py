@@ -33,6 +33,7 @@ TOOLS = {
     "mysqldb": "pip install mysqlclient",
     "dbos": "pip install 'celery-durable[bench]'",
     "absurd": "pip install 'celery-durable[bench]'",
+    "restate": "pip install 'celery-durable[bench]'; npm install --global @restatedev/restate-server",
 }
 """Programs and drivers that some tests use, and how each is installed."""
 

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +23,12 @@ RATES = {
     "celery": ["noop", "chain"],
     "dbos": ["dbos10"],
     "absurd": ["absurd10"],
+    "restate": ["restate10"],
 }
-PEERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("celery", "dbos", "absurd")]
-COSTS = {"per_second", "worker_cpu_ms", "postgres_cpu_ms", "redis_cpu_ms", "wal_bytes"}
+PEERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("celery", "dbos", "absurd", "restate")]
+ON_POSTGRESQL = PEERS[1:3]
+COSTS = {"worker_cpu_ms", "postgres_cpu_ms", "redis_cpu_ms", "wal_bytes"}
+ALL_COSTS = COSTS | {"restate_cpu_ms"}
 
 
 @pytest.fixture
@@ -47,6 +52,15 @@ def ask(bench: dict[str, str], *names: str, instances: int = 40) -> dict[str, di
     return {line["question"]: line for line in lines}
 
 
+def commands_with(text: str) -> list[str]:
+    """The commands of all processes that contain it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            found.append(path.read_text(errors="replace"))
+    return [command for command in found if text in command]
+
+
 def require(contender: str, answer: dict[str, Any]) -> None:
     if "left_out" in answer:
         missing_tool(contender)
@@ -59,14 +73,20 @@ def test_a_contender_runs_a_round(bench: dict[str, str], contender: str) -> None
     answers = ask(bench, *RATES[contender], instances=40 if contender == "engine" else 400)
     for name in RATES[contender]:
         require(contender, answers[name])
-        assert answers[name].keys() >= COSTS
+        # Restate keeps everything on a server of its own, and pays for nothing on the others.
+        costs = {"worker_cpu_ms", "restate_cpu_ms"} if contender == "restate" else COSTS
+        assert answers[name].keys() & ALL_COSTS == costs
         assert answers[name]["per_second"] > 0
+        assert answers[name]["worker_cpu_ms"] > 0
+        assert contender != "restate" or answers[name]["restate_cpu_ms"] > 0
     with redis.Redis.from_url(BROKERS["redis"]) as client:
         assert list(client.scan_iter(f"{bench['BENCH_NAME']}:*", count=1000)) == []
+    assert list(Path("/var/tmp").glob(f"{bench['BENCH_NAME']}*")) == []
+    assert commands_with(f"/var/tmp/{bench['BENCH_NAME']}") == []
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("contender", ["engine", *PEERS[1:]])
+@pytest.mark.parametrize("contender", ["engine", *ON_POSTGRESQL])
 def test_what_a_contender_sends_is_counted(bench: dict[str, str], contender: str) -> None:
     name = {"engine": "counts"}.get(contender, f"{contender}_counts")
     answer = ask(bench, name)[name]
@@ -80,11 +100,33 @@ def test_what_a_contender_sends_is_counted(bench: dict[str, str], contender: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_contender_that_is_not_installed_is_named(bench: dict[str, str], tmp_path, monkeypatch) -> None:
-    # Python imports a sitecustomize at its start; this one hides the package.
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['dbos'] = None\n")
-    answers = ask(bench | {"PYTHONPATH": str(tmp_path)}, "dbos10")
+def test_a_contender_that_is_not_installed_is_named(bench: dict[str, str], tmp_path) -> None:
+    # Python imports a sitecustomize at its start; this one hides the packages.
+    hidden = ("dbos", "restate", "hypercorn")
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n")
+    nowhere = {"PYTHONPATH": str(tmp_path), "BENCH_RESTATE_SERVER": str(tmp_path / "restate-server")}
+    answers = ask(bench | nowhere, "dbos10", "restate10")
     assert answers["dbos10"] == {"question": "dbos10", "left_out": "not installed: dbos"}
+    missing = "not installed: restate-sdk, hypercorn, restate-server"
+    assert answers["restate10"] == {"question": "restate10", "left_out": missing}
+
+
+def test_a_server_of_a_contender_is_found_on_the_path_or_where_its_variable_names_it(tmp_path) -> None:
+    server = tmp_path / "restate-server"
+    server.touch(mode=0o755)
+    (tmp_path / "no-program").touch(mode=0o644)
+
+    def find(**environment: str) -> str:
+        command = [sys.executable, "-c", "import measuring; print(measuring.find_program('restate-server'))"]
+        ran = subprocess.run(
+            command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=True
+        )
+        return ran.stdout.strip()
+
+    assert find(PATH=str(tmp_path)) == str(server)
+    assert find(PATH="/nowhere", BENCH_RESTATE_SERVER=str(server)) == str(server)
+    assert find(PATH="/nowhere") == "None"
+    assert find(PATH=str(tmp_path), BENCH_RESTATE_SERVER=str(tmp_path / "no-program")) == "None"
 
 
 @pytest.mark.slow  # sleeps have to end
