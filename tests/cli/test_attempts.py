@@ -12,6 +12,7 @@ from celery_durable import Completed, LinearStep, Retries, Step, StepConfig, Wor
 from celery_durable.cli.backends.stored import StoreBackend
 from celery_durable.cli.commands.follow import Follower
 from celery_durable.definitions import define_linear
+from celery_durable.model import RunRef
 from tests.cli.conftest import Shop
 from tests.three_frames import LINE, PLACE, charge
 
@@ -170,4 +171,4 @@ def test_an_exported_run_with_attempts_can_be_replayed(failing: Shop, tmp_path: 
     fail(failing, "function", times=1)
     seen = StoreBackend(failing.durable).history("function", "i-1")
     assert len(seen.attempts) == 1
-    assert Follower(StoreBackend(failing.durable), "function", "i-1", 1).read_updates()
+    assert Follower(StoreBackend(failing.durable), RunRef("function", "i-1", 1)).read_updates()

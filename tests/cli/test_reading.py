@@ -13,6 +13,7 @@ from celery_durable import NonRetryableError
 from celery_durable.cli.backends.stored import StoreBackend
 from celery_durable.cli.commands.follow import Follower
 from celery_durable.cli.output.console import Styled, count_cells
+from celery_durable.model import RunRef
 from tests.cli import conftest
 from tests.cli.conftest import Shop
 
@@ -274,7 +275,8 @@ def test_logs_follow_until_the_run_ends(order: Shop) -> None:
 def test_what_comes_between_two_reads_is_told_once_and_in_order(
     order: Shop, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    operations, follower = order.durable.internals.operations, Follower(StoreBackend(order.durable), "order", "o-1", 1)
+    operations = order.durable.internals.operations
+    follower = Follower(StoreBackend(order.durable), RunRef("order", "o-1", 1))
     read = getattr(operations.history, method)
 
     def read_late(*args: Any, **options: Any) -> Any:

@@ -23,6 +23,7 @@ from celery_durable.model import (
     LogRecord,
     Page,
     Published,
+    RunRef,
     Stats,
     Status,
 )
@@ -104,15 +105,13 @@ class Backend(Protocol):
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Return all steps and events of a run, by default of the current one; raises RunNotFound."""
 
-    def tail(
-        self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
-    ) -> LogTail:
+    def tail(self, ref: RunRef, *, level: LogLevel | None = None, category: str | None = None) -> LogTail:
         """Return a function that reads the log lines of a run that have this level or a higher one."""
 
-    def tail_attempts(self, workflow: str, instance_id: str, *, run: int) -> AttemptTail:
+    def tail_attempts(self, ref: RunRef) -> AttemptTail:
         """Return a function that reads the attempts of a run that did not succeed, each once."""
 
-    def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
+    def published(self, ref: RunRef) -> dict[str, Published]:
         """Return the values that a run has published, by key."""
 
     def stats(self) -> tuple[Stats, Mapping[str, int | None]]:

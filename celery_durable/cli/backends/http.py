@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_durable.cli.backends.backend import AttemptTail, InstanceSnapshot, ListQuery, LogTail, WorkflowInfo
 from celery_durable.cli.backends.client import Client, WrongApi
-from celery_durable.cli.backends.tails import tail_by_cursor
+from celery_durable.cli.backends.tails import make_tail
 from celery_durable.cli.errors import CliError
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
@@ -20,6 +20,7 @@ from celery_durable.model import (
     LogRecord,
     Page,
     Published,
+    RunRef,
     Stats,
 )
 from celery_durable.runtime import Runtime
@@ -81,8 +82,7 @@ class HttpBackend:
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Read the history page by page."""
-        path = _instances(workflow, instance_id, "history")
-        query = {"pageSize": _PAGE, "runNumber": run}
+        path, query = _instances(workflow, instance_id, "history"), {"runNumber": run}
         page = found = self._history_page(path, query | {"includeRun": True, "includeAttempts": True})
         query["runNumber"] = found.run_number
         steps, events, attempts = page.steps_cursor, page.events_cursor, page.attempts_cursor
@@ -99,37 +99,37 @@ class HttpBackend:
             attempts = page.attempts_cursor if attempts else None
         return records.history(workflow, instance_id, found)
 
-    def _history_page(self, path: tuple[str, ...], query: dict[str, Any]) -> responses.HistoryView:
-        return responses.HistoryView.parse(self._client.get(*path, query=query).data)
+    def _history_page(self, path: tuple[str, ...], query: Mapping[str, Any]) -> responses.HistoryView:
+        return responses.HistoryView.parse(self._client.get(*path, query={**query, "pageSize": _PAGE}).data)
 
-    def tail(
-        self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
-    ) -> LogTail:
+    def tail(self, ref: RunRef, *, level: LogLevel | None = None, category: str | None = None) -> LogTail:
         """Return a reader that continues at the API's cursors."""
-        path = _instances(workflow, instance_id, "history")
-        query = {"runNumber": run, "logLevel": level, "logCategory": category, "includeLogs": True, "pageSize": _PAGE}
+        path = _instances(ref.workflow, ref.instance_id, "history")
+        query = {"runNumber": ref.run_number, "logLevel": level, "logCategory": category, "includeLogs": True}
 
-        def read_page(cursor: str | None) -> tuple[Iterable[LogRecord], str | None]:
+        def read_page(cursor: str | None) -> tuple[Iterable[LogRecord], str | None, bool]:
             page = self._history_page(path, query | {"logsCursor": cursor})
-            return map(records.log_record, page.logs or ()), page.logs_cursor if page.logs_has_next_page else None
+            return map(records.log_record, page.logs or ()), page.logs_cursor or cursor, page.logs_cursor is not None
 
-        return tail_by_cursor(read_page)
+        return make_tail(read_page)
 
-    def tail_attempts(self, workflow: str, instance_id: str, *, run: int) -> AttemptTail:
+    def tail_attempts(self, ref: RunRef) -> AttemptTail:
         """Return a reader that continues at the API's cursors, as `tail` does."""
-        path = _instances(workflow, instance_id, "history")
-        query = {"runNumber": run, "includeAttempts": True, "pageSize": _PAGE}
+        path = _instances(ref.workflow, ref.instance_id, "history")
+        query = {"runNumber": ref.run_number, "includeAttempts": True}
 
-        def read_page(cursor: str | None) -> tuple[Iterable[AttemptRecord], str | None]:
+        def read_page(cursor: str | None) -> tuple[Iterable[AttemptRecord], str | None, bool]:
             page = self._history_page(path, query | {"attemptsCursor": cursor})
-            return map(records.attempt_record, page.attempts or ()), page.attempts_cursor or None
+            next_cursor = page.attempts_cursor
+            return map(records.attempt_record, page.attempts or ()), next_cursor or cursor, next_cursor is not None
 
-        return tail_by_cursor(read_page)
+        return make_tail(read_page)
 
-    def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
+    def published(self, ref: RunRef) -> dict[str, Published]:
         """Return the published values; none if the server has an older version."""
+        path = _instances(ref.workflow, ref.instance_id, "published")
         try:
-            data = self._client.get(*_instances(workflow, instance_id, "published"), query={"runNumber": run}).data
+            data = self._client.get(*path, query={"runNumber": ref.run_number}).data
         except WrongApi:
             return {}
         return records.published(responses.PublishedValuesResponse.parse(data).published)

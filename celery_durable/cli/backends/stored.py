@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -19,23 +20,23 @@ from celery_durable.cli.backends.backend import (
     LogTail,
     WorkflowInfo,
 )
-from celery_durable.cli.backends.tails import tail_by_id
+from celery_durable.cli.backends.tails import R, make_tail
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
 from celery_durable.errors import DurableError, WorkflowNotFound
 from celery_durable.explain import Diagnosis, explain
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import (
-    AttemptRecord,
     EventWait,
     History,
     InstanceSummary,
     LogLevel,
-    LogRecord,
     Page,
     Published,
+    RunRef,
     Stats,
 )
+from celery_durable.redaction import Redaction
 from celery_durable.store import instances, migrate
 from celery_durable.store.faults import is_transient
 from celery_durable.testing import local_servers
@@ -44,7 +45,7 @@ from celery_durable.wire.permissions import Permission
 if TYPE_CHECKING:
     from celery_durable.commands import A, Command, Q, Target
 
-LOGS_PER_PAGE = 1000
+RECORDS_PER_PAGE = 1000
 _LEVELS = list(LogLevel)  # from the least to the most important
 
 
@@ -199,36 +200,34 @@ class StoreBackend:
         found = self._internals.operations.history.read(workflow, instance_id, run=run)
         return self._internals.redaction(workflow, instance_id).redact_history(found)
 
-    def tail(
-        self, workflow: str, instance_id: str, *, run: int, level: LogLevel | None = None, category: str | None = None
-    ) -> LogTail:
+    def tail(self, ref: RunRef, *, level: LogLevel | None = None, category: str | None = None) -> LogTail:
         """Return a reader that continues after the last line's id."""
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
-        filters: dict[str, Any] = {"run": run, "levels": levels, "category": category, "limit": LOGS_PER_PAGE}
-        redact = self._internals.redaction(workflow, instance_id).redact_log
+        read = partial(self._internals.operations.history.logs, levels=levels, category=category)
+        return self._tail(ref, read, self._redaction(ref).redact_log)
 
-        def read_page(after_id: int) -> list[LogRecord]:
-            page = self._internals.operations.history.logs(workflow, instance_id, after_id=after_id, **filters)
-            return [redact(line) for line in page]
-
-        return tail_by_id(read_page, page_size=LOGS_PER_PAGE)
-
-    def tail_attempts(self, workflow: str, instance_id: str, *, run: int) -> AttemptTail:
+    def tail_attempts(self, ref: RunRef) -> AttemptTail:
         """Return a reader that continues after the last attempt's id."""
-        redact = self._internals.redaction(workflow, instance_id).redact_attempt
+        return self._tail(ref, self._internals.operations.history.attempts, self._redaction(ref).redact_attempt)
 
-        def read_page(after_id: int) -> list[AttemptRecord]:
-            page = self._internals.operations.history.attempts(
-                workflow, instance_id, run=run, after_id=after_id, limit=LOGS_PER_PAGE
-            )
-            return [redact(attempt) for attempt in page]
+    def _tail(
+        self, ref: RunRef, read: Callable[..., Sequence[R]], redact: Callable[[R], R]
+    ) -> Callable[[], Iterator[R]]:
+        of_run = {"workflow": ref.workflow, "instance_id": ref.instance_id, "run": ref.run_number}
 
-        return tail_by_id(read_page, page_size=LOGS_PER_PAGE)
+        def read_page(after_id: int | None) -> tuple[Iterable[R], int | None, bool]:
+            page = read(**of_run, after_id=after_id or 0, limit=RECORDS_PER_PAGE)
+            return map(redact, page), page[-1].id if page else after_id, len(page) == RECORDS_PER_PAGE
 
-    def published(self, workflow: str, instance_id: str, *, run: int) -> dict[str, Published]:
+        return make_tail(read_page)
+
+    def published(self, ref: RunRef) -> dict[str, Published]:
         """Read the published values in one transaction."""
-        found = self._internals.operations.history.published(workflow, instance_id, run=run)
-        return self._internals.redaction(workflow, instance_id).redact_published(found)
+        found = self._internals.operations.history.published(ref.workflow, ref.instance_id, run=ref.run_number)
+        return self._redaction(ref).redact_published(found)
+
+    def _redaction(self, ref: RunRef) -> Redaction:
+        return self._internals.redaction(ref.workflow, ref.instance_id)
 
     def stats(self) -> tuple[Stats, Mapping[str, int | None]]:
         """Count in the database, and ask the broker for the queues of the workflows that a worker would know."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 
@@ -14,43 +14,26 @@ class Numbered(Protocol):
 
 
 R = TypeVar("R", bound=Numbered)
+C = TypeVar("C")
 
 
-def tail_by_id(read_page: Callable[[int], Sequence[R]], *, page_size: int) -> Callable[[], Iterator[R]]:
-    """Return a reader for pages of the records behind an id."""
-    last_id = 0
+def make_tail(read_page: Callable[[C | None], tuple[Iterable[R], C | None, bool]]) -> Callable[[], Iterator[R]]:
+    """Return a reader of pages.
 
-    def read_new() -> Iterator[R]:
-        nonlocal last_id
-        while True:
-            page = read_page(last_id)
-            for record in page:
-                last_id = record.id
-                yield record
-            if len(page) < page_size:
-                return
-
-    return read_new
-
-
-def tail_by_cursor(read_page: Callable[[str | None], tuple[Iterable[R], str | None]]) -> Callable[[], Iterator[R]]:
-    """Return a reader for pages with the cursor of the next one, None on the last.
-
-    The last page has no cursor behind it, so it is read again: records may have been added to it.
+    ``read_page``: takes a cursor, None at first. Returns the records behind it, the cursor at which to continue, and
+    whether there are more now. A page may be read twice and grow meanwhile: each record is returned once.
     """
-    cursor: str | None = None
+    cursor: C | None = None
     last_id = 0
 
     def read_new() -> Iterator[R]:
         nonlocal cursor, last_id
-        while True:
-            page, next_cursor = read_page(cursor)
+        has_more = True
+        while has_more:
+            page, cursor, has_more = read_page(cursor)
             for record in page:
                 if record.id > last_id:
                     last_id = record.id
                     yield record
-            if next_cursor is None:
-                return
-            cursor = next_cursor
 
     return read_new

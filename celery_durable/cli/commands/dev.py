@@ -173,9 +173,7 @@ class _RunPrinter:
     def print_updates(self, runs: AbstractSet[RunRef]) -> None:
         for ref in sorted(runs, key=str):
             if ref not in self._followers:
-                self._followers[ref] = Follower(
-                    StoreBackend(self._durable), ref.workflow, ref.instance_id, ref.run_number, since=self._since
-                )
+                self._followers[ref] = Follower(StoreBackend(self._durable), ref, since=self._since)
             with contextlib.suppress(InstanceNotFound):  # a message may name an instance that was deleted
                 for update in self._followers[ref].read_updates():
                     when = render.format_clock_time(update.at, exact=not self._console.is_for_people)

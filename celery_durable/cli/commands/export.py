@@ -9,6 +9,7 @@ import click
 
 from celery_durable.cli.command import OpenBackend, command
 from celery_durable.cli.inputs import InstanceId, RunNumber, Workflow
+from celery_durable.model import RunRef
 from celery_durable.model.exports import encode_json, export_run
 from celery_durable.store.time_limits import limit_database_time
 
@@ -30,7 +31,7 @@ def export(
     assert seen is not None
     with limit_database_time(None):  # a run may be as large as it likes (LAW 7)
         history = backend.history(workflow, id, run=run)
-        read_logs = backend.tail(workflow, id, run=history.run_number)() if logs else None
+        read_logs = backend.tail(RunRef(workflow, id, history.run_number))() if logs else None
         lines = None if read_logs is None else list(read_logs)
     document = export_run(history, instance_created_at=seen.created_at, logs=lines)
     click.echo(json.dumps(document, default=encode_json, ensure_ascii=False, indent=2))

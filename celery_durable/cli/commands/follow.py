@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend, InstanceSnapshot
 from celery_durable.cli.output import documents, render
@@ -20,6 +21,7 @@ from celery_durable.model import (
     LogLevel,
     LogRecord,
     Published,
+    RunRef,
     Status,
     StepRecord,
     StepStatus,
@@ -44,16 +46,13 @@ class Follower:
     The cells of a published value are "published", its key and the value. ``since``: updates before it are left out.
     """
 
-    def __init__(
-        self, backend: Backend, workflow: str, instance_id: str, run: int, *, since: datetime | None = None
-    ) -> None:
-        self._backend, self.workflow, self.instance_id, self.run = backend, workflow, instance_id, run
-        self._since = since
+    def __init__(self, backend: Backend, ref: RunRef, *, since: datetime | None = None) -> None:
+        self._backend, self._ref, self._since = backend, ref, since
         self._version: object = None
         self._shown: dict[str, tuple[StepStatus, int]] = {}
         self._published: dict[str, Published] = {}
-        self._read_new_lines = backend.tail(workflow, instance_id, run=run)
-        self._read_new_attempts = backend.tail_attempts(workflow, instance_id, run=run)
+        self._read_new_lines = backend.tail(ref)
+        self._read_new_attempts = backend.tail_attempts(ref)
         self._is_end_shown = False
         self.has_ended = False
 
@@ -62,14 +61,12 @@ class Follower:
 
         Where there are none, waits for up to ``wait_seconds`` seconds.
         """
-        seen = self._backend.read_snapshot(
-            self.workflow, self.instance_id, known_version=self._version, wait_seconds=wait_seconds
-        )
+        seen = self._read_snapshot(known_version=self._version, wait_seconds=wait_seconds)
         if seen is None:
             return []
         seen, history, lines, attempts, published = self._read_together(seen)
         self._version = seen.version
-        self.has_ended = seen.status.is_terminal or seen.run_number != self.run
+        self.has_ended = seen.status.is_terminal or seen.run_number != self._ref.run_number
         # Sorting is stable: with equal times, log lines and failed attempts of a step come before its end.
         updates = [*self._logs(lines), *self._values(published), *map(_attempt_update, attempts)]
         updates += [*self._steps(history), *self._end(history)]
@@ -87,17 +84,23 @@ class Follower:
             if self.has_ended:
                 return
             if left <= 0:
-                seen = self._backend.read_snapshot(self.workflow, self.instance_id)
+                seen = self._read_snapshot()
                 assert seen is not None
-                raise ResultTimeout(self.workflow, self.instance_id, seen.status, limit_seconds)
+                raise ResultTimeout(self._ref.workflow, self._ref.instance_id, seen.status, limit_seconds)
 
     def read_outcome(self) -> InstanceStatus:
         """Return the final status of a run that has ended; raises WorkflowFailed if it did not complete."""
-        status = self._backend.history(self.workflow, self.instance_id, run=self.run).status
+        status = self._read_history().status
         if status.status is not Status.COMPLETE:
             name, message = (None, None) if status.error is None else (status.error.name, status.error.message)
-            raise WorkflowFailed(self.workflow, self.instance_id, status.status, name, message)
+            raise WorkflowFailed(self._ref.workflow, self._ref.instance_id, status.status, name, message)
         return status
+
+    def _read_snapshot(self, **known: Any) -> InstanceSnapshot | None:
+        return self._backend.read_snapshot(self._ref.workflow, self._ref.instance_id, **known)
+
+    def _read_history(self) -> History:
+        return self._backend.history(self._ref.workflow, self._ref.instance_id, run=self._ref.run_number)
 
     def _read_together(
         self, seen: InstanceSnapshot
@@ -106,11 +109,11 @@ class Follower:
         lines: list[LogRecord] = []
         attempts: list[AttemptRecord] = []
         for attempt in itertools.count(1):
-            history = self._backend.history(self.workflow, self.instance_id, run=self.run)
+            history = self._read_history()
             lines += self._read_new_lines()
             attempts += self._read_new_attempts()
-            published = self._backend.published(self.workflow, self.instance_id, run=self.run)
-            newer = self._backend.read_snapshot(self.workflow, self.instance_id, known_version=seen.version)
+            published = self._backend.published(self._ref)
+            newer = self._read_snapshot(known_version=seen.version)
             if newer is None or attempt == _MAX_READS:
                 return seen, history, lines, attempts, published
             seen = newer

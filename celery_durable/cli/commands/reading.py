@@ -32,6 +32,7 @@ from celery_durable.model import (
     History,
     LogLevel,
     LogRecord,
+    RunRef,
     Status,
     StepStatus,
 )
@@ -122,10 +123,10 @@ def logs(
     Use it to read what step.log and the engine have logged, oldest first, and why attempts failed. Times are UTC. In a
     pipe: time, level, category, message with its data. A failed attempt has level warn and category attempt.
     """
-    number = _run_number(backend, workflow, id, run)
-    read_new_lines = backend.tail(workflow, id, run=number, level=level, category=category)
+    ref = _find_run(backend, workflow, id, run)
+    read_new_lines = backend.tail(ref, level=level, category=category)
     with_attempts = level is not LogLevel.ERROR and category in (None, ATTEMPT_CATEGORY)
-    read_new_attempts = backend.tail_attempts(workflow, id, run=number) if with_attempts else lambda: iter(())
+    read_new_attempts = backend.tail_attempts(ref) if with_attempts else lambda: iter(())
     version: object = None
     is_any, has_ended = False, not follow
     while True:
@@ -133,11 +134,11 @@ def logs(
             seen = backend.read_snapshot(workflow, id, known_version=version, wait_seconds=LONG_POLL_SECONDS)
             if seen is None:
                 continue
-            version, has_ended = seen.version, seen.status.is_terminal or seen.run_number != number
+            version, has_ended = seen.version, seen.status.is_terminal or seen.run_number != ref.run_number
         lines = [line for line in read_new_lines() if replays or not line.is_replay]
         attempts = list(read_new_attempts())
         is_any = is_any or bool(lines or attempts)
-        _print_logs(console, number, lines, attempts, is_stream=follow)
+        _print_logs(console, ref.run_number, lines, attempts, is_stream=follow)
         if has_ended:
             if not is_any and not console.is_json:
                 console.print_note("No log lines.")
@@ -173,13 +174,13 @@ def _attempt_cells(attempt: AttemptRecord) -> list[Cell]:
     return [Styled(render.iso(attempt.ended_at), "dim"), level, ATTEMPT_CATEGORY, render.attempt_line(attempt)]
 
 
-def _run_number(backend: Backend, workflow: str, instance_id: str, run: int | None) -> int:
-    """Return the number of the run that the user selected; raises RunNotFound."""
+def _find_run(backend: Backend, workflow: str, instance_id: str, run: int | None) -> RunRef:
+    """Return the run that the user selected; raises RunNotFound."""
     if run is not None:
-        return backend.history(workflow, instance_id, run=run).run_number
+        return RunRef(workflow, instance_id, backend.history(workflow, instance_id, run=run).run_number)
     seen = backend.read_snapshot(workflow, instance_id)
     assert seen is not None
-    return seen.run_number
+    return RunRef(workflow, instance_id, seen.run_number)
 
 
 @command(
@@ -214,7 +215,7 @@ def history(
     lines: list[LogRecord] = []
     include_logs = bool(include_logs or level or category)
     if include_logs:
-        read_logs = backend.tail(workflow, id, run=run_history.run_number, level=level, category=category)
+        read_logs = backend.tail(RunRef(workflow, id, run_history.run_number), level=level, category=category)
         lines = [line for line in read_logs() if not line.is_replay]
     if console.is_json:
         with_logs = {"logs": list(map(documents.convert, lines))} if include_logs else {}

@@ -11,7 +11,7 @@ from celery_durable.cli.inputs import Context, InstanceId, Option, RunNumber, Wo
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.cli.output.render import Times
-from celery_durable.model import History, Status
+from celery_durable.model import History, RunRef, Status
 
 
 @command("show order order-42", "show order order-42 --full", "show order order-42 --run 1", options=[output_option])
@@ -36,7 +36,7 @@ def show(
     seen = backend.read_snapshot(workflow, id)
     assert seen is not None
     history = backend.history(workflow, id, run=run)
-    published = backend.published(workflow, id, run=history.run_number)
+    published = backend.published(RunRef(workflow, id, history.run_number))
     if console.is_json:
         console.print_json(
             documents.convert(history)

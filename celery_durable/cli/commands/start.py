@@ -17,6 +17,7 @@ from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Console, Styled, to_compact_json
 from celery_durable.commands import Target
 from celery_durable.errors import WorkflowParamsInvalid
+from celery_durable.model import RunRef
 from celery_durable.wire import requests
 
 Params = Annotated[Any, Option("--params", help="The parameters as JSON, from a file, or from standard input.")]
@@ -89,7 +90,7 @@ def start(
     else:
         console.print_record(instance_id, *extra)
     if wait or follow:
-        _follow_to_end(console, Follower(backend, workflow, instance_id, run), timeout, shown=follow)
+        _follow_to_end(console, Follower(backend, RunRef(workflow, instance_id, run)), timeout, shown=follow)
 
 
 def _name_params(ctx: click.Context, backend: Backend, workflow: str) -> None:

@@ -14,7 +14,7 @@ from celery_durable.cli.inputs import Option, OptionalId, OptionalWorkflow
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.cli.output.render import Times
-from celery_durable.model import Status
+from celery_durable.model import RunRef, Status
 
 
 @command("watch order order-42", "watch order -s waiting --every 10s", options=[output_option])
@@ -44,7 +44,7 @@ def watch(
         raise click.UsageError("--status is for lists.")
     seen = backend.read_snapshot(workflow, id)
     assert seen is not None
-    follower = Follower(backend, workflow, id, seen.run_number)
+    follower = Follower(backend, RunRef(workflow, id, seen.run_number))
     for update in follower.read_to_end(timeout or None):  # 0 means without limit
         print_update(console, update)
     follower.read_outcome()
