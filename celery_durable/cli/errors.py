@@ -22,13 +22,6 @@ _EXIT_CODES = {
 _COMMAND_PREFIX = f"celery -A {YOUR_APP} durable"
 
 
-class Program:
-    """The program that the user typed, if it is not `celery`. What is then in ``ctx.obj`` has its name."""
-
-    name: str
-    no_color = False
-
-
 class CliError(click.ClickException):
     """A command failed. Standard error shows the reason after ``error:`` and the remedy after ``hint:``."""
 

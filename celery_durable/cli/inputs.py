@@ -126,6 +126,10 @@ Step = Annotated[str, click.argument("step")]
 RunNumber = Annotated[
     int | None, Option("--run", type=click.IntRange(1), help="The number of the run; the current one by default.")
 ]
+ExportedFiles = Annotated[
+    tuple[Path, ...],
+    Option("--file", "files", help="A file with runs that `export` printed; repeatable. No database is used."),
+]
 OfWorkflow = Annotated[str | None, Option("-w", "--workflow", help="Only instances of this workflow.")]
 OfStatus = Annotated[Status | None, Option("-s", "--status", help="Only instances with this status.")]
 Payload = Annotated[Any, Option("--payload", help="The payload as JSON, from a file, or from standard input.")]

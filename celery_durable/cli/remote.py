@@ -53,7 +53,7 @@ class HttpConnection(Connection):
                 exit_code=click.UsageError.exit_code,
             )
         try:
-            from celery_durable.cli.backends.client import Client, RetryPolicy
+            from celery_durable.cli.backends.client import Client
             from celery_durable.cli.backends.http import HttpBackend
         except ModuleNotFoundError as exc:
             raise CliError(
@@ -65,7 +65,8 @@ class HttpConnection(Connection):
             self.base_url,
             self.headers,
             timeout_seconds=self.timeout.total_seconds(),
-            retries=RetryPolicy(self.retries, self.retry_delay.total_seconds()),
+            retries=self.retries,
+            retry_delay_seconds=self.retry_delay.total_seconds(),
             sleep=runtime.sleep,
             log_request=_print_request if self.verbose else None,
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable.cli.backends.client import Client, RetryPolicy, WrongApi
+from celery_durable.cli.backends.client import Client, WrongApi
 from tests.cli.connections import remote
 
 # --- tries --------------------------------------------------------------------------------------
@@ -229,8 +229,7 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
 
 def test_an_answer_that_is_too_large_is_not_kept() -> None:
     with Scripted((200, {}, b"[" + b"1," * 1000 + b"1]")).serve() as url:
-        options: dict[str, Any] = {"timeout_seconds": 10, "retries": RetryPolicy(limit=0), "sleep": print}
-        client = Client(url, [], **options, max_body_bytes=1000)
+        client = Client(url, [], timeout_seconds=10, retries=0, retry_delay_seconds=0, sleep=print, max_body_bytes=1000)
         with contextlib.closing(client), pytest.raises(WrongApi, match="answered with more than 1000 bytes"):
             client.get("workflows")
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from celery_durable.cli.errors import Program
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
     AttemptRecord,
@@ -127,8 +126,14 @@ class Backend(Protocol):
         """Do a command, and return its response."""
 
 
-class Connection(Program, abc.ABC):
-    """Opens the backend of one of the two programs. Commands of `celery-durable` find theirs in ``ctx.obj``."""
+class Connection(abc.ABC):
+    """Opens the backend of one of the two programs. Commands of `celery-durable` find theirs in ``ctx.obj``.
+
+    ``name``: the program that the user typed, if it is not `celery`.
+    """
+
+    name: str
+    no_color = False
 
     @abc.abstractmethod
     def open(self, *, needs_database: bool = True) -> Backend:

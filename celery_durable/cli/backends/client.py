@@ -59,18 +59,11 @@ class _HttpResponse:
         return str(self.headers.get("Content-Type", "text/plain")).partition(";")[0].strip().lower()
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """``limit``: retries after the first request. ``delay_seconds``: the first pause, which doubles each time."""
-
-    limit: int = 2
-    delay_seconds: float = 0.5
-
-
 class Client:
     """A client of one API.
 
     ``timeout_seconds``: for one request up to the last byte of its response, not counting the time of a long poll.
+    ``retries``: how often a request is repeated. ``retry_delay_seconds``: the first pause, which doubles each time.
     ``max_body_bytes``: the largest accepted response. ``log_request``: is called with each request as a curl command,
     without the values of the headers, which may be secrets.
     """
@@ -81,14 +74,16 @@ class Client:
         headers: Sequence[tuple[str, str]],
         *,
         timeout_seconds: float,
-        retries: RetryPolicy,
+        retries: int,
+        retry_delay_seconds: float,
         sleep: Callable[[float], None],
         log_request: Callable[[str], None] | None = None,
         max_body_bytes: int = _MAX_BODY_BYTES,
     ) -> None:
         self.base_url, self._headers = base_url.rstrip("/"), headers
         self._max_body_bytes = max_body_bytes
-        self._timeout_seconds, self._retries, self._sleep = timeout_seconds, retries, sleep
+        self._timeout_seconds, self._sleep = timeout_seconds, sleep
+        self._retries, self._retry_delay_seconds = retries, retry_delay_seconds
         self._log_request = log_request
         # The system's certificates, as other programs on this machine trust them; httpx would use its own.
         verify = ssl.create_default_context() if self.base_url.startswith("https") else False
@@ -139,7 +134,7 @@ class Client:
     ) -> Reply:
         if self._log_request is not None:
             self._log_request(self._as_curl(method, target, data, headers))
-        left, tries, pause = self._retries.limit if is_idempotent else 0, 1, self._retries.delay_seconds
+        left, tries, pause = self._retries if is_idempotent else 0, 1, self._retry_delay_seconds
         while True:
             try:
                 response = self._send(method, target, data, headers, self._timeout_seconds + wait_seconds)

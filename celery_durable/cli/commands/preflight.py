@@ -11,7 +11,7 @@ import click
 from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.commands.replay import open_runner, read_exported_runs
 from celery_durable.cli.errors import REFUSED
-from celery_durable.cli.inputs import Context, Option
+from celery_durable.cli.inputs import Context, ExportedFiles, Option
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.runner.preflight import Occurrences, Preflight, WorkflowReport
@@ -40,10 +40,7 @@ def preflight(
             help="Check only so many runs of each workflow, spread evenly from the oldest to the newest.",
         ),
     ],
-    files: Annotated[
-        tuple[Path, ...],
-        Option("--file", "files", help="A file with runs that `export` printed; repeatable. No database is used."),
-    ],
+    files: ExportedFiles,
 ) -> None:
     """Check the current code against all open runs.
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import click
 
 from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.errors import REFUSED, CliError
-from celery_durable.cli.inputs import Context, Option, OptionalId, OptionalWorkflow, RunNumber
+from celery_durable.cli.inputs import Context, ExportedFiles, OptionalId, OptionalWorkflow, RunNumber
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
@@ -37,10 +37,7 @@ def replay(
     workflow: OptionalWorkflow,
     id: OptionalId,
     run: RunNumber,
-    files: Annotated[
-        tuple[Path, ...],
-        Option("--file", "files", help="A file with runs that `export` printed; repeatable. No database is used."),
-    ],
+    files: ExportedFiles,
 ) -> None:
     """Check the current code against a recorded run.
 
@@ -98,7 +95,10 @@ def read_exported_runs(path: Path) -> Iterator[RecordedRun]:
 def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
     ref, replayed, uncalled = found.ref, _keys(found.replayed), _keys(found.uncalled)
     steps = [row for row in recorded.run_state.steps if row.step_key in replayed | uncalled]
-    changes = (("differs", "red", found.differences), ("changed", "yellow", found.open_step_changes))
+    changes = [
+        *((Styled("differs", "red"), each) for each in found.differences),
+        *((Styled("changed", "yellow"), each) for each in found.open_step_changes),
+    ]
     target = f"{ref.workflow}/{ref.instance_id}"
     rows: list[list[Cell]] = [
         [row.name, row.type, Styled("replayed", "green") if row.step_key in replayed else Styled("not called", "red")]
@@ -110,18 +110,16 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
         console.print_line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
         if rows:
             console.print_table(_COLUMNS, rows)
-        for word, style, records in changes:
-            for each in records:
-                console.print_line(Styled(word, style), each.sentence)
-                console.print_line(Styled(each.advice, "dim"), indent=2)
+        for word, each in changes:
+            console.print_line(word, each.sentence)
+            console.print_line(Styled(each.advice, "dim"), indent=2)
         console.print_line(found.end)
     else:
         console.print_record("run", ref.workflow, ref.instance_id, str(ref.run_number), recorded.status)
         for cells in rows:
             console.print_record("step", *cells)
-        for word, _, records in changes:
-            for each in records:
-                console.print_record(word, each.sentence, each.advice)
+        for word, each in changes:
+            console.print_record(word, each.sentence, each.advice)
         console.print_record("end", found.end)
     if recorded.is_partial:
         console.print_note(
@@ -140,8 +138,8 @@ def _document(recorded: RecordedRun, found: ReplayResult, steps: Sequence[StepRo
             {"stepKey": row.step_key, "name": row.name, "type": row.type, "isReplayed": row.step_key in replayed}
             for row in steps
         ],
-        "differences": [{"sentence": each.sentence, "advice": each.advice} for each in found.differences],
-        "openStepChanges": [{"sentence": each.sentence, "advice": each.advice} for each in found.open_step_changes],
+        "differences": list(map(asdict, found.differences)),
+        "openStepChanges": list(map(asdict, found.open_step_changes)),
         "end": found.end,
     }
 

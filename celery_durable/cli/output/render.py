@@ -242,16 +242,11 @@ ATTEMPT_COLUMNS = (
 
 def attempt_cells(attempt: AttemptRecord, times: Times) -> list[Cell]:
     """Return a row of the attempts in `show`."""
-    return [
-        describe_attempt(attempt),
-        "" if attempt.attempt is None else str(attempt.attempt),
-        Styled(str(attempt.outcome), "red"),
-        times.format(attempt.ended_at),
-        "" if attempt.started_at is None else format_duration(attempt.ended_at - attempt.started_at),
-        attempt.location or "",
-        _describe_worker(attempt),
-        format_error(attempt.error),
-    ]
+    took = None if attempt.started_at is None else format_duration(attempt.ended_at - attempt.started_at)
+    return times.cells(
+        describe_attempt(attempt), attempt.attempt, Styled(str(attempt.outcome), "red"), attempt.ended_at, took,
+        attempt.location, _describe_worker(attempt), format_error(attempt.error),
+    )  # fmt: skip
 
 
 def describe_attempt(attempt: AttemptRecord) -> str:
@@ -305,7 +300,7 @@ AUDIT_COLUMNS = tuple(map(Column, ("BY HAND", "STEP", "WAS", "BY", "WHEN", "REAS
 def audit_cells(record: AuditRecord, times: Times) -> list[Cell]:
     """Return a row about a step that was completed or skipped by hand."""
     action = record.action.replace("_", "-")
-    return times.cells(action, record.step_key, record.status_before, record.by, record.created_at, record.reason or "")
+    return times.cells(action, record.step_key, record.status_before, record.by, record.created_at, record.reason)
 
 
 # --- what a run publishes -----------------------------------------------------------------------
