@@ -92,13 +92,15 @@ class Backend(Protocol):
     def list(self, query: ListQuery) -> Page[InstanceSummary]:
         """Return a page of instances, newest first; raises CursorInvalid, InvalidLabel."""
 
-    def read_snapshot(
-        self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
-    ) -> InstanceSnapshot | None:
-        """Return the current state of an instance; raises InstanceNotFound.
+    def read_snapshot(self, workflow: str, instance_id: str) -> InstanceSnapshot:
+        """Return the current state of an instance; raises InstanceNotFound."""
 
-        Returns None if the instance is still at ``known_version``. The method may wait up to ``wait_seconds`` for a
-        change before it returns None.
+    def wait_for_change(
+        self, workflow: str, instance_id: str, version: object | None, *, wait_seconds: float = 0.0
+    ) -> InstanceSnapshot | None:
+        """Return the state of an instance, or None if it is still at this version; raises InstanceNotFound.
+
+        It may wait up to ``wait_seconds`` for a change before it returns None.
         """
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from celery_durable.cli.backends.backend import AttemptTail, InstanceSnapshot, ListQuery, LogTail, WorkflowInfo
-from celery_durable.cli.backends.client import Client, WrongApi
+from celery_durable.cli.backends.client import Client, Reply, WrongApi
 from celery_durable.cli.backends.tails import make_tail
 from celery_durable.cli.errors import CliError
 from celery_durable.explain import Diagnosis
@@ -64,21 +64,19 @@ class HttpBackend:
                 break
         return Page(tuple(items), cursor)
 
-    def read_snapshot(
-        self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
+    def read_snapshot(self, workflow: str, instance_id: str) -> InstanceSnapshot:
+        """Send one request."""
+        return _snapshot(self._client.get(*_instances(workflow, instance_id)))
+
+    def wait_for_change(
+        self, workflow: str, instance_id: str, version: object | None, *, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
         """Send one long poll."""
-        query = {"wait": f"{wait_seconds:.3f}"} if known_version is not None and wait_seconds > 0 else {}
-        response = self._client.get(
-            *_instances(workflow, instance_id), query=query, known_etag=known_version, wait_seconds=wait_seconds
+        query = {"wait": f"{wait_seconds:.3f}"} if version is not None and wait_seconds > 0 else {}
+        reply = self._client.get(
+            *_instances(workflow, instance_id), query=query, known_etag=version, wait_seconds=wait_seconds
         )
-        if response.data is None:
-            return None
-        found = responses.InstanceView.parse(response.data)
-        meta = found.meta
-        return InstanceSnapshot(
-            found.details.status, meta.run_number, meta.pause_requested, response.etag, meta.created_at
-        )
+        return None if reply.data is None else _snapshot(reply)
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Read the history page by page."""
@@ -168,6 +166,12 @@ class HttpBackend:
 
 def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
     return ("workflows", workflow, "instances", *rest)
+
+
+def _snapshot(reply: Reply) -> InstanceSnapshot:
+    found = responses.InstanceView.parse(reply.data)
+    meta = found.meta
+    return InstanceSnapshot(found.details.status, meta.run_number, meta.pause_requested, reply.etag, meta.created_at)
 
 
 def _read_page(

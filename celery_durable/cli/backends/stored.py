@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -31,6 +30,7 @@ from celery_durable.model import (
     History,
     InstanceSummary,
     LogLevel,
+    LogRecord,
     Page,
     Published,
     RunRef,
@@ -183,17 +183,22 @@ class StoreBackend:
         if not is_known and not self._internals.operations.queries.list(name, limit=1).items:
             raise WorkflowNotFound(name, [])
 
-    def read_snapshot(
-        self, workflow: str, instance_id: str, *, known_version: object = None, wait_seconds: float = 0.0
-    ) -> InstanceSnapshot | None:
-        """Read one row. Without a change, pause for one poll interval at most; the caller polls."""
+    def read_snapshot(self, workflow: str, instance_id: str) -> InstanceSnapshot:
+        """Read one row."""
         found = self._internals.operations.queries.read_with_tag(workflow, instance_id)
         row = found.instance
-        if found.tag == known_version:
-            if wait_seconds > 0:
-                self.runtime.sleep(min(POLL_SECONDS, wait_seconds))
-            return None
         return InstanceSnapshot(row.status, row.run_number, row.pause_requested, found.tag, row.created_at)
+
+    def wait_for_change(
+        self, workflow: str, instance_id: str, version: object | None, *, wait_seconds: float = 0.0
+    ) -> InstanceSnapshot | None:
+        """Read one row. Without a change, pause for one poll interval at most; the caller polls."""
+        seen = self.read_snapshot(workflow, instance_id)
+        if seen.version != version:
+            return seen
+        if wait_seconds > 0:
+            self.runtime.sleep(min(POLL_SECONDS, wait_seconds))
+        return None
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Read the history in one transaction."""
@@ -203,7 +208,10 @@ class StoreBackend:
     def tail(self, ref: RunRef, *, level: LogLevel | None = None, category: str | None = None) -> LogTail:
         """Return a reader that continues after the last line's id."""
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
-        read = partial(self._internals.operations.history.logs, levels=levels, category=category)
+
+        def read(**page: Any) -> list[LogRecord]:
+            return self._internals.operations.history.logs(**page, levels=levels, category=category)
+
         return self._tail(ref, read, self._redaction(ref).redact_log)
 
     def tail_attempts(self, ref: RunRef) -> AttemptTail:

@@ -34,8 +34,7 @@ def pause(backend: Backend, target: Target) -> Sequence[str]:
     """
     backend.call(commands.pause, target, requests.EmptyRequest())
     seen = backend.read_snapshot(target.workflow, target.instance_id)
-    is_paused = seen is not None and seen.status is Status.PAUSED
-    return ["Paused" if is_paused else "Will pause when the running step ends"]
+    return ["Paused" if seen.status is Status.PAUSED else "Will pause when the running step ends"]
 
 
 @on_targets("resume order order-42", "resume --where 'workflow=order' --yes", statuses={Status.PAUSED})
@@ -46,7 +45,7 @@ def resume(backend: Backend, target: Target) -> Sequence[str]:
     """
     was = backend.read_snapshot(target.workflow, target.instance_id)
     backend.call(commands.resume, target, requests.EmptyRequest())
-    is_paused = was is not None and (was.status is Status.PAUSED or was.is_pausing)
+    is_paused = was.status is Status.PAUSED or was.is_pausing
     return ["Resumed" if is_paused else "Was not paused"]
 
 

@@ -28,7 +28,6 @@ def export(
     another machine (replay --file). It contains parameters, results and payloads, after the application's redaction.
     """
     seen = backend.read_snapshot(workflow, id)
-    assert seen is not None
     with limit_database_time(None):  # a run may be as large as it likes (LAW 7)
         history = backend.history(workflow, id, run=run)
         read_logs = backend.tail(RunRef(workflow, id, history.run_number))() if logs else None

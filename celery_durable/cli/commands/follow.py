@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend, InstanceSnapshot
 from celery_durable.cli.output import documents, render
@@ -61,7 +60,7 @@ class Follower:
 
         Where there are none, waits for up to ``wait_seconds`` seconds.
         """
-        seen = self._read_snapshot(known_version=self._version, wait_seconds=wait_seconds)
+        seen = self._wait_for_change(self._version, wait_seconds=wait_seconds)
         if seen is None:
             return []
         seen, history, lines, attempts, published = self._read_together(seen)
@@ -84,8 +83,7 @@ class Follower:
             if self.has_ended:
                 return
             if left <= 0:
-                seen = self._read_snapshot()
-                assert seen is not None
+                seen = self._backend.read_snapshot(self._ref.workflow, self._ref.instance_id)
                 raise ResultTimeout(self._ref.workflow, self._ref.instance_id, seen.status, limit_seconds)
 
     def read_outcome(self) -> InstanceStatus:
@@ -96,8 +94,9 @@ class Follower:
             raise WorkflowFailed(self._ref.workflow, self._ref.instance_id, status.status, name, message)
         return status
 
-    def _read_snapshot(self, **known: Any) -> InstanceSnapshot | None:
-        return self._backend.read_snapshot(self._ref.workflow, self._ref.instance_id, **known)
+    def _wait_for_change(self, version: object | None, *, wait_seconds: float = 0.0) -> InstanceSnapshot | None:
+        workflow, instance_id = self._ref.workflow, self._ref.instance_id
+        return self._backend.wait_for_change(workflow, instance_id, version, wait_seconds=wait_seconds)
 
     def _read_history(self) -> History:
         return self._backend.history(self._ref.workflow, self._ref.instance_id, run=self._ref.run_number)
@@ -113,7 +112,7 @@ class Follower:
             lines += self._read_new_lines()
             attempts += self._read_new_attempts()
             published = self._backend.published(self._ref)
-            newer = self._read_snapshot(known_version=seen.version)
+            newer = self._wait_for_change(seen.version)
             if newer is None or attempt == _MAX_READS:
                 return seen, history, lines, attempts, published
             seen = newer
@@ -148,8 +147,7 @@ class Follower:
         status, at = history.status, history.completed_at
         if status.status.is_terminal and at is not None and not self._is_end_shown:
             self._is_end_shown = True
-            why = Styled(render.format_error(status.error), "red") if status.error else history.reason or ""
-            yield Update(at, format_line("run", status.status, why), status)
+            yield Update(at, format_end(history), status)
 
 
 _HIDDEN_STATUSES = frozenset({StepStatus.PENDING, StepStatus.LINEAR_PENDING, StepStatus.RUNNING})
@@ -177,6 +175,13 @@ def format_step(step: StepRecord, times: Times) -> list[Cell]:
         attempt = f"{step.attempts} attempts" if step.attempts > 1 else ""
         cells += [render.format_time_taken(step, times.now), attempt]
     return format_line("step", step.status, *cells, Styled(render.format_error(step.error), "red"))
+
+
+def format_end(history: History) -> list[Cell]:
+    """Format the end of a run: its status, and why it ended."""
+    status = history.status
+    why = Styled(render.format_error(status.error), "red") if status.error else history.reason or ""
+    return format_line("run", status.status, why)
 
 
 def format_attempt(attempt: AttemptRecord) -> list[Cell]:

@@ -9,7 +9,7 @@ from typing import Annotated
 from celery_durable import values
 from celery_durable.cli.backends.backend import LONG_POLL_SECONDS, Backend, ListQuery
 from celery_durable.cli.command import OpenBackend, Output, command, open_backend, output_option
-from celery_durable.cli.commands.follow import format_attempt, format_line, format_step
+from celery_durable.cli.commands.follow import format_attempt, format_end, format_line, format_step
 from celery_durable.cli.inputs import (
     Context,
     Cursor,
@@ -131,7 +131,7 @@ def logs(
     is_any, has_ended = False, not follow
     while True:
         if follow:
-            seen = backend.read_snapshot(workflow, id, known_version=version, wait_seconds=LONG_POLL_SECONDS)
+            seen = backend.wait_for_change(workflow, id, version, wait_seconds=LONG_POLL_SECONDS)
             if seen is None:
                 continue
             version, has_ended = seen.version, seen.status.is_terminal or seen.run_number != ref.run_number
@@ -178,9 +178,7 @@ def _find_run(backend: Backend, workflow: str, instance_id: str, run: int | None
     """Return the run that the user selected; raises RunNotFound."""
     if run is not None:
         return RunRef(workflow, instance_id, backend.history(workflow, instance_id, run=run).run_number)
-    seen = backend.read_snapshot(workflow, instance_id)
-    assert seen is not None
-    return RunRef(workflow, instance_id, seen.run_number)
+    return RunRef(workflow, instance_id, backend.read_snapshot(workflow, instance_id).run_number)
 
 
 @command(
@@ -228,7 +226,7 @@ def history(
 
 
 def _history_entries(run_history: History, times: Times) -> Iterator[tuple[datetime, list[Cell]]]:
-    status, names = run_history.status, {step.step_key: step.name for step in run_history.steps}
+    names = {step.step_key: step.name for step in run_history.steps}
     started = format_line(
         "run", Status.ACTIVE, f"run {run_history.run_number} of {run_history.workflow}/{run_history.instance_id}"
     )
@@ -247,8 +245,7 @@ def _history_entries(run_history: History, times: Times) -> Iterator[tuple[datet
         at = step.started_at if is_open else step.finished_at
         yield at or step.created_at or run_history.created_at, format_step(step, times)
     if run_history.completed_at is not None:
-        why = Styled(render.format_error(status.error), "red") if status.error else run_history.reason or ""
-        yield run_history.completed_at, format_line("run", status.status, why)
+        yield run_history.completed_at, format_end(run_history)
 
 
 def _event_cells(event: EventRecord, names: dict[str, str]) -> list[Cell]:

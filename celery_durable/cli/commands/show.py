@@ -34,7 +34,6 @@ def show(
     or traceback as JSON.
     """
     seen = backend.read_snapshot(workflow, id)
-    assert seen is not None
     history = backend.history(workflow, id, run=run)
     published = backend.published(RunRef(workflow, id, history.run_number))
     if console.is_json:

@@ -43,7 +43,6 @@ def watch(
     if status is not None or workflow is None:
         raise click.UsageError("--status is for lists.")
     seen = backend.read_snapshot(workflow, id)
-    assert seen is not None
     follower = Follower(backend, RunRef(workflow, id, seen.run_number))
     for update in follower.read_to_end(timeout or None):  # 0 means without limit
         print_update(console, update)
