@@ -141,12 +141,12 @@ class Shop:
             raise done.exception
         return Said(done.stdout, done.stderr, done.exit_code)
 
-    def terminal(self, *words: str, columns: int = 100) -> str:
+    def terminal(self, *words: str, columns: int = 100, term: str = "xterm-256color") -> str:
         """What a command shows on a real (pseudo) terminal."""
         for name in ("NO_COLOR", "COLORTERM", "FORCE_COLOR"):
             self._monkeypatch.delenv(name, raising=False)
         self._monkeypatch.setenv("COLUMNS", str(columns))
-        self._monkeypatch.setenv("TERM", "xterm-256color")
+        self._monkeypatch.setenv("TERM", term)
         with _pseudo_terminal() as (console, shown):
             with contextlib.redirect_stdout(console), contextlib.redirect_stderr(console):
                 durable_command.main(

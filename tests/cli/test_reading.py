@@ -312,6 +312,14 @@ def test_a_terminal_gets_colours_unless_celery_is_told_otherwise(order: Shop) ->
     assert "\x1b" not in order.terminal("show", "order", "o-1")
 
 
+@pytest.mark.parametrize("words", [("ls",), ("show", "order", "o-1"), ("watch", "order", "o-1")])
+def test_a_dumb_terminal_gets_no_escape_sequences(order: Shop, words: tuple[str, ...]) -> None:
+    order.pipe("send-event", "order", "o-1", "approval")
+    order.work("order", "o-1")
+    assert "\x1b" in order.terminal(*words)
+    assert "\x1b" not in order.terminal(*words, term="dumb")
+
+
 def test_values_and_logs_cannot_send_control_characters_to_the_terminal(shop: Shop) -> None:
     evil = "\x1b]0;title\x07\x1b[2Jwiped\x9b31m \u202erow\r\n[red]not markup[/red]"
     shop.durable.workflow(name="evil")(_say(evil))

@@ -103,7 +103,7 @@ class Console:
         """Return the console of this process. It respects Celery's --no-color and NO_COLOR."""
         is_terminal = sys.stdout.isatty()
         chosen = ctx.meta.get(cls.FORMAT) or (Format.TABLE if is_terminal else Format.TSV)
-        has_color = is_terminal and not getattr(ctx.obj, "no_color", False)
+        has_color = is_terminal and not _is_dumb_terminal() and not getattr(ctx.obj, "no_color", False)
         return cls(chosen, is_terminal=is_terminal, has_color=has_color)
 
     def print_json(self, document: Any, *, is_line: bool = False) -> None:
@@ -125,7 +125,7 @@ class Console:
 
     def print_event(self, at: Cell, cells: Sequence[Cell]) -> None:
         """Print one update of a followed instance. A terminal keeps the newest state of each bar below all lines."""
-        if not (self.is_for_people and self._is_terminal) or os.environ.get("TERM") == "dumb":
+        if not (self.is_for_people and self._is_terminal) or _is_dumb_terminal():
             self.print_entry([at, *cells])
             return
         size, name = shutil.get_terminal_size(), tuple(_text(cell) for cell in cells[:-1])
@@ -236,6 +236,11 @@ class Console:
         options: dict[str, Any] = {style: True} if style in ("bold", "dim") else {"fg": style}
         words = text.rstrip()
         return click.style(words, **options) + text[len(words) :]
+
+
+def _is_dumb_terminal() -> bool:
+    """Whether the terminal shows escape sequences as text, such as that of an editor."""
+    return os.environ.get("TERM") == "dumb"
 
 
 def to_compact_json(value: Any) -> str:
