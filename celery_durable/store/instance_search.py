@@ -50,11 +50,11 @@ def find_page(tx: Tx, chosen: InstanceFilter, *, before_pk: int | None, limit: i
     source = _choose_source(tx, chosen)
     # Without further conditions, each examined row is one of the page.
     examined = source.build(tx, before_pk, limit=limit + 1 if source.is_exact else MAX_EXAMINED)
-    key = examined.c[source.key] if source.is_exact else examined.c.id
+    key = examined.c[source.key]
     query = sa.select(key).where(*source.conditions(examined.c)).order_by(key.desc()).limit(limit + 1)
     pks = list(tx.execute(query).scalars())
     has_more, page = len(pks) > limit, pks[:limit]
-    return FoundKeys(page, page[-1] if has_more else _read_last(tx, source, examined))
+    return FoundKeys(page, page[-1] if has_more else _read_last(tx, source, before_pk))
 
 
 def find_named(tx: Tx, workflows: Sequence[str], instance_id: str, scope: Scope | None) -> list[int]:
@@ -118,21 +118,24 @@ class _Source:
 
     def build(self, tx: Tx, before_pk: int | None, *, limit: int) -> Any:
         """Build the subquery of the instances to examine, newest first; ``limit`` in each range."""
+        i = tx.t.instance
+        if self.is_exact:
+            return self.build_keys(before_pk, limit=limit)
+        if self.table is i:
+            return self.build_keys(before_pk, *_EXAMINED, limit=limit)
+        examined = self.build_keys(before_pk, limit=limit)
+        return bounds.look_up(
+            tx.store.database, examined, i, *(i.c[name] for name in _EXAMINED), is_it=i.c.id == examined.c[self.key]
+        )
+
+    def build_keys(self, before_pk: int | None, *more: str, limit: int) -> Any:
+        """Build the subquery of their keys, and of ``more`` columns of the driving table."""
 
         def is_before(c: Any) -> list[sa.ColumnElement[bool]]:
             return [] if before_pk is None else [c[self.key] < before_pk]
 
         ranges = [Range(each, self.key, is_reversed=True, where=is_before) for each in self.ranges]
-        i = tx.t.instance
-        if self.table is i:
-            names = ("id",) if self.is_exact else _EXAMINED
-            return bounds.build_union(i, ranges, *names, limit=limit)
-        examined = bounds.build_union(self.table, ranges, self.key, limit=limit)
-        if self.is_exact:
-            return examined
-        return bounds.look_up(
-            tx.store.database, examined, i, *(i.c[name] for name in _EXAMINED), is_it=i.c.id == examined.c[self.key]
-        )
+        return bounds.build_union(self.table, ranges, *(more or (self.key,)), limit=limit)
 
 
 _EXAMINED = ("id", "instance_id", "workflow", "status")
@@ -183,9 +186,10 @@ def _find_rarest(tx: Tx, named: Sequence[Label]) -> Label:
     return min(zip(found, named, strict=True))[1]
 
 
-def _read_last(tx: Tx, source: _Source, examined: Any) -> int | None:
+def _read_last(tx: Tx, source: _Source, before_pk: int | None) -> int | None:
     """Return the key of the last examined instance, or None if there was nothing left to examine."""
     if source.is_exact:
         return None
-    last = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(examined.c.id).label("key"))).one()
+    key = source.build_keys(before_pk, limit=MAX_EXAMINED).c[source.key]
+    last = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(key).label("key"))).one()
     return last.key if last.n == MAX_EXAMINED else None

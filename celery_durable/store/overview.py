@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -185,23 +185,21 @@ def read_waits(
     An index of open waits finds those for one event type, where the database has partial indexes. All others are found
     by the instances that have not ended.
     """
-    examined, found, bound = _examine_waits(tx, workflow, event_type)
-    c = found.c
-    conditions = [
-        c.type.in_([each.value for each in (StepType.WAIT, StepType.LINEAR)]),
-        c.step_status.in_([each.value for each in (StepStatus.WAITING, StepStatus.LINEAR_WAITING)]),
-        c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
-        c.status.in_([each.value for each in _WAITING]),
-        *([] if workflow is None else [c.workflow == workflow]),
-        *([] if event_type is None else [c.wait_event_type == event_type]),
-        *scopes.conditions(tx.t, scope, of=c),
-    ]
-    query = sa.select(found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key).limit(limit)
-    rows = tx.execute(query).all()
-    if len(rows) < limit:
-        fullest = sa.select(sa.func.count()).select_from(examined).group_by(examined.c.part)
-        if max(tx.execute(fullest).scalars(), default=0) > bound:
-            raise FilterTooBroad(f"{len(rows)} waits", MAX_EXAMINED, "name a workflow, an event type or both")
+
+    def choose(examined: _ExaminedWaits) -> tuple[Sequence[Any], bool]:
+        return _choose_waits(tx, examined, workflow=workflow, event_type=event_type, scope=scope, limit=limit)
+
+    if event_type is None or tx.store.database is dialects.MARIADB:
+        rows, is_complete = choose(_examine_instances(tx, workflow))
+    else:
+        # The first ones are nearly always enough, and PostgreSQL looks up all, however few the list shows.
+        bound = min(_FIRST * limit, MAX_EXAMINED)
+        rows, is_complete = choose(_examine_waits(tx, event_type, bound=bound))
+        while len(rows) < limit and not is_complete and bound < MAX_EXAMINED:
+            bound = min(10 * bound, MAX_EXAMINED)
+            rows, is_complete = choose(_examine_waits(tx, event_type, bound=bound))
+    if len(rows) < limit and not is_complete:
+        raise FilterTooBroad(f"{len(rows)} waits", MAX_EXAMINED, "name a workflow, an event type or both")
     return [
         EventWait(
             _ref(row),
@@ -216,25 +214,40 @@ def read_waits(
     ]
 
 
+_FIRST = 3
+"""How many waits are examined first for each that the list may show."""
 _STEP_COLUMNS = ("name", "type", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
 
 
-def _examine_waits(tx: Tx, workflow: str | None, event_type: str | None) -> tuple[Any, Any, int]:
-    """Build the subquery of what to examine, newest first: waits, or instances whose steps are then read.
+class _ExaminedWaits(NamedTuple):
+    """What a list of waits examines, newest first.
 
-    Returns it, the subquery of the steps with their instances, and the bound of each examined range.
+    ``examined`` is the subquery of waits, or of instances whose steps are then read. ``found`` is the subquery of the
+    steps with their instances. ``bound`` is how many of each range count; one more tells that there are more.
     """
-    i, s, database = tx.t.instance, tx.t.step, tx.store.database
-    if event_type is not None and database is not dialects.MARIADB:
-        is_open: Any = sa.text(OPEN_EVENT_WAIT)
-        waits = Range({"wait_event_type": event_type}, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
-        names = ("instance_pk", "run_number", "status", *_STEP_COLUMNS)
-        steps = bounds.build_union(s, [waits], *names, limit=MAX_EXAMINED + 1)
-        examined = sa.select(*(each.label("step_status" if each.name == "status" else each.name) for each in steps.c))
-        steps = examined.subquery("steps")
-        is_its = sa.and_(i.c.id == steps.c.instance_pk, i.c.run_number == steps.c.run_number)
-        found = bounds.look_up(database, steps, i, i.c.id, i.c.workflow, i.c.instance_id, i.c.status, is_it=is_its)
-        return steps, found, MAX_EXAMINED
+
+    examined: Any
+    found: Any
+    bound: int
+
+
+def _examine_waits(tx: Tx, event_type: str, *, bound: int) -> _ExaminedWaits:
+    """Examine the open waits for an event type."""
+    i, s = tx.t.instance, tx.t.step
+    is_open: Any = sa.text(OPEN_EVENT_WAIT)
+    waits = Range({"wait_event_type": event_type}, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
+    names = ("instance_pk", "run_number", "status", *_STEP_COLUMNS)
+    steps = bounds.build_union(s, [waits], *names, limit=bound + 1)
+    examined = sa.select(*(each.label("step_status" if each.name == "status" else each.name) for each in steps.c))
+    steps = examined.subquery("steps")
+    is_its = sa.and_(i.c.id == steps.c.instance_pk, i.c.run_number == steps.c.run_number)
+    columns = (i.c.id, i.c.workflow, i.c.instance_id, i.c.status)
+    return _ExaminedWaits(steps, bounds.look_up(tx.store.database, steps, i, *columns, is_it=is_its), bound)
+
+
+def _examine_instances(tx: Tx, workflow: str | None) -> _ExaminedWaits:
+    """Examine the instances that have not ended, of a workflow or of all."""
+    i, s = tx.t.instance, tx.t.step
     workflows = (bounds.read_workflow_names(tx) or [""]) if workflow is None else [workflow]
     ranges = [
         Range({"workflow": name, "status": each.value}, "id", is_reversed=True)
@@ -246,7 +259,35 @@ def _examine_waits(tx: Tx, workflow: str | None, event_type: str | None) -> tupl
     instances = bounds.build_union(i, ranges, *instance_columns, limit=bound + 1)
     is_its = sa.and_(s.c.instance_pk == instances.c.id, s.c.run_number == instances.c.run_number)
     its = (s.c.status.label("step_status"), *(s.c[name] for name in _STEP_COLUMNS))
-    return instances, bounds.look_up(database, instances, s, *its, is_it=is_its), bound
+    return _ExaminedWaits(instances, bounds.look_up(tx.store.database, instances, s, *its, is_it=is_its), bound)
+
+
+def _choose_waits(
+    tx: Tx,
+    examined: _ExaminedWaits,
+    *,
+    workflow: str | None,
+    event_type: str | None,
+    scope: Scope | None,
+    limit: int,
+) -> tuple[Sequence[Any], bool]:
+    """Return the rows of the newest waits among the examined ones, and whether all were examined."""
+    c = examined.found.c
+    conditions = [
+        c.type.in_([each.value for each in (StepType.WAIT, StepType.LINEAR)]),
+        c.step_status.in_([each.value for each in (StepStatus.WAITING, StepStatus.LINEAR_WAITING)]),
+        c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
+        c.status.in_([each.value for each in _WAITING]),
+        *([] if workflow is None else [c.workflow == workflow]),
+        *([] if event_type is None else [c.wait_event_type == event_type]),
+        *scopes.conditions(tx.t, scope, of=c),
+    ]
+    query = sa.select(examined.found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key)
+    rows = tx.execute(query.limit(limit)).all()
+    if len(rows) == limit:
+        return rows, False
+    sizes = sa.select(sa.func.count()).select_from(examined.examined).group_by(examined.examined.c.part)
+    return rows, max(tx.execute(sizes).scalars(), default=0) <= examined.bound
 
 
 def _ref(row: sa.Row[tuple[object, ...]]) -> RunRef:

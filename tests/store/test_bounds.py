@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -237,6 +238,38 @@ def test_waits_of_one_type_are_found_among_any_number_of_instances(few: World) -
         few.create(f"d-{n}")
     found = few.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type="approval", limit=10))
     assert [each.ref.instance_id for each in found] == ["c-1"]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
+def test_waits_of_one_type_are_found_behind_many_of_other_workflows(world: World) -> None:
+    """More are examined as long as too few are found."""
+    for n in range(35):
+        world.wait(world.claim(world.create(f"o-{n}", workflow="order" if n < 3 else "refund")))
+
+    def found(limit: int) -> list[str]:
+        waits = world.store.read(
+            lambda tx: overview.read_waits(tx, workflow="order", event_type="approval", limit=limit)
+        )
+        return [each.ref.instance_id for each in waits]
+
+    assert found(1) == ["o-2"]
+    assert found(2) == ["o-2", "o-1"]
+    assert found(4) == ["o-2", "o-1", "o-0"]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
+def test_waits_of_one_type_beyond_the_bound_ask_for_a_narrower_filter(few: World) -> None:
+    for n in range(5):
+        few.wait(few.claim(few.create(f"c-{n}", workflow="refund")))
+    with pytest.raises(FilterTooBroad, match="Only 0 waits were found among the 4 entries"):
+        few.store.read(lambda tx: overview.read_waits(tx, workflow="order", event_type="approval", limit=1))
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_short_list_of_waits_looks_up_few_instances(crowd: Crowd) -> None:
+    crowd.fill(30_000)  # a hundred of which wait for an approval
+    read = functools.partial(overview.read_waits, workflow=None, event_type="approval", limit=5)
+    assert crowd.count_met_rows(read) < 100  # twice as many, if all were looked up
 
 
 def test_prune_continues_behind_the_examined_instances(few: World) -> None:
