@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from celery_durable import notify, values
 from celery_durable.errors import InstanceTerminal
 from celery_durable.model import DueRun, RunRef, WakeReason
-from celery_durable.operations.context import OperationContext, Versions
-from celery_durable.store import lifecycle, run_events, sessions
+from celery_durable.operations.context import OperationContext, Versions, require_possible_id
+from celery_durable.store import lifecycle, run_events, sent_events, sessions
 from celery_durable.store.engine import Tx
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
@@ -62,7 +62,7 @@ class EventOperations:
             is_new, due_runs = sending.insert(store.join(session))
             sessions.after_commit(session, lambda: sending.notify_and_wake(due_runs))
         else:
-            is_new, due_runs = store.transact(sending.insert, find_committed=sending.find_committed)
+            is_new, due_runs = sending.commit()
             self._context.after_commit(lambda: sending.notify_and_wake(due_runs))
         return is_new
 
@@ -106,6 +106,38 @@ class _Sending:
     may_be_repeated: bool
     if_version: Versions
     inserted: run_events.InsertedEvent | None = None
+
+    def commit(self) -> tuple[bool, list[DueRun]]:
+        """Insert the event in its own transaction: in one statement, if that can do it."""
+        store = self.context.store
+        is_plain = not self.may_be_repeated and self.if_version is None and self.context.scope is None
+        if is_plain and store.database.can_combine_writes:
+            sent = store.run_statement(self.insert_alone, find_committed=self.find_inserted, advances_runs=False)
+            if sent is not None:
+                return sent
+        return store.transact(self.insert, find_committed=self.find_committed)
+
+    def insert_alone(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
+        """Do what `insert` does, in one statement. Returns None, without a change, if `insert` has to decide."""
+        sent = sent_events.send(
+            tx,
+            self.workflow,
+            require_possible_id(self.workflow, self.instance_id),
+            type_=self.type,
+            payload=self.payload,
+            event_id=self.event_id,
+            grace=self.context.grace,
+        )
+        if sent is None:
+            return None
+        self.inserted = sent.inserted
+        return True, [] if sent.due_run is None else [sent.due_run]
+
+    def find_inserted(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
+        """Return the result of `insert_alone` if its statement in doubt was applied. Nobody else has the event's id."""
+        row = self.context.lock_row(tx, self.workflow, self.instance_id)
+        self.inserted = run_events.find_event(tx, row, event_id=self.event_id)
+        return None if self.inserted is None else (True, [DueRun(row.ref, row.queue)])
 
     def insert(self, tx: Tx) -> tuple[bool, list[DueRun]]:
         """Insert the event, and make the run due if it waits for the event."""

@@ -23,16 +23,21 @@ def _bump_version(s: Store) -> Any:
     return sa.update(i).where(i.c.id == param("pk")).values(version=i.c.version + 1)
 
 
-def _build_event(s: Store, seq: Any) -> dict[str, Any]:
+def event_values(s: Store, pk: Any, run_number: Any, seq: Any) -> dict[str, Any]:
+    """Return the values of an event's row. Its id, type and payload are parameters."""
     return {
-        "instance_pk": param("pk", sa.BigInteger),
-        "run_number": param("run", sa.Integer),
+        "instance_pk": pk,
+        "run_number": run_number,
         "seq": seq,
         "event_id": param("event_id", sa.String),
         "type": param("type", sa.String),
         "payload": param("payload", sa.Text),
         "created_at": s.clock(),
     }
+
+
+def _build_event(s: Store, seq: Any) -> dict[str, Any]:
+    return event_values(s, param("pk", sa.BigInteger), param("run", sa.Integer), seq)
 
 
 _EVENT_KEY = ("instance_pk", "run_number", "event_id")
@@ -58,17 +63,22 @@ def _insert_event(s: Store) -> Any:
 _WAITING = (StepStatus.WAITING.value, StepStatus.LINEAR_WAITING.value)
 
 
-@statement
-def _find_open_wait(s: Store) -> Any:
+def build_open_wait(s: Store, pk: Any, run_number: Any) -> sa.Select[tuple[str]]:
+    """Build the SELECT of an open wait of a run for the event type that is a parameter."""
     st = s.tables.step.c
     live = (
-        st.instance_pk == param("pk"),
-        st.run_number == param("run"),
+        st.instance_pk == pk,
+        st.run_number == run_number,
         st.status.in_([sa.literal_column(f"'{status}'") for status in _WAITING]),
-        st.wait_event_type == param("type"),
+        st.wait_event_type == param("type", sa.String),
         st.wake_at > s.clock(),
     )
-    return dialects.bypass_snapshot(s.database, sa.select(st.step_key).where(*live).limit(1))
+    return sa.select(st.step_key).where(*live)
+
+
+@statement
+def _find_open_wait(s: Store) -> Any:
+    return dialects.bypass_snapshot(s.database, build_open_wait(s, param("pk"), param("run")).limit(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,15 @@ def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
     e = tx.t.event.c
     same_event = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
     return tx.execute(sa.select(e.seq).where(*same_event).limit(1)).first() is not None
+
+
+def find_event(tx: Tx, row: InstanceRow, *, event_id: str) -> InsertedEvent | None:
+    """Return the oldest event with this id. Later runs may have copies of it."""
+    e = tx.t.event.c
+    same_event = (e.instance_pk == row.pk, e.event_id == event_id)
+    query = sa.select(e.run_number, e.seq, e.created_at).where(*same_event).order_by(e.run_number).limit(1)
+    found = tx.execute(query).first()
+    return None if found is None else InsertedEvent(found.run_number, found.seq, found.created_at)
 
 
 def is_event_committed(tx: Tx, row: InstanceRow, sent: InsertedEvent, *, event_id: str) -> bool:

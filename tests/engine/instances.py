@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +13,21 @@ import sqlalchemy.orm
 
 from celery_durable.definitions import WorkflowDefinition
 from celery_durable.model import InstanceStatus, LogRecord, RunRef, Status, StepRecord, from_us
+from celery_durable.signals import event_received, ignore, listen
+
+
+@contextmanager
+def note_accepted_events(world: Any) -> Iterator[None]:
+    """Note the ids of the events that are accepted in this block, for the invariants."""
+
+    def note(event_id: str, **_: Any) -> None:
+        world.accepted_events.append(event_id)
+
+    listen(event_received, note)
+    try:
+        yield
+    finally:
+        ignore(event_received, note)
 
 
 @dataclass(frozen=True)
@@ -103,10 +120,8 @@ class Instance:
         return [line.message for line in self.logs(run)]
 
     def send(self, type_: str, payload: Any = None, **options: Any) -> bool:
-        options.setdefault("id", f"event-{len(self.world.accepted_events) + 1}")
-        is_new = self.world.operations.events.send(self.workflow, self.id, type_, payload, **options)
-        self.world.accepted_events.append(options["id"])
-        return is_new
+        with note_accepted_events(self.world):
+            return self.world.operations.events.send(self.workflow, self.id, type_, payload, **options)
 
     def pause(self) -> None:
         self.world.operations.lifecycle.pause(self.workflow, self.id)

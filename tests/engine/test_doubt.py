@@ -82,10 +82,27 @@ def test_an_event_in_doubt_is_not_new_where_another_sent_one_of_its_id(world: Wo
 
 
 @cuts
-def test_an_event_in_doubt_is_not_sent_to_two_runs(world: World, order, others, when) -> None:
+def test_an_event_without_an_id_is_sent_once_also_if_in_doubt(world: World, order, when) -> None:
+    """Where one statement sends it: nobody else can have the id that was made for it."""
     instance = order.run()
-    with cut_commit(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
+    cut_connection = cut_statement if world.store.database.can_combine_writes else cut_commit
+    with cut_connection(world.store, when=when) as cut:
         assert instance.send("approval", "yes") is True
+    assert cut == [when]
+    assert [payload for _, payload, _ in instance.events()] == ["yes"]
+    world.run_until_idle()
+    assert instance.output == "yes"
+
+
+@pytest.mark.parametrize("id", ["e-1", None], ids=["with an id", "without"])
+@cuts
+def test_an_event_in_doubt_is_not_sent_to_two_runs(world: World, order, others, when, id) -> None:
+    instance = order.run()
+    options = {} if id is None else {"id": id}
+    is_alone = id is None and world.store.database.can_combine_writes
+    cut_connection = cut_statement if is_alone else cut_commit
+    with cut_connection(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
+        assert instance.send("approval", "yes", **options) is True
     sent = [[payload for _, payload, _ in instance.events(run)] for run in (1, 2)]
     assert sent == ([["yes"], []] if when == "after" else [[], ["yes"]])
 

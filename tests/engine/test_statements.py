@@ -55,8 +55,11 @@ class Shop:
         self.statements += args[2] != "BEGIN IMMEDIATE" and not self._is_watermark
 
     def _count_transaction(self, connection: sa.Connection) -> None:
-        is_transaction = connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT"
-        self.transactions += is_transaction and not self._is_watermark
+        if connection.dialect.name == "postgresql":  # the store switches the driver's connection only
+            is_autocommit = connection.connection.dbapi_connection.autocommit
+        else:
+            is_autocommit = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+        self.transactions += not is_autocommit and not self._is_watermark
 
     def cost_of(self, work: Callable[[], object]) -> Cost:
         self.statements = self.transactions = 0
@@ -100,12 +103,19 @@ def test_the_design_says_what_each_costs(store_url: str, database: str) -> None:
         def sleeping(event: WorkflowEvent[None], step: Step) -> None:
             step.sleep("cool down", 60)
 
+        @durable.workflow(name="waiting")
+        def waiting(event: WorkflowEvent[None], step: Step) -> None:
+            step.wait_for_event("approval", "approved")
+
         shop.cost_of_pass(empty)  # the server is checked
         a_pass = shop.cost_of_pass(empty)
         ended = empty.create()
         shop.durable.internals.runner.advance(
             ref := durable.internals.operations.queries.get("empty", ended.id).instance.ref, task_id="task", node="node"
         )
+        for _ in range(2):
+            shop.cost_of_pass(waiting)
+        waits, other = (waiting.get(each.id) for each in waiting.list().items)
         measured = {
             "a message for a run that is not due": shop.cost_of(
                 lambda: durable.internals.runner.advance(ref, task_id="task", node="node")
@@ -115,6 +125,8 @@ def test_the_design_says_what_each_costs(store_url: str, database: str) -> None:
             "each step with a log line": minus(shop.cost_of_pass(logging), a_pass),
             "the pass of a run that sleeps": shop.cost_of_pass(sleeping),
             "`create()`": shop.cost_of(empty.create),
+            "`send_event()` to a run that waits": shop.cost_of(lambda: waits.send_event("approved")),
+            "the same with an id of the sender": shop.cost_of(lambda: other.send_event("approved", id="e-1")),
         }
         table = read_table()
         assert {what: table[what][database] for what in measured} == measured

@@ -100,7 +100,11 @@ class PairProcess(RunnerProcess):
 
     def _stretch_statements(self) -> None:
         """Run single statements in transactions too, so that a test can hold them open after the statement."""
-        self.store.run_statement = self.store.transact  # type: ignore[method-assign]
+
+        def run_statement(work: Callable[[Any], Any], *, advances_runs: bool = True, **options: Any) -> Any:
+            return self.store.transact(work, **options)
+
+        self.store.run_statement = run_statement  # type: ignore[method-assign]
 
     def _publish(self, due_runs: Sequence[DueRun]) -> PublishReport:
         self.published.extend(due_runs)

@@ -1,0 +1,84 @@
+"""An event that is sent on its own: one statement, if the database can combine writes (PostgreSQL).
+
+Whether the run waits for the event must be known at the time of the lock (LAW 2b). The statement looks before it locks,
+and then compares the version: each change of an instance increments it, and so does each wait that begins. If it is
+another one, nothing is written, and the caller sends the event in a transaction, as `run_events` does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import TERMINAL, DueRun, RunRef, Status, WakeReason, duration_us
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.lifecycle import due_values
+from celery_durable.store.run_events import InsertedEvent, build_open_wait, event_values
+from celery_durable.store.statements import param, statement
+
+
+@dataclass(frozen=True, slots=True)
+class SentEvent:
+    """An event as inserted, and the run that is due because it waited for the event."""
+
+    inserted: InsertedEvent
+    due_run: DueRun | None
+
+
+@statement
+def _insert_and_wake(s: Store) -> Any:
+    i, e = s.tables.instance, s.tables.event
+    is_suspended = sa.and_(i.c.status == Status.WAITING.value, i.c.claim_token.is_(None))
+    waits = sa.and_(is_suspended, build_open_wait(s, i.c.id, i.c.run_number).exists())
+    seen = (
+        sa.select(i.c.id, i.c.run_number, i.c.version, i.c.queue, waits.label("waits"))
+        .where(
+            i.c.workflow == param("workflow", sa.String),
+            i.c.instance_id == param("instance", sa.String),
+            i.c.status.not_in([sa.literal_column(f"'{status}'") for status in sorted(TERMINAL)]),
+        )
+        .cte("seen")
+        .prefix_with("MATERIALIZED")  # `waits` is used several times
+    )
+    due = due_values(s, wake_reason=WakeReason.EVENT.value, grace_us=param("grace_us", sa.BigInteger))
+    due["updated_at"] = s.clock()
+    changed = (
+        sa.update(i)
+        .where(i.c.id == seen.c.id, i.c.version == seen.c.version)
+        .values(
+            version=i.c.version + 1,
+            **{name: sa.case((seen.c.waits, value), else_=i.c[name]) for name, value in due.items()},
+        )
+        .returning(i.c.id, i.c.run_number, i.c.version, seen.c.queue, seen.c.waits)
+        .cte("changed")
+    )
+    values = event_values(s, changed.c.id, changed.c.run_number, changed.c.version)
+    inserted = (
+        sa.insert(e)
+        .from_select(list(values), sa.select(*values.values()).select_from(changed))
+        .returning(e.c.seq, e.c.created_at)
+        .cte("inserted")
+    )
+    found = (changed.c.run_number, inserted.c.seq, inserted.c.created_at, changed.c.queue, changed.c.waits)
+    return sa.select(*found).select_from(changed.join(inserted, sa.true()))
+
+
+def send(
+    tx: Tx, workflow: str, instance_id: str, *, type_: str, payload: str, event_id: str, grace: timedelta
+) -> SentEvent | None:
+    """Store an event with an id of its own for the current run, and make the run due if it waits for the event.
+
+    Returns None, and changes nothing, if there is no such instance, if it has ended, or if it has changed meanwhile.
+    """
+    event = {"event_id": event_id, "type": type_, "payload": payload}
+    found = tx.run(
+        _insert_and_wake, workflow=workflow, instance=instance_id, grace_us=duration_us(grace), **event
+    ).first()
+    if found is None:
+        return None
+    ref = RunRef(workflow, instance_id, found.run_number)
+    due_run = DueRun(ref, found.queue) if found.waits else None
+    return SentEvent(InsertedEvent(found.run_number, found.seq, found.created_at), due_run)
