@@ -1,4 +1,4 @@
-"""Bugs in the store: task steps, maps, their answers, lost tasks and sleeps."""
+"""Bugs in the store: task steps, maps, their answers, lost tasks, events and sleeps."""
 
 from __future__ import annotations
 
@@ -211,6 +211,22 @@ MUTANTS = (
         "a forged answer is taken",
         ("store.task_answers:accept_answer", "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
         caught_by="tests/celery/test_forged.py::test_whatever_is_forged_changes_nothing_but_what_a_hint_may[sqlite]",
+    ),
+    # --- events that one statement sends --------------------------------------------------------
+    mutant(
+        "the statement of an event overlooks the wait that began while it waited",
+        ("store.sent_events:_insert_and_wake", ", i.c.version == seen.c.version", ""),
+        caught_by="tests/store/test_sent_events.py::test_it_does_not_overlook_the_wait_that_began_meanwhile[postgresql]",
+    ),
+    mutant(
+        "the statement of an event wakes a paused run",
+        ("store.sent_events:_insert_and_wake", "i.c.status == Status.WAITING.value, ", ""),
+        caught_by="tests/store/test_sent_events.py",
+    ),
+    mutant(
+        "an event in doubt that one statement sent is sent again",
+        ("operations.events:_Sending.find_inserted", "return None if self.inserted is None else ", "return None and "),
+        caught_by="tests/engine/test_doubt.py::test_an_event_without_an_id_is_sent_once_also_if_in_doubt[after-postgresql]",
     ),
     # --- sleeps ---------------------------------------------------------------------------------
     mutant(
