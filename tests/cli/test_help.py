@@ -73,7 +73,7 @@ import sys
 import celery.bin.celery
 import celery_durable.cli
 ours = {name for name in sys.modules if name.partition(".")[0] == "celery_durable"}
-heavy = {"sqlalchemy", "pydantic", "alembic"} & set(sys.modules)
+heavy = {"sqlalchemy", "pydantic", "alembic", "rich"} & set(sys.modules)
 print(*sorted(ours | heavy))
 """
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=PROJECT.parent)

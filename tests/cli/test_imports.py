@@ -38,6 +38,8 @@ print("FROZEN", gc.get_freeze_count() > 0)
 print("EXIT", status)
 print(*sys.modules)
 """
+TERMINAL = {"rich"}
+"""For tables on a terminal only."""
 HTTP_CLIENT = {"httpx", "httpcore", "h11", "anyio"}
 MODELS = {"celery_durable.wire.requests", "celery_durable.wire.responses"}
 """For JSON and for changes only."""
@@ -70,24 +72,26 @@ def call(folder: Path, module: str, *words: str) -> tuple[str, set[str]]:
 
 
 @pytest.mark.parametrize("words", [("show", "order", "o-1"), ("ls", "-w", "order"), ("pause", "order", "o-1")])
-def test_a_call_over_http_imports_neither_app_nor_database(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_call_over_http_imports_neither_app_nor_database_nor_terminal(tmp_path: Path, words: tuple[str, ...]) -> None:
     words = ("-b", "http://127.0.0.1:9", "--retries", "0", *words)
     status, modules = call(tmp_path, "celery_durable.cli.remote", *words)
     assert status == "EXIT 4"  # no server listens there
     assert "httpx" in modules
     requests = set() if "pause" in words else {"celery_durable.commands", "celery_durable.wire.requests"}
-    assert modules & (APP | SERVER | TESTING | requests | {"pygments"}) == set()
+    assert modules & (APP | TERMINAL | SERVER | TESTING | requests | {"pygments"}) == set()
 
 
 @pytest.mark.parametrize("words", [("ls",), ("stats",), ("explain", "order", "o-1")])
-def test_a_call_on_the_database_imports_no_http(tmp_path: Path, sqlite_template: str, words: tuple[str, ...]) -> None:
+def test_a_call_on_the_database_imports_no_http_and_no_terminal(
+    tmp_path: Path, sqlite_template: str, words: tuple[str, ...]
+) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     shutil.copy(sqlite_template, tmp_path / "durable.sqlite3")
     subprocess.run([sys.executable, "-c", "import shop; shop.order.create(id='o-1')"], cwd=tmp_path, check=True)
     status, modules = call(tmp_path, "celery.bin.celery", "-A", "shop", "durable", *words)
     assert status == "EXIT 0"
     assert "celery_durable.store" in modules
-    unused = HTTP_CLIENT | SERVER | TESTING | MODELS | PASSES | OTHER_DATABASES | {"alembic"}
+    unused = HTTP_CLIENT | TERMINAL | SERVER | TESTING | MODELS | PASSES | OTHER_DATABASES | {"alembic"}
     assert modules & unused == set()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_durable.cli.output.console import fit, strip_control_characters
+from celery_durable.cli.output.console import strip_control_characters
 from celery_durable.cli.output.render import Times, format_duration, iso
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -66,19 +66,3 @@ def test_escape_sequences_go_as_a_whole_and_lines_become_one() -> None:
         strip_control_characters("\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07\tand\r\nmore\x1b")
         == "red link and more"
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "width", "shown"),
-    [
-        ("order", 7, "order  "),
-        ("order", 5, "order"),
-        ("order", 4, "ord\u2026"),
-        ("\u6ce8\u6587", 5, "\u6ce8\u6587 "),  # each is two characters wide
-        ("\u6ce8\u6587\u4e00", 5, "\u6ce8\u6587\u2026"),
-        ("\u6ce8\u6587\u4e00", 4, "\u6ce8\u2026 "),
-        ("cafe\u0301", 5, "cafe\u0301 "),  # the accent is a character of its own
-    ],
-)
-def test_a_column_is_as_wide_as_a_terminal_shows_it(text: str, width: int, shown: str) -> None:
-    assert fit(text, width) == shown

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -112,7 +111,7 @@ class Console:
 
     def print_line(self, *cells: Cell, indent: int = 0) -> None:
         """Print one line for people: the cells that are not empty, with gaps between them."""
-        text = _GAP.join(self._paint(_displayed(cell), cell) for cell in cells if _text(cell))
+        text = "   ".join(self._render(cell) for cell in cells if _text(cell))
         click.echo(" " * indent + text.rstrip(), color=self.has_color)
 
     def print_record(self, *cells: Cell) -> None:
@@ -133,7 +132,7 @@ class Console:
             # Move up to the first bar and clear all bars.
             click.echo(f"\x1b[{len(self._bars)}A\x1b[J", nl=False, color=True)
         if isinstance(cells[-1], Bar) and (name in self._bars or len(self._bars) < size.lines - 2):
-            text = _GAP.join(_displayed(cell) for cell in (at, *cells))
+            text = "   ".join(_displayed(cell) for cell in (at, *cells))
             self._bars[name] = text[: size.columns - 1]  # a wrapped bar would take two lines
         else:
             self._bars.pop(name, None)
@@ -220,22 +219,41 @@ class Console:
             for row in rows:
                 self.print_record(*row)
             return
-        shown = [i for i, column in enumerate(columns) if not column.is_optional or any(_text(row[i]) for row in rows)]
-        titles = [Styled(columns[i].title, "dim") for i in shown]
-        lines: list[list[Cell]] = [[*titles], *([row[i] for i in shown] for row in rows)]
-        widths = _column_widths([columns[i] for i in shown], lines, shutil.get_terminal_size().columns)
-        for line in lines:
-            cells = (self._paint(fit(_displayed(cell), to), cell) for cell, to in zip(line, widths, strict=True))
-            click.echo(_GAP.join(cells).rstrip(), color=self.has_color)
+        shown_columns = [
+            i for i, column in enumerate(columns) if not column.is_optional or any(_text(row[i]) for row in rows)
+        ]
+        titled, body = [columns[i] for i in shown_columns], [[row[i] for i in shown_columns] for row in rows]
+        try:
+            import rich.console
+            import rich.table
+            import rich.text
+        except ModuleNotFoundError:  # the extra [cli] is not installed
+            self.print_record(*(column.title for column in titled))
+            for row in body:
+                self.print_record(*row)
+            return
+        widths = _column_widths(titled, body, shutil.get_terminal_size().columns)
+        table = rich.table.Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="dim")
+        for column, width in zip(titled, widths, strict=True):
+            table.add_column(column.title, no_wrap=True, overflow="ellipsis", width=width)
+        for row in body:
+            table.add_row(*(rich.text.Text(_displayed(cell), style=_style_of(cell)) for cell in row))
+        console = rich.console.Console(
+            file=sys.stdout,
+            highlight=False,
+            color_system="auto" if self.has_color else None,
+            width=sum(widths) + _COLUMN_GAP * len(widths),
+        )
+        console.print(table)
 
-    def _paint(self, text: str, cell: Cell) -> str:
-        """Return the text of a cell in its style, which does not cover the padding."""
-        style = cell.style if isinstance(cell, Styled) else ""
+    def _render(self, cell: Cell) -> str:
+        padded_text, style = _displayed(cell), _style_of(cell)
         if not self.has_color or not style:
-            return text
+            return padded_text
+        text = padded_text.rstrip()
+        # Styles have the names that rich uses.
         options: dict[str, Any] = {style: True} if style in ("bold", "dim") else {"fg": style}
-        words = text.rstrip()
-        return click.style(words, **options) + text[len(words) :]
+        return click.style(text, **options) + padded_text[len(text) :]
 
 
 def _is_dumb_terminal() -> bool:
@@ -254,36 +272,23 @@ def _encode(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
-_GAP = "   "
+_COLUMN_GAP = 3
 _MIN_COLUMN_WIDTH = 24
 """Columns are not shortened below this width. Longer lines wrap at the end of the terminal."""
 
 
-def _column_widths(columns: Sequence[Column], lines: Sequence[Sequence[Cell]], available: int) -> list[int]:
+def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], available: int) -> list[int]:
     """Return the width of each column. If the terminal is too narrow, the last columns are shortened first."""
-    widths = [max(count_cells(_displayed(line[i])) for line in lines) for i in range(len(columns))]
+    from rich.cells import cell_len
+
+    widths = [
+        max(cell_len(text) for text in (column.title, *(_displayed(row[i]) for row in rows)))
+        for i, column in enumerate(columns)
+    ]
     for i in reversed([i for i, column in enumerate(columns) if not column.keeps_full_text]):
-        excess = sum(widths) + len(_GAP) * len(widths) - available
+        excess = sum(widths) + _COLUMN_GAP * len(widths) - available
         widths[i] = min(widths[i], max(_MIN_COLUMN_WIDTH, widths[i] - excess))
     return widths
-
-
-def count_cells(text: str) -> int:
-    """Return how many characters wide a terminal shows a text: Chinese takes two each, combining marks none."""
-    if text.isascii():
-        return len(text)
-    visible = (each for each in text if unicodedata.category(each) not in ("Mn", "Me", "Cf"))
-    return sum(2 if unicodedata.east_asian_width(each) in ("W", "F") else 1 for each in visible)
-
-
-def fit(text: str, width: int) -> str:
-    """Pad a text to a width on the terminal, or shorten it."""
-    if count_cells(text) > width:
-        text = text[: width - 1]
-        while count_cells(text) > width - 1:
-            text = text[:-1]
-        text += "…"
-    return text + " " * (width - count_cells(text))
 
 
 def _text(cell: Cell) -> str:
@@ -294,3 +299,7 @@ def _displayed(cell: Cell) -> str:
     """The text that a terminal shows, padded to its width."""
     text = strip_control_characters(cell.for_terminal if isinstance(cell, Bar) else _text(cell))
     return text.ljust(cell.width) if isinstance(cell, Styled) else text
+
+
+def _style_of(cell: Cell) -> str:
+    return cell.style if isinstance(cell, Styled) else ""
