@@ -11,6 +11,7 @@ from celery_durable.model import DueRun, RunRef, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
 from celery_durable.store import lifecycle, run_events, sent_events, sessions
 from celery_durable.store.engine import Tx
+from celery_durable.store.time_limits import ORDINARY, TimeBudget
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
@@ -95,7 +96,7 @@ class EventOperations:
 
 @dataclass(slots=True, kw_only=True)
 class _Sending:
-    """One event on its way. ``inserted`` is what the last transaction wrote; None if the id was accepted before."""
+    """One event on its way. ``inserted`` is what the last try has written; None if the id was accepted before."""
 
     context: OperationContext
     workflow: str
@@ -108,17 +109,23 @@ class _Sending:
     inserted: run_events.InsertedEvent | None = None
 
     def commit(self) -> tuple[bool, list[DueRun]]:
-        """Insert the event in its own transaction: in one statement, if that can do it."""
-        store = self.context.store
+        """Insert the event in its own transaction: in one statement, if that can do it.
+
+        A statement that waits for a lock may be applied after its connection was lost. The lock timeout of the store's
+        own connections ends it in time, so an application's engine gets the transaction.
+        """
+        store, budget = self.context.store, TimeBudget(ORDINARY)
         is_plain = not self.may_be_repeated and self.if_version is None and self.context.scope is None
-        if is_plain and store.database.can_combine_writes:
-            sent = store.run_statement(self.insert_alone, find_committed=self.find_inserted, advances_runs=False)
+        if is_plain and store.database.can_combine_writes and store.owns_engine:
+            sent = store.run_statement(
+                self.send_in_one_statement, find_committed=self.find_sent, timeouts=budget, advances_runs=False
+            )
             if sent is not None:
                 return sent
-        return store.transact(self.insert, find_committed=self.find_committed)
+        return store.transact(self.insert, find_committed=self.find_committed, timeouts=budget)
 
-    def insert_alone(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
-        """Do what `insert` does, in one statement. Returns None, without a change, if `insert` has to decide."""
+    def send_in_one_statement(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
+        """Do what `insert` does, in one statement. Returns None if `insert` has to decide."""
         sent = sent_events.send(
             tx,
             self.workflow,
@@ -133,8 +140,11 @@ class _Sending:
         self.inserted = sent.inserted
         return True, [] if sent.due_run is None else [sent.due_run]
 
-    def find_inserted(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
-        """Return the result of `insert_alone` if its statement in doubt was applied. Nobody else has the event's id."""
+    def find_sent(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
+        """Return the result of `send_in_one_statement` if it was applied although its connection was lost.
+
+        No other sender has this event's id.
+        """
         row = self.context.lock_row(tx, self.workflow, self.instance_id)
         self.inserted = run_events.find_event(tx, row, event_id=self.event_id)
         return None if self.inserted is None else (True, [DueRun(row.ref, row.queue)])
@@ -148,6 +158,8 @@ class _Sending:
                 return False, []  # a client that missed the first response repeats its request
             raise InstanceTerminal(self.workflow, self.instance_id, row.status, "send an event to")
         self.inserted = run_events.insert_event(tx, row, type_=self.type, payload=self.payload, event_id=self.event_id)
+        if self.inserted is None and not self.may_be_repeated:
+            return self.find_sent(tx) or (False, [])  # a statement whose connection was lost has been applied since
         if self.inserted is not None and run_events.is_awaited(tx, row, self.type):
             grace = self.context.grace
             return True, [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)]

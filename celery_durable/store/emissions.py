@@ -255,7 +255,7 @@ def make_due(tx: Tx, event_counts: Mapping[int, int], *, grace: timedelta) -> No
     """
     grace_us = duration_us(grace)
     due = lifecycle.due_values(
-        tx.store, wake_reason=WakeReason.EVENT.value, grace_us=grace_us, is_published=grace_us > 0
+        tx.store.clock(), wake_reason=WakeReason.EVENT.value, grace_us=grace_us, is_published=grace_us > 0
     )
     _update_instances(tx, event_counts, due | {"updated_at": tx.store.clock()})
 

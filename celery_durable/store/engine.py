@@ -99,16 +99,16 @@ class Store:
         if engine is None:
             where = drivers.check_url(url)
             engine, owns_engine = drivers.make_engine(where, prepared_statements=prepared_statements), True
-        self._owns_engine = owns_engine
+        self.owns_engine = owns_engine
         self.database: Database = dialects.database_from_url(engine.url)
-        self.engine = drivers.configure_transactions(engine, owns_engine=self._owns_engine)
+        self.engine = drivers.configure_transactions(engine, owns_engine=self.owns_engine)
         self.schema, self.prefix = schema, prefix
         self.tables = build_tables(schema, prefix, self.database)
         self.runtime = runtime or Runtime()
         self._statements: CompiledStatements = {}
         self._connections = Connections(
             self.engine,
-            owns_engine=self._owns_engine,
+            owns_engine=self.owns_engine,
             has_sockets=not self.database.has_one_writer,
             reuses_kept_connections=self.database.can_combine_writes,
         )
@@ -301,7 +301,7 @@ class Store:
             transaction = conn.begin()
             try:
                 # After a user's statement, psycopg may deallocate all prepared statements.
-                prepared = begin_prepared(conn) if self._owns_engine and not has_user_statements else None
+                prepared = begin_prepared(conn) if self.owns_engine and not has_user_statements else None
                 result = work(self.tx_type(conn, self, prepared))
             except BaseException:
                 roll_back(transaction)
@@ -385,7 +385,7 @@ class Store:
         A connection that the body of a timed-out step still holds is closed when the body returns it.
         """
         self._connections.close()
-        if self._owns_engine:
+        if self.owns_engine:
             event.listen(self.engine.pool, "checkin", lambda _, record: record.invalidate())
             self.engine.dispose()
 

@@ -134,5 +134,5 @@ def is_commit_in_doubt(error: BaseException) -> bool:
 
 
 def log_commit_in_doubt(cause: exc.DBAPIError) -> None:
-    """Log that a commit is in doubt, before its outcome is looked up."""
-    logger.warning("The outcome of a commit is unknown, looking it up: %s", cause)
+    """Log that a commit is in doubt, before its outcome is looked up. Without its parameters, which may be private."""
+    logger.warning("The outcome of a commit is unknown, looking it up: %s", str(cause.orig).strip())

@@ -39,12 +39,11 @@ def _update(tx: Tx, row: InstanceRow, **values: Any) -> None:
     tx.execute(_build_update(tx.store, row.pk, values))
 
 
-def due_values(s: Store, *, wake_reason: Any, grace_us: Any, is_published: bool = True) -> dict[str, Any]:
-    """Return the values of an instance that becomes due now. The sweep checks it after ``grace_us``.
+def due_values(now: Any, *, wake_reason: Any, grace_us: Any, is_published: bool = True) -> dict[str, Any]:
+    """Return the values of an instance that becomes due ``now``. The sweep checks it after ``grace_us``.
 
     ``is_published`` says that the caller publishes the run after the commit. Otherwise the sweep publishes it.
     """
-    now = s.clock()
     return {
         "status": Status.ACTIVE.value,
         "run_at": now,
@@ -58,7 +57,9 @@ def due_values(s: Store, *, wake_reason: Any, grace_us: Any, is_published: bool 
 
 @statement
 def _make_due(s: Store) -> Any:
-    values = due_values(s, wake_reason=param("wake_reason", sa.String), grace_us=param("grace_us", type_=sa.BigInteger))
+    values = due_values(
+        s.clock(), wake_reason=param("wake_reason", sa.String), grace_us=param("grace_us", type_=sa.BigInteger)
+    )
     return _build_update(s, param("pk", sa.BigInteger), values)
 
 

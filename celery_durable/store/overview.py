@@ -186,35 +186,37 @@ def read_waits(
     by the instances that have not ended.
     """
 
-    def choose(examined: _ExaminedWaits) -> tuple[Sequence[Any], bool]:
+    def choose(examined: _ExaminedWaits, limit: int) -> Sequence[Any]:
         return _choose_waits(tx, examined, workflow=workflow, event_type=event_type, scope=scope, limit=limit)
 
     if event_type is None or tx.store.database is dialects.MARIADB:
-        rows, is_complete = choose(_examine_instances(tx, workflow))
+        examined = _examine_instances(tx, workflow)
     else:
-        # The first ones are nearly always enough, and PostgreSQL looks up all, however few the list shows.
-        bound = min(_FIRST * limit, MAX_EXAMINED)
-        rows, is_complete = choose(_examine_waits(tx, event_type, bound=bound))
-        while len(rows) < limit and not is_complete and bound < MAX_EXAMINED:
-            bound = min(10 * bound, MAX_EXAMINED)
-            rows, is_complete = choose(_examine_waits(tx, event_type, bound=bound))
-    if len(rows) < limit and not is_complete:
+        # Nearly always the first ones are enough, and PostgreSQL looks up all, however few the list shows. The last
+        # examined instance may have more waits, so the list must end before it.
+        first = choose(_examine_waits(tx, event_type, bound=min(_FIRST * limit, MAX_EXAMINED)), limit + 1)
+        if len(first) > limit and first[limit].id != first[limit - 1].id:
+            return [_to_wait(row) for row in first[:limit]]
+        examined = _examine_waits(tx, event_type, bound=MAX_EXAMINED)
+    rows = choose(examined, limit)
+    if len(rows) < limit and examined.count_largest_range(tx) > examined.bound:
         raise FilterTooBroad(f"{len(rows)} waits", MAX_EXAMINED, "name a workflow, an event type or both")
-    return [
-        EventWait(
-            _ref(row),
-            Status(row.status),
-            row.name,
-            row.wait_event_type,
-            # The row of a linear step exists since the run started; the step waits since its handler was called.
-            from_us(row.created_at if row.started_at is None else row.started_at),
-            from_us_or_none(row.wake_at),
-        )
-        for row in rows
-    ]
+    return [_to_wait(row) for row in rows]
 
 
-_FIRST = 3
+def _to_wait(row: Any) -> EventWait:
+    return EventWait(
+        _ref(row),
+        Status(row.status),
+        row.name,
+        row.wait_event_type,
+        # The row of a linear step exists since the run started; the step waits since its handler was called.
+        from_us(row.created_at if row.started_at is None else row.started_at),
+        from_us_or_none(row.wake_at),
+    )
+
+
+_FIRST = 10
 """How many waits are examined first for each that the list may show."""
 _STEP_COLUMNS = ("name", "type", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
 
@@ -229,6 +231,10 @@ class _ExaminedWaits(NamedTuple):
     examined: Any
     found: Any
     bound: int
+
+    def count_largest_range(self, tx: Tx) -> int:
+        sizes = sa.select(sa.func.count()).select_from(self.examined).group_by(self.examined.c.part)
+        return max(tx.execute(sizes).scalars(), default=0)
 
 
 def _examine_waits(tx: Tx, event_type: str, *, bound: int) -> _ExaminedWaits:
@@ -270,8 +276,8 @@ def _choose_waits(
     event_type: str | None,
     scope: Scope | None,
     limit: int,
-) -> tuple[Sequence[Any], bool]:
-    """Return the rows of the newest waits among the examined ones, and whether all were examined."""
+) -> Sequence[Any]:
+    """Return the rows of the newest waits among the examined ones."""
     c = examined.found.c
     conditions = [
         c.type.in_([each.value for each in (StepType.WAIT, StepType.LINEAR)]),
@@ -283,11 +289,7 @@ def _choose_waits(
         *scopes.conditions(tx.t, scope, of=c),
     ]
     query = sa.select(examined.found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key)
-    rows = tx.execute(query.limit(limit)).all()
-    if len(rows) == limit:
-        return rows, False
-    sizes = sa.select(sa.func.count()).select_from(examined.examined).group_by(examined.examined.c.part)
-    return rows, max(tx.execute(sizes).scalars(), default=0) <= examined.bound
+    return tx.execute(query.limit(limit)).all()
 
 
 def _ref(row: sa.Row[tuple[object, ...]]) -> RunRef:

@@ -19,6 +19,7 @@ from celery_durable.store.statements import param, statement
 
 @statement
 def _release(s: Store) -> Any:
+    """Release an instance. The guard before it in the same transaction has incremented the version."""
     i = s.tables.instance
     return (
         sa.update(i)

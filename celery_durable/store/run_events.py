@@ -23,7 +23,7 @@ def _bump_version(s: Store) -> Any:
     return sa.update(i).where(i.c.id == param("pk")).values(version=i.c.version + 1)
 
 
-def event_values(s: Store, pk: Any, run_number: Any, seq: Any) -> dict[str, Any]:
+def event_values(pk: Any, run_number: Any, seq: Any, *, created_at: Any) -> dict[str, Any]:
     """Return the values of an event's row. Its id, type and payload are parameters."""
     return {
         "instance_pk": pk,
@@ -32,15 +32,15 @@ def event_values(s: Store, pk: Any, run_number: Any, seq: Any) -> dict[str, Any]
         "event_id": param("event_id", sa.String),
         "type": param("type", sa.String),
         "payload": param("payload", sa.Text),
-        "created_at": s.clock(),
+        "created_at": created_at,
     }
 
 
 def _build_event(s: Store, seq: Any) -> dict[str, Any]:
-    return event_values(s, param("pk", sa.BigInteger), param("run", sa.Integer), seq)
+    return event_values(param("pk", sa.BigInteger), param("run", sa.Integer), seq, created_at=s.clock())
 
 
-_EVENT_KEY = ("instance_pk", "run_number", "event_id")
+EVENT_KEY = ("instance_pk", "run_number", "event_id")
 
 
 @statement
@@ -49,14 +49,14 @@ def _bump_version_and_insert_event(s: Store) -> Any:
     i, e = s.tables.instance, s.tables.event
     bumped = _bump_version.build(s).returning(i.c.version).cte("bumped")
     values = _build_event(s, bumped.c.version)
-    return dialects.insert_rows_or_nothing(s.database, e, values, bumped, _EVENT_KEY).returning(e.c.seq, e.c.created_at)
+    return dialects.insert_rows_or_nothing(s.database, e, values, bumped, EVENT_KEY).returning(e.c.seq, e.c.created_at)
 
 
 @statement
 def _insert_event(s: Store) -> Any:
     i, e = s.tables.instance.c, s.tables.event
     values = _build_event(s, sa.select(i.version).where(i.id == param("pk", sa.BigInteger)).scalar_subquery())
-    once = dialects.insert_or_nothing(s.database, e, values, _EVENT_KEY)
+    once = dialects.insert_or_nothing(s.database, e, values, EVENT_KEY)
     return once.returning(e.c.seq, e.c.created_at)
 
 
@@ -119,7 +119,7 @@ def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
 
 
 def find_event(tx: Tx, row: InstanceRow, *, event_id: str) -> InsertedEvent | None:
-    """Return the oldest event with this id. Later runs may have copies of it."""
+    """Return the event with this id. A later run may have a copy of it, which is not returned."""
     e = tx.t.event.c
     same_event = (e.instance_pk == row.pk, e.event_id == event_id)
     query = sa.select(e.run_number, e.seq, e.created_at).where(*same_event).order_by(e.run_number).limit(1)

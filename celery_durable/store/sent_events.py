@@ -1,8 +1,8 @@
 """An event that is sent on its own: one statement, if the database can combine writes (PostgreSQL).
 
 Whether the run waits for the event must be known at the time of the lock (LAW 2b). The statement looks before it locks,
-and then compares the version: each change of an instance increments it, and so does each wait that begins. If it is
-another one, nothing is written, and the caller sends the event in a transaction, as `run_events` does it.
+and then compares the version, which each change of the status, the claim or the run increments, and each wait that
+begins. If it is another one, nothing is written, and the caller sends the event in a transaction, as `run_events` does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import TERMINAL, DueRun, RunRef, Status, WakeReason, duration_us
+from celery_durable.store.dialects import insert_rows_or_nothing
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.lifecycle import due_values
-from celery_durable.store.run_events import InsertedEvent, build_open_wait, event_values
+from celery_durable.store.run_events import EVENT_KEY, InsertedEvent, build_open_wait, event_values
 from celery_durable.store.statements import param, statement
 
 
@@ -43,25 +44,30 @@ def _insert_and_wake(s: Store) -> Any:
         .cte("seen")
         .prefix_with("MATERIALIZED")  # `waits` is used several times
     )
-    due = due_values(s, wake_reason=WakeReason.EVENT.value, grace_us=param("grace_us", sa.BigInteger))
-    due["updated_at"] = s.clock()
+    locked = (
+        sa.select(i.c.id, seen.c.run_number, seen.c.queue, seen.c.waits)
+        .where(i.c.id == seen.c.id, i.c.version == seen.c.version)
+        .with_for_update(key_share=True, of=i)
+        .cte("locked")
+    )
+    # Not in the SELECT that locks: it computes its columns before it waits for the lock (LAW 4).
+    held = sa.select(locked, s.clock().label("now_us")).cte("held")
+    due = due_values(held.c.now_us, wake_reason=WakeReason.EVENT.value, grace_us=param("grace_us", sa.BigInteger))
+    due["updated_at"] = held.c.now_us
     changed = (
         sa.update(i)
-        .where(i.c.id == seen.c.id, i.c.version == seen.c.version)
+        .where(i.c.id == held.c.id)
         .values(
             version=i.c.version + 1,
-            **{name: sa.case((seen.c.waits, value), else_=i.c[name]) for name, value in due.items()},
+            **{name: sa.case((held.c.waits, value), else_=i.c[name]) for name, value in due.items()},
         )
-        .returning(i.c.id, i.c.run_number, i.c.version, seen.c.queue, seen.c.waits)
+        .returning(i.c.id, i.c.version, held.c.run_number, held.c.queue, held.c.waits, held.c.now_us)
         .cte("changed")
     )
-    values = event_values(s, changed.c.id, changed.c.run_number, changed.c.version)
-    inserted = (
-        sa.insert(e)
-        .from_select(list(values), sa.select(*values.values()).select_from(changed))
-        .returning(e.c.seq, e.c.created_at)
-        .cte("inserted")
-    )
+    values = event_values(changed.c.id, changed.c.run_number, changed.c.version, created_at=changed.c.now_us)
+    # The id is taken if an earlier try, whose connection was lost, has ended in between.
+    inserted = insert_rows_or_nothing(s.database, e, values, changed, EVENT_KEY)
+    inserted = inserted.returning(e.c.seq, e.c.created_at).cte("inserted")
     found = (changed.c.run_number, inserted.c.seq, inserted.c.created_at, changed.c.queue, changed.c.waits)
     return sa.select(*found).select_from(changed.join(inserted, sa.true()))
 
@@ -69,9 +75,10 @@ def _insert_and_wake(s: Store) -> Any:
 def send(
     tx: Tx, workflow: str, instance_id: str, *, type_: str, payload: str, event_id: str, grace: timedelta
 ) -> SentEvent | None:
-    """Store an event with an id of its own for the current run, and make the run due if it waits for the event.
+    """Store an event for the current run, and make the run due if it waits for the event.
 
-    Returns None, and changes nothing, if there is no such instance, if it has ended, or if it has changed meanwhile.
+    ``event_id`` is an id that was made for this event alone. Returns None if it stored none: there is no such instance,
+    it has ended, it has changed meanwhile, or an earlier try has stored the event.
     """
     event = {"event_id": event_id, "type": type_, "payload": payload}
     found = tx.run(

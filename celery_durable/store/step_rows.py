@@ -246,10 +246,11 @@ def guard_and_write_step(
     `run_logs.MAX_WITH_STEP`, and all are kept. Raises Superseded if the claim is lost, or if the row to overwrite has
     changed.
 
-    ``changes_instance``: False for a new row if the guard need not write (see `guard_without_change`).
+    ``changes_instance``: False for a new row of a finished step if the guard need not write (`guard_without_change`).
     """
     is_new = write.replaces is None
-    assert changes_instance or is_new
+    # An open wait has to increment the version: `sent_events` relies on it.
+    assert changes_instance or (is_new and write.status is StepStatus.COMPLETED)
     if not tx.store.database.can_combine_writes:
         assert not log_lines
         if changes_instance:

@@ -160,7 +160,7 @@ def test_it_changes_nothing_if_the_instance_has_changed(world: World, change: st
 
 
 def test_it_goes_on_behind_a_lock_that_changed_nothing(live: World) -> None:
-    """The time of the event is after the wait for the lock (LAW 4)."""
+    """All times are after the wait for the lock (LAW 4)."""
     ref = live.create()
     wait(live, ref)
 
@@ -174,4 +174,6 @@ def test_it_goes_on_behind_a_lock_that_changed_nothing(live: World) -> None:
         released_us = hold(tx)
     sent = sender[0].result()
     assert sent.due_run == DueRun(ref, "durable")
+    row = live.row(ref)
+    assert row.run_at == row.updated_at == sent.inserted.created_at
     assert sent.inserted.created_us >= released_us

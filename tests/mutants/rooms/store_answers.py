@@ -225,7 +225,7 @@ MUTANTS = (
     ),
     mutant(
         "an event in doubt that one statement sent is sent again",
-        ("operations.events:_Sending.find_inserted", "return None if self.inserted is None else ", "return None and "),
+        ("operations.events:_Sending.find_sent", "return None if self.inserted is None else ", "return None and "),
         caught_by="tests/engine/test_doubt.py::test_an_event_without_an_id_is_sent_once_also_if_in_doubt[after-postgresql]",
     ),
     # --- sleeps ---------------------------------------------------------------------------------
