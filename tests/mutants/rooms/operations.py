@@ -18,8 +18,8 @@ MUTANTS = (
     mutant(
         "an event in doubt is taken for sent",
         (
-            "operations.events:EventOperations.send",
-            "find_committed=sending.find_committed",
+            "operations.events:_Sending.commit",
+            "find_committed=self.find_committed",
             "find_committed=lambda tx: (True, [])",
         ),
     ),
@@ -174,7 +174,7 @@ MUTANTS = (
         "commands show log lines whatever the hook hides",
         (
             "cli.backends.stored:StoreBackend.tail",
-            "self._internals.redaction(workflow, instance_id).redact_log",
+            "self._redaction(ref).redact_log",
             "(lambda line: line)",
         ),
         caught_by="tests/cli/test_redaction.py::test_no_command_that_reads_shows_what_is_hidden",

@@ -14,7 +14,7 @@ MUTANTS = (
     mutant(
         "a linear step waits since its run was created",
         (
-            "store.overview:read_waits",
+            "store.overview:_to_wait",
             "row.created_at if row.started_at is None else row.started_at",
             "row.created_at",
         ),
@@ -286,7 +286,7 @@ MUTANTS = (
     mutant(
         "an event does not wake a linear step",
         (
-            "store.run_events:_find_open_wait",
+            "store.run_events:build_open_wait",
             "st.status.in_([sa.literal_column(f\"'{status}'\") for status in _WAITING])",
             _REPLAYED,
         ),
