@@ -11,8 +11,15 @@ from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 
 from celery_durable import Durable, NonRetryableError, Step, WorkflowEvent
-from celery_durable.http import asgi
+from celery_durable.http import asgi, timeouts
 from tests.conftest import MovableRuntime
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of a response, which a busy machine may exceed. The tests of these limits set their own."""
+    monkeypatch.setattr(timeouts, "_DATABASE_SECONDS", 60.0)
+    monkeypatch.setattr(timeouts, "_ANSWER_SECONDS", 65.0)
 
 
 class OrderIn(BaseModel):

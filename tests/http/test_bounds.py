@@ -26,6 +26,11 @@ _MANY = 80
 _ONE = "/workflows/order/instances/o-1"
 
 
+@pytest.fixture(autouse=True)
+def patience() -> None:
+    """The limits are the ones that users have."""
+
+
 @pytest.fixture
 def proxy(store_url: str) -> Iterator[FaultProxy]:
     url = sa.make_url(store_url)

@@ -184,7 +184,7 @@ def test_those_who_wait_hold_neither_a_thread_nor_a_connection(shop: Shop, site:
             await asyncio.sleep(0.5)
             started = time.monotonic()
             assert (await client.get(order)).status_code == 200
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 25  # it did not wait until the polls end
             await client.post(f"{order}/terminate")
             return [(await poll).status_code for poll in polls]
 
