@@ -74,6 +74,7 @@ CELLS = {
     "fleet_steady_state": Cell("fleet_steady_state", 2),
     "mixed_queue": Cell("mixed_queue", queues=4),
     "soak": Cell("soak"),
+    "long_horizon": Cell("long_horizon"),
 }
 SHORTEST_SECONDS = 10
 NOT_DRAWN = {"plots": "render_all", "report": "write_interactive_report"}
