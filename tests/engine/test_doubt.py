@@ -83,7 +83,7 @@ def test_an_event_in_doubt_is_not_new_where_another_sent_one_of_its_id(world: Wo
 
 @cuts
 def test_an_event_without_an_id_is_sent_once_also_if_in_doubt(world: World, order, when) -> None:
-    """Where one statement sends it: nobody else can have the id that was made for it."""
+    """On PostgreSQL one statement sends it. Its id is random, so a row with this id was written by this call."""
     instance = order.run()
     cut_connection = cut_statement if world.store.database.can_combine_writes else cut_commit
     with cut_connection(world.store, when=when) as cut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.operations.events import _Sending
+from celery_durable.errors import InstanceNotFound, VersionMismatch
+from celery_durable.model import Scope
+from celery_durable.operations.events import EventOperations, _Sending
 from celery_durable.store.engine import Tx
 from tests.engine.approvals import define_order
 from tests.engine.world import World
@@ -36,6 +39,25 @@ def test_an_event_whose_statement_is_applied_after_it_was_looked_up_is_sent_once
     assert [payload for _, payload, _ in instance.events()] == ["yes"]
     world.run_until_idle()
     assert instance.output[1] == "yes"
+
+
+def test_a_version_and_a_scope_are_checked(world: World) -> None:
+    """The statement checks neither, so such an event is sent in a transaction."""
+    instance = define_order(world).run()
+    with pytest.raises(VersionMismatch):
+        instance.send("approval", "yes", if_version=["another"])
+    scoped = EventOperations(dataclasses.replace(world.operations.events._context, scope=Scope(id_prefix="other-")))
+    with pytest.raises(InstanceNotFound):
+        scoped.send("order", instance.id, "approval", "yes")
+    assert instance.events() == []
+
+
+def test_a_commit_in_doubt_is_logged_without_the_payload(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    instance = define_order(world).run()
+    with cut_statement(world.store, when="after"):
+        instance.send("approval", "a secret")
+    assert "The outcome of a commit is unknown" in caplog.text
+    assert "a secret" not in caplog.text
 
 
 def test_an_event_over_an_engine_of_the_application_is_sent_in_a_transaction(store_url: str) -> None:

@@ -16,8 +16,8 @@ from tests.conftest import MovableRuntime
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits of a response, which a busy machine may exceed. The tests of these limits set their own."""
+def time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the time limits of a response, which a busy machine may exceed. The tests of these limits set their own."""
     monkeypatch.setattr(timeouts, "_DATABASE_SECONDS", 60.0)
     monkeypatch.setattr(timeouts, "_ANSWER_SECONDS", 65.0)
 

@@ -27,8 +27,8 @@ _ONE = "/workflows/order/instances/o-1"
 
 
 @pytest.fixture(autouse=True)
-def patience() -> None:
-    """The limits are the ones that users have."""
+def time_limits() -> None:
+    """Keep the time limits of a response, which these tests are about."""
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def test_an_instance_that_takes_no_events_is_left_to_the_transaction(world: Worl
 
 
 def test_it_does_not_overlook_the_wait_that_began_meanwhile(world: World) -> None:
-    """Its snapshot shows no wait, and the wait has found no event: nobody would wake the run."""
+    """Its snapshot shows no wait, and the wait has found no event. So without the check, the run would not be woken."""
     ref = world.create()
     claim = world.claim(ref)
     write = step("approved", StepStatus.WAITING, type=StepType.WAIT, event_type="approval", wake_in=seconds(3600))
