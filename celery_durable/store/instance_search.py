@@ -119,23 +119,23 @@ class _Source:
     def build(self, tx: Tx, before_pk: int | None, *, limit: int) -> Any:
         """Build the subquery of the instances to examine, newest first; ``limit`` in each range."""
         i = tx.t.instance
+        if self.table is i and not self.is_exact:
+            return self.build_rows(before_pk, *_EXAMINED, limit=limit)
+        examined = self.build_rows(before_pk, self.key, limit=limit)
         if self.is_exact:
-            return self.build_keys(before_pk, limit=limit)
-        if self.table is i:
-            return self.build_keys(before_pk, *_EXAMINED, limit=limit)
-        examined = self.build_keys(before_pk, limit=limit)
+            return examined
         return bounds.look_up(
             tx.store.database, examined, i, *(i.c[name] for name in _EXAMINED), is_it=i.c.id == examined.c[self.key]
         )
 
-    def build_keys(self, before_pk: int | None, *more: str, limit: int) -> Any:
-        """Build the subquery of their keys, and of ``more`` columns of the driving table."""
+    def build_rows(self, before_pk: int | None, *columns: str, limit: int) -> Any:
+        """Build the subquery of the rows of ``table`` to examine, newest first; ``limit`` in each range."""
 
         def is_before(c: Any) -> list[sa.ColumnElement[bool]]:
             return [] if before_pk is None else [c[self.key] < before_pk]
 
         ranges = [Range(each, self.key, is_reversed=True, where=is_before) for each in self.ranges]
-        return bounds.build_union(self.table, ranges, *(more or (self.key,)), limit=limit)
+        return bounds.build_union(self.table, ranges, *columns, limit=limit)
 
 
 _EXAMINED = ("id", "instance_id", "workflow", "status")
@@ -190,6 +190,6 @@ def _read_last(tx: Tx, source: _Source, before_pk: int | None) -> int | None:
     """Return the key of the last examined instance, or None if there was nothing left to examine."""
     if source.is_exact:
         return None
-    key = source.build_keys(before_pk, limit=MAX_EXAMINED).c[source.key]
+    key = source.build_rows(before_pk, source.key, limit=MAX_EXAMINED).c[source.key]
     last = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(key).label("key"))).one()
     return last.key if last.n == MAX_EXAMINED else None
