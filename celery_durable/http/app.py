@@ -104,7 +104,8 @@ def asgi(
 
     routes = router(durable, **options)
     routes.add_api_route("/openapi.json", _describe, include_in_schema=False)
-    app.include_router(routes)
+    # With include_router, FastAPI would build each of these routes a second time.
+    app.router.routes.extend(routes.routes)
     return app
 
 
