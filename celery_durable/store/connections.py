@@ -11,8 +11,9 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -30,6 +31,7 @@ IDLE_SECONDS = 60.0
 MAX_KEPT = 5
 """How many connections are kept for threads that advance no runs: a web process may have many threads."""
 _NEVER = float("inf")
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class WatchedConnection:
@@ -59,14 +61,22 @@ class Connections:
 
     ``owns_engine`` is False if the application made the engine: then none is kept. ``reuses_kept_connections`` says
     that they serve transactions and reads too. It is True for PostgreSQL only: only there are connections kept, and a
-    change of the isolation level costs no round trip.
+    change of the isolation level costs no round trip. ``reading_options`` are the execution options that put a
+    connection into autocommit.
     """
 
     def __init__(
-        self, engine: sa.Engine, *, owns_engine: bool, has_sockets: bool, reuses_kept_connections: bool
+        self,
+        engine: sa.Engine,
+        *,
+        owns_engine: bool,
+        has_sockets: bool,
+        reuses_kept_connections: bool,
+        reading_options: Mapping[str, Any],
     ) -> None:
         self._engine, self._owns_engine, self.has_sockets = engine, owns_engine, has_sockets
         self._reuses_kept_connections = owns_engine and reuses_kept_connections
+        self._reading_options = reading_options
         self._kept: set[WatchedConnection] = set()
         # The kept connections that no thread uses, ordered by their last use. The last one is taken first, so that the
         # others become idle. A list, since its methods are atomic: a thread that has one out is its only user.
@@ -110,7 +120,7 @@ class Connections:
         kept = self._checkout()
         kept.arm(deadline)
         try:
-            self._set_isolation_level(kept.conn, "AUTOCOMMIT")
+            self._set_options(kept.conn, self._reading_options)
             if self._owns_engine:
                 kept.prepared_statements = prepared_statements_of(kept.conn)
         except BaseException:
@@ -164,7 +174,7 @@ class Connections:
     def for_reading(self, deadline: float) -> Iterator[sa.Connection]:
         """Yield a connection in autocommit: a kept one, or else one from the pool."""
         if not self._reuses_kept_connections:
-            with self.borrow(deadline, "AUTOCOMMIT") as conn:
+            with self.borrow(deadline, self._reading_options) as conn:
                 yield conn
             return
         with self._use_kept(deadline) as conn:
@@ -196,13 +206,13 @@ class Connections:
         self.keep(kept)
 
     @contextmanager
-    def borrow(self, deadline: float, isolation_level: str | None = None) -> Iterator[sa.Connection]:
-        """Yield a connection from the pool and return it at the end of the block."""
+    def borrow(self, deadline: float, options: Mapping[str, Any] = _NO_OPTIONS) -> Iterator[sa.Connection]:
+        """Yield a connection from the pool, with execution options, and return it at the end of the block."""
         borrowed = self._checkout()
         borrowed.arm(deadline)
         try:
-            if isolation_level is not None:
-                self._set_isolation_level(borrowed.conn, isolation_level)
+            if options:
+                self._set_options(borrowed.conn, options)
             yield borrowed.conn
         except BaseException as error:
             _invalidate_if_useless(borrowed.conn, error)
@@ -217,10 +227,10 @@ class Connections:
             conn = self._engine.connect()
         return WatchedConnection(conn, self._watch_socket(conn), pool)
 
-    def _set_isolation_level(self, conn: sa.Connection, isolation_level: str) -> None:
+    def _set_options(self, conn: sa.Connection, options: Mapping[str, Any]) -> None:
         with self.wrap_driver_errors():
             try:
-                conn.execution_options(isolation_level=isolation_level)
+                conn.execution_options(**options)
             except BaseException:
                 conn.invalidate()
                 raise

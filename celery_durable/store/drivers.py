@@ -14,7 +14,7 @@ from sqlalchemy import event
 from celery_durable.errors import ConfigInvalid
 from celery_durable.runtime import real_monotonic
 from celery_durable.store.cooperative import make_cooperative
-from celery_durable.store.dialects import POSTGRESQL, SQLITE, database_from_url
+from celery_durable.store.dialects import POSTGRESQL, SQLITE, Database, database_from_url
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 
 logger = logging.getLogger("celery_durable.store")
@@ -186,6 +186,18 @@ def configure_transactions(engine: sa.Engine, *, owns_engine: bool) -> sa.Engine
     return engine if owns_engine else engine.execution_options(isolation_level="READ COMMITTED")
 
 
+_IS_READING = "celery_durable_is_reading"
+
+
+def reading_options(database: Database) -> dict[str, Any]:
+    """Return the execution options of a connection that only reads, in autocommit.
+
+    On SQLite a connection is in autocommit until it begins. SQLAlchemy's AUTOCOMMIT would set a pragma when the
+    connection is returned, and then SQLite compiles each cached statement of the connection again at its next use.
+    """
+    return {_IS_READING: True} if database is SQLITE else {"isolation_level": "AUTOCOMMIT"}
+
+
 def begin_immediate(connection: sa.Connection) -> None:
     """Take SQLite's write lock now, waiting for it. A transaction that reads first and then writes would not wait."""
     driver: Any = connection.connection.driver_connection
@@ -209,7 +221,8 @@ def roll_back_and_block_writes(connection: sqlite3.Connection) -> None:
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
-    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+    options = connection.get_execution_options()
+    if _IS_READING not in options and options.get("isolation_level") != "AUTOCOMMIT":
         begin_immediate(connection)
 
 

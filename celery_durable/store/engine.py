@@ -111,6 +111,7 @@ class Store:
             owns_engine=self.owns_engine,
             has_sockets=not self.database.has_one_writer,
             reuses_kept_connections=self.database.can_combine_writes,
+            reading_options=drivers.reading_options(self.database),
         )
         self._is_server_checked = False
         self.database_id: str | None = None

@@ -14,6 +14,8 @@ from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.handles import Workflow
+from celery_durable.store import drivers
+from celery_durable.store.dialects import database_from_url
 
 pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
@@ -58,7 +60,8 @@ class Shop:
         if connection.dialect.name == "postgresql":  # the store switches the driver's connection only
             is_autocommit = connection.connection.dbapi_connection.autocommit
         else:
-            is_autocommit = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+            options = connection.get_execution_options()
+            is_autocommit = drivers.reading_options(database_from_url(connection.engine.url)).items() <= options.items()
         self.transactions += not is_autocommit and not self._is_watermark
 
     def cost_of(self, work: Callable[[], object]) -> Cost:

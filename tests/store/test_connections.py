@@ -41,6 +41,21 @@ def test_a_thread_that_advances_runs_uses_one_connection(store: Store) -> None:
     assert store.engine.pool.checkedout() == 1
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_sqlite_compiles_its_statements_once(store: Store) -> None:
+    """A pragma makes it compile all statements of its connection again; SQLAlchemy sends one for AUTOCOMMIT."""
+    sent: list[str] = []
+
+    def watched(tx: Tx) -> int:
+        driver: Any = tx.conn.connection.driver_connection
+        driver.set_trace_callback(sent.append)
+        return int(tx.conn.execute(sa.text("SELECT 1")).scalar_one())
+
+    for _ in range(2):
+        assert store.read(watched) == store.transact(watched) == 1
+    assert set(sent) == {"SELECT 1", "BEGIN IMMEDIATE", "COMMIT"}
+
+
 @on_servers
 def test_threads_that_take_turns_use_the_same_connections(store: Store) -> None:
     """As many as a worker's threads or a web server's usually are."""
