@@ -69,10 +69,8 @@ class Machine(Process):
     runtime: Runtime
 
     def __init__(self, world: Any, name: str) -> None:
-        super().__init__(
-            name, world.url, Runtime(world, name), world.settings, compiled_statements=world.compiled_statements
-        )
-        world.compiled_statements = self.store.export_statements()
+        super().__init__(name, world.url, Runtime(world, name), world.settings)
+        self.store._statements = world.compiled_statements  # all of them have one clock
         self.world = world
         sa.event.listen(self.store.engine, "connect", self._prepare)
         sa.event.listen(self.store.engine, "commit", self._perhaps_cut)
