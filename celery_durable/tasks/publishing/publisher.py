@@ -155,7 +155,7 @@ class Publisher:
         if not batches:
             return states
         self._runtime.checkpoint("before-publish")
-        job = Job(batches)
+        job = Job(batches, may_run_on_caller=len(part) == 1 and self._kind.has_socket_timeouts)
         if not self._sender.run(job, seconds):
             self._record_timeout(job)
             # The race between the timeout and the thread: `Sender.run` has removed the job, unless the thread had

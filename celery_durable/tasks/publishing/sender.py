@@ -2,6 +2,9 @@
 
 So the timeout holds even if a name resolver hangs or a client library has no timeouts. The thread opens the connection
 at first use, and closes it after a minute without messages. A forked child starts without a thread and a connection.
+
+Two switches between threads take as long as the message itself. So a caller with a single message sends it itself, on
+the same connection, while that is open, unused and quick. Then the timeouts of the socket limit how long it waits.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import threading
 import time
 import weakref
@@ -29,22 +33,30 @@ IDLE_SECONDS = 60.0
 _STUCK_SECONDS = 6.0
 """A thread that is busy with one batch for longer is abandoned: it gets no more jobs, and ends after that batch."""
 _RETRY_WITHIN_SECONDS = 0.5
+_QUICK_SECONDS = 0.1
+"""If the last jobs took longer, the next one is the thread's: each answer may take nearly as long as its timeout."""
 _MAX_MESSAGES = 2000
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A caller's request: send messages, or store what ``request`` returns for the transport in ``response``."""
+    """A caller's request: send messages, or store what ``request`` returns for the transport in ``response``.
+
+    ``may_run_on_caller``: whether the thread that calls `Sender.run` may run the job itself.
+    """
 
     batches: Sequence[DestinationBatch] = ()
     request: Callable[[Transport], Any] | None = None
     response: Any = None
+    may_run_on_caller: bool = False
     is_started: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class Sender(ForkSafeThread):
     """Starts the thread when there are jobs, and gives all waiting jobs to the transport as one batch.
+
+    One thread at a time has the connection: the sender's own, or a caller that has borrowed it.
 
     A fork waits while the thread creates a connection object. Creating it imports modules, and a child would inherit
     the locked import lock.
@@ -68,6 +80,10 @@ class Sender(ForkSafeThread):
         self._abandoned: list[threading.Thread] = []
         self._transport: Transport | None = None
         self._busy_since: float | None = None
+        self._idle_transport: Transport | None = None
+        """The open connection while no thread has it and the broker is quick: a caller may borrow it."""
+        self._borrowed: Transport | None = None
+        self._used_at = 0.0
 
     # --- callers --------------------------------------------------------------------------------
 
@@ -76,6 +92,8 @@ class Sender(ForkSafeThread):
 
         Then the job was removed from the queue, unless the thread had started it. A started job continues.
         """
+        if job.may_run_on_caller and self._run_on_caller(job):
+            return True
         if not self.submit(job):
             return False
         if job.done.wait(seconds):
@@ -95,15 +113,62 @@ class Sender(ForkSafeThread):
             self._changed.notify_all()
             return True
 
+    def _run_on_caller(self, job: Job) -> bool:
+        """Run a job on a borrowed connection; returns False if the thread has to run it.
+
+        A connection with unread input was closed by the broker, or has an answer to nothing. To replace it may take as
+        long as it takes to find the broker's address.
+        """
+        with self._changed:
+            transport = self._idle_transport
+            if transport is None or any(select.select(transport.sockets(), (), (), 0)):
+                return False
+            self._idle_transport = None
+            self._borrowed = transport
+            self._busy_since = began = time.monotonic()
+        is_usable = False
+        try:
+            self._run_on(transport, [job], job.batches)
+            is_usable = True
+        except transport.errors as exc:  # not what a signal handler raises here, such as a soft time limit
+            if time.monotonic() - began <= _RETRY_WITHIN_SECONDS:  # as in `_run_jobs`
+                return False
+            self._record_broker_failure(exc)
+        finally:
+            self._return(transport, began, is_usable=is_usable)
+        if is_usable:
+            self._record_broker_success(job.batches)
+        self._record_queue_states(job.batches)
+        return True
+
+    def _return(self, transport: Transport, began: float, *, is_usable: bool) -> None:
+        """Return a borrowed connection. One that failed, or was interrupted between question and answer, is closed."""
+        if not is_usable:
+            self._discard(transport)
+        with self._changed:
+            if self._borrowed is not transport:  # the caller took so long that another thread has replaced it
+                transport.close()
+                return
+            self._borrowed = self._busy_since = None
+            if is_usable:
+                self._keep(transport, began)
+            self._changed.notify_all()
+
+    def _keep(self, transport: Transport | None, began: float) -> None:
+        """Offer a connection to callers, if the jobs that began then were quick. Needs the lock."""
+        self._used_at = time.monotonic()
+        is_offered = transport is self._transport and self._used_at - began < _QUICK_SECONDS
+        self._idle_transport = transport if is_offered else None
+
     def _ensure_thread(self) -> bool:
         self._abandoned = [each for each in self._abandoned if each.is_alive()]
         since = self._busy_since
         if self._thread is not None and since is not None and time.monotonic() - since > _STUCK_SECONDS:
             if self._abandoned:
                 return False
-            # The abandoned thread finds in `_next_jobs` that `_thread` is another one, and ends.
+            # The abandoned thread finds in `_take_jobs` that `_thread` is another one, and ends.
             self._abandoned.append(self._thread)
-            self._thread = self._transport = self._busy_since = None
+            self._thread = self._transport = self._borrowed = self._idle_transport = self._busy_since = None
         if self._thread is None or not self._thread.is_alive():
             self._busy_since = None
             self._thread = threading.Thread(target=self._run_thread, name="durable-publisher", daemon=True)
@@ -114,6 +179,7 @@ class Sender(ForkSafeThread):
         """Tell the thread to close its connection and end; waits for at most three seconds."""
         with self._changed:
             thread, self._thread = self._thread, None
+            self._transport = self._idle_transport = None
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_STUCK_SECONDS / 2)
@@ -133,27 +199,34 @@ class Sender(ForkSafeThread):
     def _run_thread(self) -> None:
         this_thread = threading.current_thread()
         transport: Transport | None = None
-        while jobs := self._next_jobs(this_thread):
+        while (taken := self._take_jobs(this_thread)) is not None:
+            jobs, transport = taken
+            began = time.monotonic()
             transport = self._run_jobs(jobs, transport, this_thread)
             with self._changed:
                 if self._thread is this_thread:
                     self._busy_since = None
+                    self._keep(transport, began)
             for job in jobs:
                 job.done.set()
         if transport is not None:
             transport.close()
 
-    def _next_jobs(self, this_thread: threading.Thread) -> list[Job]:
-        """Wait for jobs and return them; returns an empty list if the thread was closed or abandoned, or was idle."""
-        end = time.monotonic() + IDLE_SECONDS
+    def _take_jobs(self, this_thread: threading.Thread) -> tuple[list[Job], Transport | None] | None:
+        """Wait for jobs; returns them and the open connection, or None if the thread was closed, abandoned or idle."""
         with self._changed:
-            while self._thread is this_thread and not self._jobs and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while self._thread is this_thread and (self._borrowed is not None or not self._jobs):
+                left = self._used_at + IDLE_SECONDS - time.monotonic()
+                if left <= 0 and self._borrowed is None:
+                    break
+                self._changed.wait(max(left, _QUICK_SECONDS))
             if self._thread is not this_thread:
-                return []
+                self._changed.wait_for(lambda: self._borrowed is None, _STUCK_SECONDS / 2)
+                return None
+            self._idle_transport = None
             if not self._jobs:
                 self._thread = self._transport = None
-                return []
+                return None
             count = taken = 0
             while taken < len(self._jobs) and (taken == 0 or count < _MAX_MESSAGES):
                 count += sum(len(batch.items) for batch in self._jobs[taken].batches)
@@ -162,53 +235,50 @@ class Sender(ForkSafeThread):
             for job in jobs:
                 job.is_started = True
             self._busy_since = time.monotonic()
-            return jobs
+            return jobs, self._transport
 
     def _run_jobs(
         self, jobs: Sequence[Job], transport: Transport | None, this_thread: threading.Thread
     ) -> Transport | None:
         """Run the jobs; returns the connection if it can be used again, else None."""
         batches = merge_batches(batch for job in jobs for batch in job.batches)
-        was_open, began = transport is not None, time.monotonic()
-        try:
+        began, may_try_again = time.monotonic(), transport is not None
+        while True:
             try:
-                transport = self._open_transport(transport, this_thread)
+                transport = transport or self._open_transport(this_thread)
                 self._run_on(transport, jobs, batches)
-            except Exception as exc:
-                # The connection may have been lost while it was idle: try once more over a new one.
-                if not was_open or time.monotonic() - began > _RETRY_WITHIN_SECONDS:
-                    raise
-                logger.debug("The sender tries once more over a new connection: %r", exc)
-                self._discard(transport)
-                transport = self._open_transport(None, this_thread)
-                self._run_on(transport, jobs, batches)
-        except Exception as exc:  # noqa: BLE001  # each transport raises errors of its own
-            self._failures += 1
-            self._discard(transport)
-            transport = None
-            if this_thread not in self._abandoned:
-                self._circuit_breakers.record_failure(None, f"{type(exc).__name__}: {exc}")
-        else:
-            self._record_broker_success(batches)
-        self._record_queue_states(batches)
-        return transport
+            except Exception as exc:  # noqa: BLE001  # each transport raises errors of its own
+                if transport is not None:
+                    self._discard(transport)
+                    transport = None
+                if may_try_again and time.monotonic() - began <= _RETRY_WITHIN_SECONDS:
+                    # The connection may have been lost while it was idle: try once more over a new one.
+                    may_try_again = False
+                    logger.debug("The sender tries once more over a new connection: %r", exc)
+                    continue
+                self._record_broker_failure(exc, is_current=this_thread not in self._abandoned)
+            else:
+                self._record_broker_success(batches)
+            self._record_queue_states(batches)
+            return transport
 
-    def _open_transport(self, transport: Transport | None, this_thread: threading.Thread) -> Transport:
-        if transport is None:
-            with self.fork_lock:
-                transport = self._make_transport(self._failures)
-            with self._changed:
-                if self._thread is this_thread:
-                    self._transport = transport  # before it opens, so that a forked child finds its sockets
-            transport.open()
-        return transport
-
-    def _discard(self, transport: Transport | None) -> None:
-        found = transport or self._transport
-        if found is not None:
-            found.close()
+    def _open_transport(self, this_thread: threading.Thread) -> Transport:
+        with self.fork_lock:
+            transport = self._make_transport(self._failures)
         with self._changed:
-            if self._transport is found:
+            if self._thread is this_thread:
+                self._transport = transport  # before it opens, so that a forked child finds its sockets
+        try:
+            transport.open()
+        except BaseException:
+            self._discard(transport)
+            raise
+        return transport
+
+    def _discard(self, transport: Transport) -> None:
+        transport.close()
+        with self._changed:
+            if self._transport is transport:
                 self._transport = None
 
     @staticmethod
@@ -224,6 +294,12 @@ class Sender(ForkSafeThread):
     def _record_broker_success(self, batches: Sequence[DestinationBatch]) -> None:
         if batches:
             self._circuit_breakers.record_success(None)
+
+    def _record_broker_failure(self, exc: Exception, *, is_current: bool = True) -> None:
+        """Record a failure. ``is_current``: this thread was not abandoned meanwhile; else the failure is an old one."""
+        self._failures += 1
+        if is_current:
+            self._circuit_breakers.record_failure(None, f"{type(exc).__name__}: {exc}")
 
     def _record_queue_states(self, batches: Sequence[DestinationBatch]) -> None:
         for batch in batches:

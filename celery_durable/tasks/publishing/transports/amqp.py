@@ -53,6 +53,7 @@ class AmqpTransport(Transport):
     """Sends over RabbitMQ; each destination has its own channel, so a refusal concerns that destination only."""
 
     supports_templates: ClassVar[bool] = True
+    has_socket_timeouts: ClassVar[bool] = True
 
     @classmethod
     def supports(cls, transport: Any) -> bool:

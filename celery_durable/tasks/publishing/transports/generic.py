@@ -33,6 +33,8 @@ class Transport:
 
     supports_templates: ClassVar[bool] = False
     """Whether the transport can send messages made from templates."""
+    has_socket_timeouts: ClassVar[bool] = False
+    """Whether each answer of the broker has a timeout of its own, whatever the broker does."""
 
     def __init__(self, app: Celery, monotonic: Callable[[], float], failure_count: int) -> None:
         self._monotonic, self._failure_count = monotonic, failure_count
@@ -44,6 +46,11 @@ class Transport:
     @classmethod
     def supports(cls, transport: Any) -> bool:  # noqa: ARG003
         return True
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The errors of the broker and of the connection to it."""
+        return (OSError, *self.connection.connection_errors, *self.connection.channel_errors)
 
     def _options(self) -> dict[str, Any]:
         # Over py-amqp, `basic_publish` then returns when the broker has confirmed the message, and not before.

@@ -38,6 +38,7 @@ class RedisTransport(Transport):
     """Redis and Sentinel. Without MULTI each queue has its own reply; only messages without a reply are in doubt."""
 
     supports_templates: ClassVar[bool] = True
+    has_socket_timeouts: ClassVar[bool] = True
 
     @classmethod
     def supports(cls, transport: Any) -> bool:
