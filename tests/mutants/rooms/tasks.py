@@ -8,6 +8,7 @@ _POST = "tasks.outbox:Outbox._send_part"
 _ATTACHING = "tests/celery/test_attaching.py::"
 _WORKERS = "tests/celery/test_workers.py::"
 _BOUNDS = "tests/publishing/test_bounds.py::"
+_CALLERS = "tests/publishing/test_callers.py::"
 _REFUSALS = "tests/publishing/test_refusals.py::"
 _ANSWERS = "tests/celery/test_answers.py::"
 
@@ -227,6 +228,26 @@ MUTANTS = (
         "a publisher waits for the sending thread without a limit",
         ("tasks.publishing.sender:Sender.run", "job.done.wait(seconds)", "job.done.wait()"),
         caught_by=_BOUNDS + "test_a_resolver_that_hangs_costs_one_caller_3_s_and_the_next_nothing[redis]",
+    ),
+    mutant(
+        "the sender uses a connection that a caller has borrowed",
+        ("tasks.publishing.sender:Sender._take_jobs", "self._borrowed is not None or not self._jobs", "not self._jobs"),
+        caught_by=_CALLERS + "test_others_wait_until_a_caller_has_sent_its_message[redis]",
+    ),
+    mutant(
+        "the connection of an interrupted caller is used again, with an old answer in it",
+        ("tasks.publishing.sender:Sender._return", "if not is_usable:", "if False:"),
+        ("tasks.publishing.sender:Sender._return", "if is_usable:", "if True:"),
+        caught_by=_CALLERS + "test_what_a_signal_handler_raises_is_the_callers_and_costs_only_the_connection[rabbitmq]",
+    ),
+    mutant(
+        "a caller opens a connection that the broker has closed",
+        (
+            "tasks.publishing.sender:Sender._run_on_caller",
+            "transport is None or any(select.select(transport.sockets(), (), (), 0))",
+            "transport is None",
+        ),
+        caught_by=_CALLERS + "test_the_sender_opens_another_connection_where_the_broker_has_closed_it[redis]",
     ),
     mutant(
         "callers wait for a broker that is known to be away",
