@@ -5,7 +5,7 @@ Each one is bounded (`bounds`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -185,23 +185,12 @@ def read_waits(
     An index of open waits finds those for one event type, where the database has partial indexes. All others are found
     by the instances that have not ended.
     """
-
-    def choose(examined: _ExaminedWaits, limit: int) -> Sequence[Any]:
-        return _choose_waits(tx, examined, workflow=workflow, event_type=event_type, scope=scope, limit=limit)
-
-    if event_type is None or tx.store.database is dialects.MARIADB:
-        examined = _examine_instances(tx, workflow)
-    else:
-        # Nearly always the first ones are enough, and PostgreSQL looks up all, however few the list shows. The last
-        # examined instance may have more waits, so the list must end before it.
-        first = choose(_examine_waits(tx, event_type, bound=min(_FIRST * limit, MAX_EXAMINED)), limit + 1)
-        if len(first) > limit and first[limit].id != first[limit - 1].id:
-            return [_to_wait(row) for row in first[:limit]]
-        examined = _examine_waits(tx, event_type, bound=MAX_EXAMINED)
-    rows = choose(examined, limit)
-    if len(rows) < limit and examined.count_largest_range(tx) > examined.bound:
-        raise FilterTooBroad(f"{len(rows)} waits", MAX_EXAMINED, "name a workflow, an event type or both")
-    return [_to_wait(row) for row in rows]
+    found: Sequence[Any] = ()
+    for examined in _examinations(tx, workflow=workflow, event_type=event_type, limit=limit):
+        found, is_all = _choose_waits(tx, examined, workflow=workflow, event_type=event_type, scope=scope, limit=limit)
+        if is_all or len(found) == limit:
+            return [_to_wait(row) for row in found]
+    raise FilterTooBroad(f"{len(found)} waits", MAX_EXAMINED, "name a workflow, an event type or both")
 
 
 def _to_wait(row: Any) -> EventWait:
@@ -217,24 +206,45 @@ def _to_wait(row: Any) -> EventWait:
 
 
 _FIRST = 10
-"""How many waits are examined first for each that the list may show."""
+"""How many rows are examined first for each wait that the list may show."""
 _STEP_COLUMNS = ("name", "type", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
 
 
 class _ExaminedWaits(NamedTuple):
     """What a list of waits examines, newest first.
 
-    ``examined`` is the subquery of waits, or of instances whose steps are then read. ``found`` is the subquery of the
-    steps with their instances. ``bound`` is how many of each range count; one more tells that there are more.
+    ``examined`` is the CTE of waits, or of instances whose steps are then read. ``found`` is the subquery of the steps
+    with their instances. ``bound`` is how many of each range count; one more tells that there are more.
     """
 
     examined: Any
     found: Any
+    pk: str
+    """The column of ``examined`` with the key of an instance."""
     bound: int
 
-    def count_largest_range(self, tx: Tx) -> int:
-        sizes = sa.select(sa.func.count()).select_from(self.examined).group_by(self.examined.c.part)
-        return max(tx.execute(sizes).scalars(), default=0)
+    def select_cut(self) -> Any:
+        """Select the instance up to which all are examined: of the ranges with more, the one that ended first."""
+        c = self.examined.c
+        cut = sa.select(sa.func.min(c[self.pk]).label("pk")).group_by(c.part).having(sa.func.count() > self.bound)
+        return sa.select(sa.func.max(cut.subquery("cuts").c.pk).label("pk"))
+
+
+def _examinations(tx: Tx, *, workflow: str | None, event_type: str | None, limit: int) -> Iterator[_ExaminedWaits]:
+    """Yield what to examine, one after the other, until enough is found.
+
+    Nearly always the first ones are enough, and PostgreSQL looks up all, however few the list shows. The waits of a
+    rare workflow may lie behind many others of the same type, but its instances are few.
+    """
+    if event_type is None or tx.store.database is dialects.MARIADB:
+        yield _examine_instances(tx, workflow, bound=MAX_EXAMINED)
+        return
+    first = min(_FIRST * limit, MAX_EXAMINED)
+    yield _examine_waits(tx, event_type, bound=first)
+    if workflow is not None:
+        yield _examine_instances(tx, workflow, bound=first)
+    if first < MAX_EXAMINED:
+        yield _examine_waits(tx, event_type, bound=MAX_EXAMINED)
 
 
 def _examine_waits(tx: Tx, event_type: str, *, bound: int) -> _ExaminedWaits:
@@ -245,14 +255,16 @@ def _examine_waits(tx: Tx, event_type: str, *, bound: int) -> _ExaminedWaits:
     names = ("instance_pk", "run_number", "status", *_STEP_COLUMNS)
     steps = bounds.build_union(s, [waits], *names, limit=bound + 1)
     examined = sa.select(*(each.label("step_status" if each.name == "status" else each.name) for each in steps.c))
-    steps = examined.subquery("steps")
+    steps = examined.cte("steps")
     is_its = sa.and_(i.c.id == steps.c.instance_pk, i.c.run_number == steps.c.run_number)
     columns = (i.c.id, i.c.workflow, i.c.instance_id, i.c.status)
-    return _ExaminedWaits(steps, bounds.look_up(tx.store.database, steps, i, *columns, is_it=is_its), bound)
+    return _ExaminedWaits(
+        steps, bounds.look_up(tx.store.database, steps, i, *columns, is_it=is_its), "instance_pk", bound
+    )
 
 
-def _examine_instances(tx: Tx, workflow: str | None) -> _ExaminedWaits:
-    """Examine the instances that have not ended, of a workflow or of all."""
+def _examine_instances(tx: Tx, workflow: str | None, *, bound: int) -> _ExaminedWaits:
+    """Examine the instances that have not ended, of a workflow or of all; ``bound`` is for all ranges together."""
     i, s = tx.t.instance, tx.t.step
     workflows = (bounds.read_workflow_names(tx) or [""]) if workflow is None else [workflow]
     ranges = [
@@ -260,12 +272,14 @@ def _examine_instances(tx: Tx, workflow: str | None) -> _ExaminedWaits:
         for name in workflows
         for each in _WAITING
     ]
-    bound = bounds.divide(ranges)
+    each_bound = max(bound // len(ranges), 1)
     instance_columns = ("id", "workflow", "instance_id", "run_number", "status")
-    instances = bounds.build_union(i, ranges, *instance_columns, limit=bound + 1)
+    instances = sa.select(bounds.build_union(i, ranges, *instance_columns, limit=each_bound + 1)).cte("instances")
     is_its = sa.and_(s.c.instance_pk == instances.c.id, s.c.run_number == instances.c.run_number)
     its = (s.c.status.label("step_status"), *(s.c[name] for name in _STEP_COLUMNS))
-    return _ExaminedWaits(instances, bounds.look_up(tx.store.database, instances, s, *its, is_it=is_its), bound)
+    return _ExaminedWaits(
+        instances, bounds.look_up(tx.store.database, instances, s, *its, is_it=is_its), "id", each_bound
+    )
 
 
 def _choose_waits(
@@ -276,8 +290,11 @@ def _choose_waits(
     event_type: str | None,
     scope: Scope | None,
     limit: int,
-) -> Sequence[Any]:
-    """Return the rows of the newest waits among the examined ones."""
+) -> tuple[Sequence[Any], bool]:
+    """Return the rows of the newest waits among the examined ones, and whether these are all that there are.
+
+    Behind the cut, there may be others in between, so no row from there counts.
+    """
     c = examined.found.c
     conditions = [
         c.type.in_([each.value for each in (StepType.WAIT, StepType.LINEAR)]),
@@ -288,8 +305,13 @@ def _choose_waits(
         *([] if event_type is None else [c.wait_event_type == event_type]),
         *scopes.conditions(tx.t, scope, of=c),
     ]
-    query = sa.select(examined.found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key)
-    return tx.execute(query.limit(limit)).all()
+    chosen = sa.select(examined.found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key).limit(limit)
+    cut, w = examined.select_cut().subquery("cut"), chosen.subquery("chosen")
+    query = sa.select(cut.c.pk.label("cut_pk"), *w.c).select_from(cut.outerjoin(w, sa.true()))
+    rows = tx.execute(query.order_by(w.c.id.desc(), w.c.seq, w.c.step_key)).all()  # one without a wait if there is none
+    cut_pk = rows[0].cut_pk
+    found = [row for row in rows if row.id is not None and (cut_pk is None or row.id > cut_pk)]
+    return found, cut_pk is None
 
 
 def _ref(row: sa.Row[tuple[object, ...]]) -> RunRef:

@@ -276,6 +276,38 @@ def test_waits_of_one_type_beyond_the_bound_ask_for_a_narrower_filter(few: World
         few.store.read(lambda tx: overview.read_waits(tx, workflow="order", event_type="approval", limit=1))
 
 
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
+def test_waits_of_one_type_and_a_rare_workflow_are_found_behind_more_than_may_be_examined(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "MAX_EXAMINED", 12)
+    world.wait(world.claim(world.create("rare", workflow="refund")))
+    for n in range(13):
+        world.wait(world.claim(world.create(f"o-{n}")))
+    for limit in (1, 2):
+        waits = world.store.read(
+            lambda tx, limit=limit: overview.read_waits(tx, workflow="refund", event_type="approval", limit=limit)
+        )
+        assert [each.ref.instance_id for each in waits] == ["rare"]
+
+
+def test_a_list_of_waits_ends_where_others_may_lie_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each workflow and status, two instances are examined."""
+    monkeypatch.setattr(overview, "MAX_EXAMINED", 12)
+    for n in range(2):
+        world.wait(world.claim(world.create(f"old-{n}", workflow="refund")))
+    for n in range(4):
+        world.wait(world.claim(world.create(f"new-{n}")))
+
+    def found(limit: int) -> list[str]:
+        waits = world.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type=None, limit=limit))
+        return [each.ref.instance_id for each in waits]
+
+    assert found(2) == ["new-3", "new-2"]
+    with pytest.raises(FilterTooBroad, match="Only 2 waits"):  # new-1 comes before old-1, and is not examined
+        found(3)
+
+
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_short_list_of_waits_looks_up_few_instances(crowd: Crowd) -> None:
     crowd.fill(30_000)  # a hundred of which wait for an approval
