@@ -140,6 +140,14 @@ def _insert(database: Database, table: sa.Table) -> Any:
     return import_module(f"sqlalchemy.dialects.{name}").insert(table)
 
 
+def force_index(select: sa.Select[Any], table: sa.Table, name: str) -> sa.Select[Any]:
+    """Make MariaDB use the index whose name ends like this: with another one, it would read all rows to sort them."""
+    (index,) = (each.name for each in table.indexes if str(each.name).endswith(name))
+    for dialect in ("mysql", "mariadb"):
+        select = select.with_hint(table, f"FORCE INDEX ({index})", dialect)
+    return select
+
+
 def select_smallest_per_group(
     database: Database,
     table: sa.Table,

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, duration_us, from_us, from_us_or_none
 from celery_durable.redispatch import Redispatch
-from celery_durable.store import bounds, row_sets, scopes
+from celery_durable.store import dialects, row_sets, scopes
 from celery_durable.store.bounds import MAX_EXAMINED
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import param, statement
@@ -256,11 +256,9 @@ def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = No
 
     At most 10,000 entries are examined, those that are sent next.
     """
-    o, its = tx.t.outbox, tx.t.outbox.alias().c
-    next_ = sa.select(its.id).order_by(its.next_check_at).limit(MAX_EXAMINED)
-    ids = (next_.where(its.next_check_at.is_(None)) if given_up else next_).subquery()
-    columns = [column for column in o.c if column is not o.c.id]
-    examined = bounds.look_up(tx.store.database, ids, o, *columns, is_it=o.c.id == ids.c.id)
+    o = tx.t.outbox
+    next_ = dialects.force_index(sa.select(o), o, "outbox_due").order_by(o.c.next_check_at).limit(MAX_EXAMINED)
+    examined = (next_.where(o.c.next_check_at.is_(None)) if given_up else next_).subquery()
     if scope is None:
         examined = sa.select(examined).order_by(examined.c.created_at, examined.c.id).limit(limit).subquery()
     return _read_entries(tx, examined, limit=limit, scope=scope)

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import DueRun, RunRef, Status, WakeReason, crash_delay, duration_us, from_us, to_us
 from celery_durable.redispatch import MIN_LOST_AGE, NOTHING_KNOWN, QueueProgress, Redispatch
-from celery_durable.store import attempts, row_sets, schedule
+from celery_durable.store import attempts, dialects, row_sets, schedule
 from celery_durable.store.claims import MAX_CLAIMANT, RELEASED, due_conditions
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import param, statement
@@ -44,18 +44,6 @@ def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -
     return _release_crashed(tx, row, now, dispatch_count=0, recheck_after=grace, is_published=True, is_death_known=True)
 
 
-def _force_index(select: sa.Select[Any], i: sa.Table, name: str) -> sa.Select[Any]:
-    """Make MariaDB use the index whose name ends like this.
-
-    With another index MariaDB reads and locks more rows than it returns, in order to sort them. Concurrent sweeps would
-    skip those rows and find nothing.
-    """
-    (index,) = (each.name for each in i.indexes if str(each.name).endswith(name))
-    for dialect in ("mysql", "mariadb"):
-        select = select.with_hint(i, f"FORCE INDEX ({index})", dialect)
-    return select
-
-
 def _swept_columns(i: sa.Table) -> sa.Select[Any]:
     c = i.c
     return sa.select(
@@ -66,9 +54,10 @@ def _swept_columns(i: sa.Table) -> sa.Select[Any]:
 
 @statement
 def _select_due(s: Store) -> Any:
+    # With another index, MariaDB locks all rows that it sorts. Concurrent sweeps would skip those and find nothing.
     i = s.tables.instance
     return (
-        _force_index(_swept_columns(i), i, "instance_due")
+        dialects.force_index(_swept_columns(i), i, "instance_due")
         .add_columns(s.statement_clock().label("now_us"))
         .where(
             i.c.priority == param("priority"),
@@ -278,7 +267,7 @@ def _select_lost(s: Store) -> Any:
     min_age = sa.cast(duration_us(MIN_LOST_AGE), sa.BigInteger).op("<<")(doublings)
     is_old = sa.or_(i.c.sent_at <= now - min_age, i.c.sent_at <= now - param("longest_us", sa.BigInteger))
     return (
-        _force_index(_swept_columns(i), i, "instance_sent")
+        dialects.force_index(_swept_columns(i), i, "instance_sent")
         .add_columns(s.statement_clock().label("now_us"))
         .where(
             i.c.queue == param("queue", sa.String),
@@ -327,7 +316,7 @@ def take_lost_runs(
 def _select_unclaimed(s: Store) -> Any:
     i = s.tables.instance
     return (
-        _force_index(_swept_columns(i), i, "instance_due")
+        dialects.force_index(_swept_columns(i), i, "instance_due")
         .add_columns(s.statement_clock().label("now_us"))
         .where(
             i.c.priority == param("priority"),
