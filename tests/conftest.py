@@ -32,7 +32,7 @@ from celery_durable import signals
 from celery_durable.definitions import SHARED, Definition, LinearDefinition
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
-from celery_durable.store import migrate
+from celery_durable.store import migrate, statements
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import Tables
 from tests import leftovers
@@ -50,6 +50,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Where this is set (as in many containers), each process that a test starts would compile the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Each test has stores of its own, with the same statements.
+statements.shared = {}
 
 
 class PlainImports(MetaPathFinder):

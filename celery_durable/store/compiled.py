@@ -125,15 +125,21 @@ class CompiledStatement:
 
     def _describe(self, names: Sequence[str]) -> None:
         if names:
-            row: Any = namedtuple("row", names, rename=True)  # type: ignore[misc]  # noqa: PYI024
-            self._make_row = functools.partial(tuple.__new__, row)  # its own _make is written in Python
+            self._make_row = functools.partial(tuple.__new__, _row_type(*names))  # its own _make is written in Python
         self._returns_rows = bool(names)
 
     def with_clock(self, clock: Callable[[], int] | None) -> CompiledStatement:
-        """Return the same statement for a store with another clock."""
+        """Return this statement for a store with another clock."""
+        if CLOCK_PARAM not in self._defaults:
+            return self
         other = copy.copy(self)
-        other.clock = clock if CLOCK_PARAM in self._defaults else None
+        other.clock = clock
         return other
+
+
+@functools.cache
+def _row_type(*names: str) -> Any:
+    return namedtuple("row", names, rename=True)  # noqa: PYI024
 
 
 def is_listened_to(conn: sa.Connection) -> bool:

@@ -22,7 +22,7 @@ from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault, ha
 from celery_durable.store.libpq import PreparedStatements, begin_prepared
 from celery_durable.store.schema import REVISION, Tables, build_tables
 from celery_durable.store.sessions import StepSessions
-from celery_durable.store.statements import Statement
+from celery_durable.store.statements import Statement, compile_for_store
 from celery_durable.store.time_limits import LOOP, ORDINARY, TimeBudget, Timeouts
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
@@ -140,7 +140,7 @@ class Store:
         key = (statement, dialect.driver, dialect.paramstyle)
         found = self._statements.get(key)
         if found is None:
-            found = self._statements[key] = CompiledStatement(statement.build(self), dialect, self.runtime.clock)
+            found = self._statements[key] = compile_for_store(self, statement, dialect)
         return found
 
     def export_statements(self) -> CompiledStatements:

@@ -8,7 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.store.compiled import PARAM_PREFIX
+from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement
+
+shared: dict[tuple[object, ...], CompiledStatement] | None = None
+"""What the stores of this process have compiled, by everything that the text depends on; None: nothing is shared.
+
+Only tests set it. Thousands of stores that serve one test each would spend a third of their time on compiling.
+"""
 
 
 class Statement:
@@ -16,6 +22,19 @@ class Statement:
 
     def __init__(self, build: Callable[[Any], Any], name: str) -> None:
         self.build, self.name = build, name
+
+
+def compile_for_store(store: Any, statement: Statement, dialect: sa.Dialect) -> CompiledStatement:
+    """Compile a statement for a `Store`, or return what another store has compiled if these are `shared`."""
+    clock = store.runtime.clock
+    if shared is None:
+        return CompiledStatement(statement.build(store), dialect, clock)
+    server = (type(dialect), dialect.driver, dialect.paramstyle, dialect.server_version_info)
+    key = (statement, store.schema, store.prefix, store.database, *server, clock is None)
+    found = shared.get(key)
+    if found is None:  # without the clock, which would keep its store alive
+        found = shared[key] = CompiledStatement(statement.build(store), dialect, clock).with_clock(None)
+    return found.with_clock(clock)
 
 
 def statement(build: Callable[[Any], Any]) -> Statement:
