@@ -172,9 +172,14 @@ def encode_start(
     }
 
 
+@statement
+def _select_clock(s: Store) -> Any:
+    return sa.select(s.clock())
+
+
 def read_clock(tx: Tx) -> datetime:
     """Return the database's time, which decides when instances are due."""
-    return from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
+    return from_us(tx.run(_select_clock).scalar_one())
 
 
 # --- lock and read ------------------------------------------------------------------------------

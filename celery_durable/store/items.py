@@ -164,6 +164,15 @@ def attempt_values(
     }
 
 
+@statement
+def _upsert_task_item(s: Store) -> Any:
+    item = s.tables.item
+    key: dict[str, Any] = {"instance_pk": param("pk"), "run_number": param("run"), "step_key": param("key")}
+    key["position"] = sa.literal_column("0")
+    given = {name: param(name, item.c[name].type) for name in ("task", "on_lost", *_sent_columns(item))}
+    return dialects.insert_or_update(s.database, item, key | given | NEW_ATTEMPT_VALUES, tuple(key))
+
+
 def mark_task_as_sent(
     tx: Tx, step: TaskSendingStep, body: str, *, event_type: str, attempt: int, now: datetime
 ) -> OutboxMessage:
@@ -172,14 +181,8 @@ def mark_task_as_sent(
     ``body`` comes from `values.encode_step_task`.
     """
     reference = TaskReference(read_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
-    key = {"instance_pk": step.pk, "run_number": step.run_number, "step_key": step.step_key, "position": 0}
-    values = (
-        key
-        | {"task": body, "on_lost": step.on_lost}
-        | NEW_ATTEMPT_VALUES
-        | attempt_values(body, reference, attempt, now=now, step=step)
-    )
-    tx.execute(dialects.insert_or_update(tx.store.database, tx.t.item, values, tuple(key)))
+    sent = attempt_values(body, reference, attempt, now=now, step=step)
+    tx.run(_upsert_task_item, **key_parameters(step), task=body, on_lost=step.on_lost, **sent)
     return build_replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), reference=reference)
 
 
@@ -322,11 +325,15 @@ def are_all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
     return tx.run(_select_any_open, pk=pk, run=run_number, key=step_key).first() is None
 
 
+@statement
+def _select_answers(s: Store) -> Any:
+    item = s.tables.item.c
+    return sa.select(item.answer, item.attempts).where(*step_conditions(s)).order_by(item.position)
+
+
 def read_answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:
     """Return the answer of each item as JSON text with its number of attempts, in the order of the items."""
-    item = tx.t.item.c
-    mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
-    rows = tx.execute(sa.select(item.answer, item.attempts).where(*mine).order_by(item.position))
+    rows = tx.run(_select_answers, pk=pk, run=run_number, key=step_key)
     return [(row.answer, row.attempts) for row in rows]
 
 

@@ -141,8 +141,16 @@ def postpone(tx: Tx, messages: Sequence[OutboxMessage], *, delay: timedelta) -> 
     tx.execute(sa.update(o).where(*wanted).values(next_check_at=tx.store.clock() + duration_us(delay)))
 
 
+@statement
+def _delete(s: Store) -> Any:
+    return sa.delete(s.tables.outbox).where(s.tables.outbox.c.id == param("id", sa.String))
+
+
 def delete(tx: Tx, ids: Sequence[str]) -> None:
     """Delete these messages if they are still in the outbox."""
+    if len(ids) == 1:
+        tx.run(_delete, id=ids[0])
+        return
     o = tx.t.outbox
     for start in range(0, len(ids), _CHUNK):
         tx.execute(sa.delete(o).where(o.c.id.in_(ids[start : start + _CHUNK])))
@@ -165,30 +173,43 @@ class Delivery:
     attempt: int
 
 
+@statement
+def _begin_delivery(s: Store) -> Any:
+    o, now = s.tables.outbox, s.clock()
+    until = now + param("lease_us", sa.BigInteger)
+    return (
+        sa.update(o)
+        .where(
+            o.c.id == param("id", sa.String),
+            o.c.kind == sa.literal_column(f"'{OutboxKind.EVENT.value}'"),
+            o.c.run_at <= now,
+        )
+        .values(claim_token=param("token", sa.String), attempts=o.c.attempts + 1, run_at=until, next_check_at=until)
+    )
+
+
 def begin_delivery(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
     """Start the delivery of a due event. Returns None if it is delivered, being delivered, or not yet due.
 
     If the worker dies, the attempt is used up. The event is due again when the ``lease`` ends.
     """
-    o, now = tx.t.outbox, tx.store.clock()
-    until = now + duration_us(lease)
-    taken = tx.execute(
-        sa.update(o)
-        .where(o.c.id == id_, o.c.kind == OutboxKind.EVENT.value, o.c.run_at <= now)
-        .values(claim_token=token, attempts=o.c.attempts + 1, run_at=until, next_check_at=until)
-    )
+    taken = tx.run(_begin_delivery, id=id_, token=token, lease_us=duration_us(lease))
     return find_delivery(tx, id_, token=token) if taken.rowcount else None
+
+
+@statement
+def _find_delivery(s: Store) -> Any:
+    o, i = s.tables.outbox, s.tables.instance
+    return (
+        sa.select(o.c.name, o.c.payload, o.c.run_number, o.c.attempts, i.c.workflow, i.c.instance_id)
+        .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
+        .where(o.c.id == param("id", sa.String), o.c.claim_token == param("token", sa.String))
+    )
 
 
 def find_delivery(tx: Tx, id_: str, *, token: str) -> Delivery | None:
     """Return the delivery that this token started, or None."""
-    o, i = tx.t.outbox, tx.t.instance
-    query = (
-        sa.select(o.c.name, o.c.payload, o.c.run_number, o.c.attempts, i.c.workflow, i.c.instance_id)
-        .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
-        .where(o.c.id == id_, o.c.claim_token == token)
-    )
-    row = tx.execute(query).first()
+    row = tx.run(_find_delivery, id=id_, token=token).first()
     if row is None:
         return None
     return Delivery(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -107,20 +107,21 @@ def _release_claim(
     return after
 
 
-def _has_event_for(tx: Tx, claim: Claim, waits: list[OpenWait]) -> bool:
-    e = tx.t.event.c
-    for wait in waits:
-        if wait.event_type is not None:
-            query = sa.select(e.seq).where(
-                e.instance_pk == claim.pk,
-                e.run_number == claim.ref.run_number,
-                e.type == wait.event_type,
-                e.delivered_at.is_(None),
-                e.created_at <= to_us(wait.due_at),
-            )
-            if tx.execute(query.limit(1)).first() is not None:
-                return True
-    return False
+@statement
+def _find_event_in_time(s: Store) -> Any:
+    e = s.tables.event.c
+    is_in_time = (e.delivered_at.is_(None), e.created_at <= param("due_us", sa.BigInteger))
+    is_it = (e.instance_pk == param("pk", sa.BigInteger), e.run_number == param("run", sa.Integer))
+    return sa.select(e.seq).where(*is_it, e.type == param("type", sa.String), *is_in_time).limit(1)
+
+
+def _has_event_for(tx: Tx, claim: Claim, waits: Sequence[OpenWait]) -> bool:
+    key = {"pk": claim.pk, "run": claim.ref.run_number}
+    return any(
+        tx.run(_find_event_in_time, **key, type=wait.event_type, due_us=to_us(wait.due_at))
+        for wait in waits
+        if wait.event_type is not None
+    )
 
 
 @statement

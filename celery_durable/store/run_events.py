@@ -111,11 +111,16 @@ def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id
     return None if new is None else InsertedEvent(row.run_number, new.seq, new.created_at)
 
 
+@statement
+def _find_same_event(s: Store) -> Any:
+    e = s.tables.event.c
+    is_of_run = (e.instance_pk == param("pk", sa.BigInteger), e.run_number == param("run", sa.Integer))
+    return sa.select(e.seq).where(*is_of_run, e.event_id == param("event_id", sa.String)).limit(1)
+
+
 def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
     """Return whether the current run has an event with this id."""
-    e = tx.t.event.c
-    same_event = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
-    return tx.execute(sa.select(e.seq).where(*same_event).limit(1)).first() is not None
+    return bool(tx.run(_find_same_event, pk=row.pk, run=row.run_number, event_id=event_id))
 
 
 def find_event(tx: Tx, row: InstanceRow, *, event_id: str) -> InsertedEvent | None:

@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     mutant(
         "a renewal asks for no token",
-        ("store.leases:renew", "i.c.claim_token.in_(tokens)", "sa.true()"),
+        ("store.leases:_are_held", "i.claim_token.in_(tokens)", "sa.true()"),
     ),
     # --- the claim ------------------------------------------------------------------------------
     mutant(
@@ -373,17 +373,17 @@ MUTANTS = (
     ),
     mutant(
         "an outbound event is taken although another delivery has it",
-        ("store.outbox:begin_delivery", ", o.c.run_at <= now", ""),
+        ("store.outbox:_begin_delivery", "o.c.run_at <= now,", ""),
         caught_by=_OUTBOX + "test_of_two_workers_at_once_one_gets_the_event[commits-postgresql]",
     ),
     mutant(
         "an outbound event is free again for the dispatcher alone when its worker dies",
-        ("store.outbox:begin_delivery", "run_at=until, next_check_at=until", "next_check_at=until"),
+        ("store.outbox:_begin_delivery", "run_at=until, next_check_at=until", "next_check_at=until"),
         caught_by=_OUTBOX + "test_only_one_worker_delivers_an_event[sqlite]",
     ),
     mutant(
         "anybody finds the delivery that another began",
-        ("store.outbox:find_delivery", ", o.c.claim_token == token", ""),
+        ("store.outbox:_find_delivery", ', o.c.claim_token == param("token", sa.String)', ""),
         caught_by=_OUTBOX + "test_only_the_token_that_began_finds_its_delivery[sqlite]",
     ),
     mutant(
