@@ -72,6 +72,7 @@ class Machine(Process):
         super().__init__(name, world.url, Runtime(world, name), world.settings)
         self.store._statements = world.compiled_statements  # all of them have one clock
         self.world = world
+        sa.event.listen(self.store.engine, "do_connect", world.connector.connect)
         sa.event.listen(self.store.engine, "connect", self._prepare)
         sa.event.listen(self.store.engine, "commit", self._perhaps_cut)
 

@@ -26,6 +26,7 @@ from celery_durable.testing.code import Deployed
 from celery_durable.testing.databases import Database
 from tests.simulation import invariants, keeping, maps, witnesses
 from tests.simulation.clients import workflow_of
+from tests.simulation.connections import Connector
 from tests.simulation.linear import Plan, make_linear, make_params
 from tests.simulation.processes import Answerer, Emitter, Machine, Postman, Runtime, Sender, Worker
 from tests.simulation.programs import authors, make_definition
@@ -62,6 +63,7 @@ class World:
         self.compiled_statements: Any = {}
         self._database = Database(None, schema=None, prefix="")
         self.url = self._database.url
+        self.connector = Connector(self.url.removeprefix("sqlite:///"))
         self.registry = Deployed([make_definition(self)])
         self.clients = Machine(self, "clients")
         self.workers = [Worker(self, f"runner-{number}") for number in range(_RUNNERS)]
@@ -76,7 +78,8 @@ class World:
         self.operations = Operations(
             OperationContext(self.clients.store, self.settings, self.registry, self.clients.runtime, capture)
         )
-        self.raw = sqlite3.connect(self.url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
+        path, more = self.url.removeprefix("sqlite:///"), 1_000  # of the cached statements: the invariants are many
+        self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=more)
         self.schedule = Schedule(self, 0)
         self.schedule.is_calm = True  # until the tables are made
         authors.create_all(self.clients.store.engine)
@@ -123,6 +126,7 @@ class World:
         self.raw.close()
         for machine in self.machines:
             machine.close()
+        self.connector.close()
         self._database.remove()
 
     def capture(self, runtime: Runtime | None, due_runs: Sequence[DueRun]) -> None:
