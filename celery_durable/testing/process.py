@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -53,6 +54,29 @@ class ProcessTx(Tx):
             raise Crash("died")
 
 
+class SharedCache(dict[Any, Any]):
+    """What SQLAlchemy has compiled for one driver, shared by the engines of all processes.
+
+    The first part of SQLAlchemy's key is the engine's own dialect object. Here it is left out. What else decides the
+    SQL is in the rest of the key, such as the tables, which belong to one schema and prefix.
+    """
+
+    _MOST = 1000
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return what was compiled for a key of any engine."""
+        return super().get(key[1:], default)
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        if len(self) >= self._MOST:
+            self.clear()
+        super().__setitem__(key[1:], compiled)
+
+
+_shared_caches: defaultdict[str, SharedCache] = defaultdict(SharedCache)
+"""By the name of the driver."""
+
+
 class Process:
     """A process with its own store. When it is dead, none of its statements and commits reaches the database."""
 
@@ -76,7 +100,10 @@ class Process:
                 prepared_statements=settings.prepared_statements,
                 runtime=runtime,
             )
-        self.store.import_statements(compiled_statements or {})
+        self.store.import_statements({} if compiled_statements is None else compiled_statements)
+        if not callable(url):
+            engine = self.store.engine
+            engine.update_execution_options(compiled_cache=_shared_caches[engine.dialect.driver])
         self.connections: list[Any] = []
         self.store.tx_type = ProcessTx
         # For the transactions and the statements of sessions. Before the store's own listener to "begin" locks SQLite.
