@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
+from typing import Any
 
 import hypothesis
 import pytest
@@ -188,6 +189,12 @@ def store_url(database: str, request: pytest.FixtureRequest, tmp_path) -> str:
 
 
 @pytest.fixture
+def inspector(database: str, request: pytest.FixtureRequest) -> sa.Engine | None:
+    """An engine for queries about the database of this test. Its connection has planned those of earlier tests."""
+    return None if database == "sqlite" else request.getfixturevalue(f"{database}_database").inspector
+
+
+@pytest.fixture
 def store(store_url: str) -> Iterator[Store]:
     """A store with the database's own clock."""
     store = Store(store_url)
@@ -278,6 +285,11 @@ class OwnDatabase:
     def url(self) -> str:
         return self.engine.url.render_as_string(hide_password=False)
 
+    @property
+    def inspector(self) -> sa.Engine:
+        """The same connection, but in autocommit: psycopg forgets what is prepared after each rollback."""
+        return self.engine.execution_options(isolation_level="AUTOCOMMIT")
+
     def empty(self) -> None:
         tables = (table for table in self.tables.metadata.sorted_tables if table is not self.tables.database)
         with self.engine.begin() as connection:  # in one round trip
@@ -296,7 +308,10 @@ def _own_database(name: str) -> Iterator[OwnDatabase]:
         connection.exec_driver_sql(f"CREATE DATABASE {_NAME}")
         if name == "postgresql":  # nobody crashes this server: what outlives a crash is for tests/smoke and tests/chaos
             connection.exec_driver_sql(f"ALTER DATABASE {_NAME} SET synchronous_commit = off")
-    connect_args = {"client_flag": CLIENT.MULTI_STATEMENTS} if name == "mariadb" else {}
+    connect_args: dict[str, Any] = {
+        "postgresql": {"options": "-c plan_cache_mode=force_generic_plan", "prepare_threshold": 1},
+        "mariadb": {"client_flag": CLIENT.MULTI_STATEMENTS},
+    }[name]
     engine = sa.create_engine(server.set(database=_NAME), isolation_level="READ COMMITTED", connect_args=connect_args)
     try:
         with contextlib.closing(Store(engine=engine)) as store:

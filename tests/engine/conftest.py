@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tests.engine import invariants
 from tests.engine.attempts import Bench
@@ -56,12 +57,13 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_world(store_url: str) -> Iterator[Callable[..., World]]:
+def make_world(store_url: str, inspector: sa.Engine | None) -> Iterator[Callable[..., World]]:
     """A world with settings of its own."""
     worlds: list[World] = []
 
     def make(**settings: Any) -> World:
         worlds.append(World(store_url, **settings))
+        worlds[-1].inspector = inspector
         return worlds[-1]
 
     yield make

@@ -6,7 +6,7 @@ disagree, work that no process will find, wake-ups that got lost, prior runs tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 import sqlalchemy as sa
@@ -221,24 +221,36 @@ QUERIES = {
 
 def check(world: Any) -> None:
     """Fail with every invariant that is broken, but for those that the test has exempted, with its reason."""
-    queries = {name: query for name, query in QUERIES.items() if name.split()[0] not in world.exempt}
-    with world.store.engine.connect() as connection:
-        broken = _broken_rows(connection, queries, world.now_us)
+    with (world.inspector or world.store.engine).connect() as connection:
+        broken = _broken_rows(connection, world.now_us, frozenset(world.exempt))
     broken += _attempts_run_twice(world) + _changed_runs(world) + _lost_calls(world)
     assert not broken, "\n".join(broken)
 
 
-def _broken_rows(connection: sa.Connection, queries: Mapping[str, str], now_us: int) -> list[str]:
+def _broken_rows(connection: sa.Connection, now_us: int, exempt: frozenset[str]) -> list[str]:
     """Ask all queries in one statement, as nearly always none has rows; then those that have some, for their rows."""
-    asked = {name: query.replace(":now", str(now_us)) for name, query in queries.items()}
-    names = sa.text(
-        " UNION ALL ".join(
-            f"SELECT {position} FROM (SELECT 1 AS one) o WHERE EXISTS ({query})"
-            for position, query in enumerate(asked.values())
-        )
+    names, query = _all_in_one(exempt)
+    found = [names[position] for (position,) in connection.execute(query, {"now": now_us})]
+    return [
+        f"{name}: {tuple(row)}"
+        for name in found
+        for row in connection.execute(sa.text(QUERIES[name].replace(":now", str(now_us))))
+    ]
+
+
+@functools.cache
+def _all_in_one(exempt: frozenset[str]) -> tuple[list[str], sa.TextClause]:
+    """Return the names of the queries that are not exempt, and a statement for the positions of those with rows.
+
+    The time is a parameter, so the text is always the same: it is compiled once, and PostgreSQL plans it once for each
+    connection. That takes 20 ms.
+    """
+    names = [name for name in QUERIES if name.split()[0] not in exempt]
+    query = " UNION ALL ".join(
+        f"SELECT {position} FROM (SELECT 1 AS one) o WHERE EXISTS ({QUERIES[name]})"
+        for position, name in enumerate(names)
     )
-    found = [[*asked][position] for (position,) in connection.execute(names)]
-    return [f"{name}: {tuple(row)}" for name in found for row in connection.execute(sa.text(asked[name]))]
+    return names, sa.text(query).bindparams(sa.bindparam("now", type_=sa.BigInteger))
 
 
 def _attempts_run_twice(world: Any) -> list[str]:
@@ -257,6 +269,8 @@ def _changed_runs(world: Any) -> list[str]:
 
 
 def _lost_calls(world: Any) -> list[str]:
+    if not (world.accepted or world.accepted_events):
+        return []
     i, e = world.store.tables.instance.c, world.store.tables.event.c
     instances = {(row.workflow, row.instance_id) for row in world.rows(sa.select(i.workflow, i.instance_id))}
     events = {row.event_id for row in world.rows(sa.select(e.event_id))}

@@ -188,6 +188,8 @@ class World:
         self.bodies: list[tuple[str, int, str, int]] = []
         self.prior_runs: dict[tuple[str, str, int], Any] = {}
         self.exempt: dict[str, str] = {}
+        self.inspector: sa.Engine | None = None
+        """What the invariants are asked on, if that outlives this world."""
         self.registry = Deployed([])
         self._web = Process("web", url, WorldRuntime(self, "web"), self.settings, compiled_statements=World.statements)
         self._workers: list[Worker] = []

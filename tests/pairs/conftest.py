@@ -25,5 +25,6 @@ def database(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def environment(database: str, environments: dict[str, Environment], request: pytest.FixtureRequest) -> Environment:
     if database not in environments:
-        environments[database] = Environment(request.getfixturevalue(f"{database}_database").url)
+        own = request.getfixturevalue(f"{database}_database")
+        environments[database] = Environment(own.url, own.inspector)
     return environments[database]

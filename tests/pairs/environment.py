@@ -133,9 +133,10 @@ def _executed(_: Any, cursor: Any, statement: str, *__: Any) -> None:
 class Environment:
     """The database, its processes and the workflows of the pairs. It is made once; `clear` it before each pair."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, inspector: sa.Engine) -> None:
         self.url = url
         self.world = World(url)
+        self.world.inspector = inspector
         self.threads = ThreadPoolExecutor(4)
         self.first, self.second = PairProcess(self, "first"), PairProcess(self, "second")
         self._register()
