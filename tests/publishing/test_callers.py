@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 import threading
 import time
@@ -70,6 +72,20 @@ def test_the_sender_opens_another_connection_where_the_broker_has_closed_it(line
     line.proxy.set(Mode.PASS)
     assert line.publish()[0] == ["sent"]
     assert set(senders) == {SENDER}
+
+
+def test_a_process_may_have_more_than_a_thousand_files_open(line: Line, senders: list[str]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        for _ in range(2):
+            assert line.publish()[0] == ["sent"]
+        assert senders[-1] != SENDER
+    finally:
+        for each in files:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_the_generic_transport_is_never_a_callers(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
+import selectors
 import threading
 import time
 import weakref
@@ -36,6 +36,8 @@ _RETRY_WITHIN_SECONDS = 0.5
 _QUICK_SECONDS = 0.1
 """If the last jobs took longer, the next one is the thread's: each answer may take nearly as long as its timeout."""
 _MAX_MESSAGES = 2000
+_Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
+"""A selector without a file of its own. That of `select` is the last resort: it takes no descriptor above 1,023."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +123,7 @@ class Sender(ForkSafeThread):
         """
         with self._changed:
             transport = self._idle_transport
-            if transport is None or any(select.select(transport.sockets(), (), (), 0)):
+            if transport is None or _have_input(transport.sockets()):
                 return False
             self._idle_transport = None
             self._borrowed = transport
@@ -309,6 +311,14 @@ class Sender(ForkSafeThread):
                 self._circuit_breakers.record_failure(batch.queue, batch.error)
             elif all(item.state is SendState.SENT for item in batch.items):
                 self._circuit_breakers.record_success(batch.queue)
+
+
+def _have_input(sockets: Sequence[Any]) -> bool:
+    """Whether one of these sockets has input, an error or the end of the connection."""
+    with _Selector() as selector:
+        for sock in sockets:
+            selector.register(sock, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()

@@ -244,7 +244,7 @@ MUTANTS = (
         "a caller opens a connection that the broker has closed",
         (
             "tasks.publishing.sender:Sender._run_on_caller",
-            "transport is None or any(select.select(transport.sockets(), (), (), 0))",
+            "transport is None or _have_input(transport.sockets())",
             "transport is None",
         ),
         caught_by=_CALLERS + "test_the_sender_opens_another_connection_where_the_broker_has_closed_it[redis]",
