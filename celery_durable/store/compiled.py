@@ -142,6 +142,20 @@ def _row_type(*names: str) -> Any:
     return namedtuple("row", names, rename=True)  # noqa: PYI024
 
 
+def run_on_driver(conn: sa.Connection, sql: str) -> None:
+    """Run a statement that has no parameters and returns no rows, as `CompiledStatement.run` does."""
+    if is_listened_to(conn):
+        conn.exec_driver_sql(sql)
+        return
+    try:
+        cursor = conn.connection.cursor()
+        cursor.execute(sql)
+        cursor.close()
+    except BaseException as error:
+        handle_driver_error(error, conn, sql)
+        raise
+
+
 def is_listened_to(conn: sa.Connection) -> bool:
     """Return whether the statements of a connection have a listener."""
     dispatch: Any = conn.dispatch

@@ -13,6 +13,7 @@ from sqlalchemy import event
 
 from celery_durable.errors import ConfigInvalid
 from celery_durable.runtime import real_monotonic
+from celery_durable.store.compiled import run_on_driver
 from celery_durable.store.cooperative import make_cooperative
 from celery_durable.store.dialects import POSTGRESQL, SQLITE, Database, database_from_url
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
@@ -202,7 +203,7 @@ def begin_immediate(connection: sa.Connection) -> None:
     """Take SQLite's write lock now, waiting for it. A transaction that reads first and then writes would not wait."""
     driver: Any = connection.connection.driver_connection
     if not driver.in_transaction:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        run_on_driver(connection, "BEGIN IMMEDIATE")
 
 
 def roll_back_and_block_writes(connection: sqlite3.Connection) -> None:

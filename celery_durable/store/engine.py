@@ -69,7 +69,9 @@ class Tx:
 
     def run_many(self, statement: Statement, rows: Sequence[dict[str, Any]], /) -> None:
         """Run a Statement once for each row of parameters."""
-        if rows:
+        if len(rows) == 1:  # without the result object that SQLAlchemy makes
+            self.run(statement, **rows[0])
+        elif rows:
             compiled = self.store.compiled(statement, self.conn.dialect)
             self.conn.exec_driver_sql(compiled.sql, [compiled.bind(row) for row in rows])
 
