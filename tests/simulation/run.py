@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -31,6 +32,12 @@ def world() -> World:
     return _worlds[0]
 
 
+def _prepare() -> None:
+    """Let the collector of garbage leave out what stays: SQLAlchemy and the world."""
+    world()
+    gc.freeze()
+
+
 def outcomes(seeds: Iterable[int]) -> list[Outcome]:
     """What comes of the schedules of these seeds, in this process."""
     return [world().run(seed) for seed in seeds]
@@ -54,7 +61,7 @@ def main() -> int:
     started, done, broken = time.monotonic(), 0, 0
     stats: Counter[str] = Counter()
     chunks = [range(at, min(at + _CHUNK, args.seed + args.n)) for at in range(args.seed, args.seed + args.n, _CHUNK)]
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         for future in as_completed([pool.submit(outcomes, chunk) for chunk in chunks]):
             for outcome in future.result():
                 stats.update(outcome.stats)

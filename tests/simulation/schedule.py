@@ -7,13 +7,14 @@ ended.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from celery_durable.linear import LinearContext
-from celery_durable.model import DueRun, RunRef
+from celery_durable.model import DueRun, RunRef, from_us
 from celery_durable.store import sweeps
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
@@ -30,6 +31,11 @@ from tests.simulation.programs import RETRY_SECONDS
 from tests.simulation.story import Story
 
 _UNLOCKED = frozenset({"claimed", "before-body", "after-body", "after-commit", "before-publish", "after-publish"})
+
+
+@functools.lru_cache(1)
+def _show(now_us: int) -> str:
+    return f"{from_us(now_us):%d %H:%M:%S.%f}"
 
 
 class Schedule:
@@ -125,7 +131,7 @@ class Schedule:
         return [f"{each} ({when})" for each in found]
 
     def tell(self, what: str) -> None:
-        self.story.journal.append(f"{self.world.clock.now:%d %H:%M:%S.%f} {what}")
+        self.story.journal.append(f"{_show(self.world.clock.read())} {what}")
 
     def _changed_runs(self) -> list[str]:
         return [
