@@ -1,8 +1,8 @@
 """Run the python blocks of one page as one module: `python -m tests.docs.run_page README.md folder`.
 
-`--serve` runs many pages, each in a process of its own that is forked after the imports, which take longer than most
-pages. It reads lines with a page and a folder, separated by a tab. For each it writes the files stdout and stderr into
-the folder and prints the exit code.
+`--serve` runs many pages, each in a process of its own that is forked after the imports and the first migration, which
+take longer than most pages. It reads lines with a page and a folder, separated by a tab. For each it writes the files
+stdout and stderr into the folder and prints the exit code.
 
 A page names servers, and none is needed: the database becomes a SQLite file in ``folder``, messages run at once in
 this process, and a wait for a result makes time jump to what is due next. An expression with a comment
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import gc
 import inspect
 import logging
 import os
@@ -40,6 +41,8 @@ from tests.docs.blocks import Block, base_of, blocks
 
 # Some pages show a run that fails. What the engine logs of it is no error of the page.
 logging.getLogger("celery_durable.runner").addHandler(logging.NullHandler())
+
+DATABASE = "page.sqlite3"
 
 
 class JumpingRuntime(Runtime):
@@ -155,17 +158,28 @@ def call_test(test: Any) -> None:
 def main(page: Path, where: Path) -> None:
     global URL  # one process runs one page
     os.chdir(where)
-    URL = f"sqlite:///{where}/page.sqlite3"
-    store = Store(URL)
-    migrate.upgrade(store)
-    store.close()
+    URL = f"sqlite:///{where}/{DATABASE}"
+    make_database(URL)
     stand_in_for_servers()
     run(page)
 
 
+def make_database(url: str) -> None:
+    """Make the tables, unless they are there."""
+    store = Store(url)
+    migrate.upgrade(store)
+    store.close()
+
+
 def serve() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        template = Path(folder, "template.sqlite3")
+        make_database(f"sqlite:///{template}")
+        content = template.read_bytes()
+    gc.freeze()  # a page and the end of its process collect garbage several times
     for line in sys.stdin:
         page, _, where = line.rstrip("\n").partition("\t")
+        Path(where, DATABASE).write_bytes(content)
         pid = os.fork()
         if pid == 0:
             run_forked(Path(page), Path(where))
