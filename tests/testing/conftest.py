@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -39,19 +40,47 @@ def plugged(event, step):
 """
 
 
+@pytest.fixture(scope="session")
+def sessions() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported what sessions import, and forks once for each session."""
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tests.testing.sessions"],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        yield server
+        server.kill()
+
+
 @pytest.fixture
-def run_tests(tmp_path: Path):
-    def run(text: str, *args: str, conftest: str = "", finds_plugins: bool = False) -> str:
-        """Only with ``finds_plugins`` every installed plugin is imported, which takes more time than most tests."""
-        alone = {} if finds_plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        named = [] if finds_plugins else ["-p", "celery_durable.testing.plugin"]
-        (tmp_path / "test_shop.py").write_text(WORKFLOW + text)
-        (tmp_path / "conftest.py").write_text(conftest)
-        (tmp_path / "pytest.ini").write_text("[pytest]\n")
+def run_tests(tmp_path: Path, sessions: subprocess.Popen[str]):
+    def run(text: str, *args: str, conftest: str = "") -> str:
+        write_project(tmp_path, text, conftest)
+        assert sessions.stdin is not None
+        assert sessions.stdout is not None
+        output = tmp_path / "output"
+        words = ["-p", "celery_durable.testing.plugin", *OPTIONS, *args]
+        sessions.stdin.write(json.dumps([words, str(tmp_path), str(output)]) + "\n")
+        sessions.stdin.flush()
+        assert int(sessions.stdout.readline()) in {0, 1, 5}  # pytest has run tests, or found none
+        return output.read_text()
+
+    return run
+
+
+@pytest.fixture
+def run_tests_in_new_interpreter(tmp_path: Path):
+    def run(text: str, *args: str, conftest: str = "") -> str:
+        """Every installed plugin is imported, as in the projects of users. It takes more time than most tests."""
+        write_project(tmp_path, text, conftest)
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *named, *OPTIONS, *args],
+            [sys.executable, "-m", "pytest", *OPTIONS, *args],
             cwd=tmp_path,
-            env=os.environ | alone | {"PYTHONDONTWRITEBYTECODE": "1"},
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
             timeout=120,
@@ -59,3 +88,9 @@ def run_tests(tmp_path: Path):
         return done.stdout + done.stderr
 
     return run
+
+
+def write_project(folder: Path, text: str, conftest: str) -> None:
+    (folder / "test_shop.py").write_text(WORKFLOW + text)
+    (folder / "conftest.py").write_text(conftest)
+    (folder / "pytest.ini").write_text("[pytest]\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def test_a_harness_is_there_for_every_workflow_that_is_registered(run_tests) -> None:
-    said = run_tests("""
+def test_a_harness_is_there_for_every_workflow_that_is_registered(run_tests_in_new_interpreter) -> None:
+    said = run_tests_in_new_interpreter("""
 def test_it(durable_harness):
     handle = plugged.create()
     durable_harness.advance("3 days")
@@ -66,8 +66,8 @@ def durable_store():
     assert (tmp_path / "own.sqlite3").exists()
 
 
-def test_the_plugin_is_loaded_by_itself_and_brings_no_celery_along(run_tests) -> None:
-    said = run_tests(
+def test_the_plugin_is_loaded_by_itself_and_brings_no_celery_along(run_tests, run_tests_in_new_interpreter) -> None:
+    said = run_tests_in_new_interpreter(
         """
 def test_it(heavy):
     assert heavy == []
@@ -84,7 +84,6 @@ def heavy(pytestconfig):
     assert pytestconfig.pluginmanager.has_plugin("celery_durable")
     return HEAVY
 """,
-        finds_plugins=True,
     )
     assert "1 passed" in said, said
     listed = run_tests("", "--markers")
