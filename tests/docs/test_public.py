@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -38,8 +39,16 @@ _CAMEL = r"[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+"
 _SPANS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)|``([^`\n]+)``")
 
 
-def defined_in_the_package() -> tuple[set[str], set[str]]:
-    """The names of all classes and of all functions, public or not."""
+class Defined(NamedTuple):
+    """The names of all classes and of all functions of the package, public or not."""
+
+    classes: set[str]
+    functions: set[str]
+
+
+@functools.cache
+def defined_in_the_package() -> Defined:
+    """Parse the package. Not on import: each process that collects tests would spend seconds on it."""
     classes: set[str] = set()
     functions: set[str] = set()
     for path in (ROOT / "celery_durable").rglob("*.py"):
@@ -48,10 +57,7 @@ def defined_in_the_package() -> tuple[set[str], set[str]]:
                 classes.add(node.name)
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 functions.add(node.name)
-    return classes, functions
-
-
-CLASSES, FUNCTIONS = defined_in_the_package()
+    return Defined(classes, functions)
 
 
 def named_classes(text: str) -> set[str]:
@@ -60,7 +66,7 @@ def named_classes(text: str) -> set[str]:
     words |= {word for span in _SPANS.findall(text) for word in re.findall(r"\b[A-Z]\w+", "".join(span))}
     raises = text.partition("Raises:\n")[2].partition("\n\n")[0]
     words |= set(re.findall(r"^ +([A-Z]\w+):", raises, re.MULTILINE))
-    return words & CLASSES
+    return words & defined_in_the_package().classes
 
 
 def references(text: str) -> list[str]:
@@ -98,7 +104,7 @@ def test_public_docstrings_name_only_classes_that_can_be_imported() -> None:
 
 
 def test_references_in_public_docstrings_lead_somewhere() -> None:
-    heads = CLASSES | FUNCTIONS
+    heads = set().union(*defined_in_the_package())
     wrong = {
         str(each): [
             reference
@@ -117,7 +123,7 @@ def returned_classes(docstring: Docstring) -> set[str]:
     else:
         held = {"return": getattr(docstring.subject, "__annotations__", {}).get("return")}
     text = " ".join(kind for name, kind in held.items() if isinstance(kind, str) and not name.startswith("_"))
-    return set(re.findall(r"\b[A-Z]\w+", text)) & CLASSES
+    return set(re.findall(r"\b[A-Z]\w+", text)) & defined_in_the_package().classes
 
 
 def test_what_public_calls_return_can_be_imported() -> None:
