@@ -36,7 +36,7 @@ from celery_durable.runtime import Runtime
 from celery_durable.store import migrate, statements
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import Tables
-from tests import leftovers
+from tests import leftovers, open_connections
 from tests.services import DATABASES, missing
 
 # How long an example takes says something of the machine, not of the code.
@@ -319,6 +319,7 @@ def _own_database(name: str) -> Iterator[OwnDatabase]:
             tables = store.tables
         yield OwnDatabase(engine, tables)
     finally:
+        open_connections.close_all(engine.url.render_as_string(hide_password=False))
         engine.dispose()
         with admin.connect() as connection:
             connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {_NAME}{force}")

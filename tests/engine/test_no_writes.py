@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from celery_durable import Step, StepTx, WorkflowEvent
 from celery_durable.store.engine import Store
+from tests import open_connections
 from tests.engine.authors import ledger
 from tests.engine.world import World as Engine
 from tests.store.world import World
@@ -27,6 +28,7 @@ def read_only(url: sa.URL | str) -> Iterator[Callable[[], None]]:
     def change(to: str) -> None:
         with admin.connect() as connection:
             connection.exec_driver_sql(f"ALTER DATABASE {name} {to}")
+        open_connections.close_all(sa.make_url(url).render_as_string(hide_password=False))  # they would not notice
 
     change("SET default_transaction_read_only = on")
     try:

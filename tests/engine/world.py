@@ -32,10 +32,11 @@ from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import Clock, HarnessRuntime, Process, RunnerProcess
 from celery_durable.testing.code import Deployed
+from tests import open_connections
 from tests.engine.authors import empty_tables, ledger, names
 from tests.engine.instances import FlowControl, Instance
 
-P = TypeVar("P")
+P = TypeVar("P", bound=Process)
 on_one_database = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 """For permutations of what no database ever sees."""
 _MOST_TICKS = 100
@@ -191,9 +192,11 @@ class World:
         self.inspector: sa.Engine | None = None
         """What the invariants are asked on, if that outlives this world."""
         self.registry = Deployed([])
-        self._web = Process("web", url, WorldRuntime(self, "web"), self.settings, compiled_statements=World.statements)
+        self._processes: list[Process] = []
         self._workers: list[Worker] = []
-        self._others: list[Process] = []
+        self._web = self._started(
+            Process("web", url, WorldRuntime(self, "web"), self.settings, compiled_statements=World.statements)
+        )
         self.store = self._web.store
         self.operations = Operations(
             OperationContext(self.store, self.settings, self.registry, self._web.runtime, self.messages.extend)
@@ -211,9 +214,12 @@ class World:
                 connection.exec_driver_sql(statement)
 
     def close(self) -> None:
-        for process in (*self._workers, *self._others, self._web):
+        for process in self._processes:
             World.statements.update(process.store.export_statements())
-            process.close()
+            if process.is_dead:
+                process.close()
+            else:
+                open_connections.close(process.store)
             process.runtime.has_ended.set()
 
     # --- time -----------------------------------------------------------------------------------
@@ -262,9 +268,9 @@ class World:
     def new_worker(
         self, *, registry: Registry | None = None, interruptions: tuple[type[BaseException], ...] = ()
     ) -> Worker:
-        worker = Worker(self, f"worker-{len(self._workers) + 1}", registry or self.registry, interruptions)
-        self._workers.append(worker)
-        return worker
+        name = f"worker-{len(self._workers) + 1}"
+        self._workers.append(self._started(Worker(self, name, registry or self.registry, interruptions)))
+        return self._workers[-1]
 
     def new_producer(self) -> Producer:
         return self._started(Producer(self, "producer"))
@@ -273,7 +279,8 @@ class World:
         return self._started(Beat(self, "beat"))
 
     def _started(self, process: P) -> P:
-        self._others.append(process)
+        open_connections.use_again(process.store)
+        self._processes.insert(0, process)  # the web process is closed last
         return process
 
     # --- driving --------------------------------------------------------------------------------
