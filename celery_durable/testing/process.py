@@ -57,20 +57,24 @@ class ProcessTx(Tx):
 class SharedCache(dict[Any, Any]):
     """What SQLAlchemy has compiled for one driver, shared by the engines of all processes.
 
-    The first part of SQLAlchemy's key is the engine's own dialect object. Here it is left out. What else decides the
-    SQL is in the rest of the key, such as the tables, which belong to one schema and prefix.
+    SQLAlchemy's key begins with the engine's own dialect object. Here the version of its server stands for it. What
+    else decides the SQL is in the rest of the key, such as the tables, which belong to one schema and prefix.
     """
 
     _MOST = 1000
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return what was compiled for a key of any engine."""
-        return super().get(key[1:], default)
+        return super().get(_without_engine(key), default)
 
     def __setitem__(self, key: Any, compiled: Any) -> None:
         if len(self) >= self._MOST:
             self.clear()
-        super().__setitem__(key[1:], compiled)
+        super().__setitem__(_without_engine(key), compiled)
+
+
+def _without_engine(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(each.server_version_info if isinstance(each, sa.Dialect) else each for each in key)
 
 
 _shared_caches: defaultdict[str, SharedCache] = defaultdict(SharedCache)

@@ -33,6 +33,7 @@ from celery_durable.testing import (
     StoreNotEmpty,
     databases,
 )
+from celery_durable.testing.process import SharedCache
 
 rows = sa.MetaData()
 orders = sa.Table("orders", rows, sa.Column("id", sa.String(20)), sa.Column("payment", sa.String(20)))
@@ -363,3 +364,31 @@ def test_what_is_sent_at_the_end_of_a_run_is_captured() -> None:
         harness.run_until_idle()
         sent = [(each.name, each.content["args"][0]["instanceId"]) for each in harness.drain_outbox()]
     assert sorted(sent) == [("shop.failed", "q-2"), ("shop.quoted", "q-1")]
+
+
+def test_a_statement_of_an_author_is_compiled_once_for_all_harnesses(
+    make_harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = sa.MetaData()
+    seats = sa.Table("seats", own, sa.Column("id", sa.String(20)))
+    texts: list[str] = []
+    keep = SharedCache.__setitem__
+
+    def note(cache: SharedCache, key: tuple, compiled: object) -> None:
+        texts.append(str(compiled))
+        keep(cache, key, compiled)
+
+    monkeypatch.setattr(SharedCache, "__setitem__", note)
+
+    def take_seat(event: WorkflowEvent[None], step: Step) -> int:
+        return step.do("take", lambda tx: tx.session.execute(sa.insert(seats)).rowcount)
+
+    take = define(take_seat, name="seats")
+    for _ in range(2):
+        harness = make_harness(take)
+        harness.create_tables(own)
+        harness.create(take)
+        harness.run_until_idle()
+        with harness.session() as session:
+            assert len(session.execute(sa.select(seats)).all()) == 1
+    assert sum(text.startswith("INSERT INTO seats") for text in texts) == 1
