@@ -128,7 +128,8 @@ def has_ended(store: Store, session: int) -> bool:
         if store.database.name == "postgresql"
         else f"SELECT count(*) FROM information_schema.processlist WHERE id = {session}"
     )
-    with sa.create_engine(store.engine.url, poolclass=sa.NullPool).connect() as connection:
+    watching = sa.create_engine(store.engine.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    with watching.connect() as connection:  # in a transaction, PostgreSQL would repeat the first answer
         while connection.exec_driver_sql(query).scalar_one():
             pass  # a session takes a moment to end
     return True
