@@ -154,7 +154,8 @@ class Sender(ForkSafeThread):
             self._borrowed = self._busy_since = None
             if is_usable:
                 self._keep(transport, began)
-            self._changed.notify_all()
+            if self._jobs or self._thread is None:  # else the thread has nothing to do, and to wake it takes time
+                self._changed.notify_all()
 
     def _keep(self, transport: Transport | None, began: float) -> None:
         """Offer a connection to callers, if the jobs that began then were quick. Needs the lock."""
