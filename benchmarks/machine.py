@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from servers import NAME
 
-SERVERS = ("postgres", "redis-server")
+SERVERS = ("postgres", "redis-server", "mariadbd")
 """Programs that work for the benchmark, although it did not start them."""
 BACKEND = re.compile(r" (\S+) (?:\S+\(\d+\)|\[local\]) ")
 """In the title of a client's backend: the database and where the client is."""

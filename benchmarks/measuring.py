@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,10 +47,26 @@ class Question(NamedTuple):
     """What must be installed beside this package."""
     programs: Sequence[str] = ()
     """Programs that must be found, too."""
+    servers: Sequence[tuple[str, int]] = ()
+    """Hosts and ports at which a server must answer."""
 
     def missing(self) -> list[str]:
         packages = [name for name in self.packages if importlib.util.find_spec(module_of(name)) is None]
-        return packages + [name for name in self.programs if find_program(name) is None]
+        programs = [name for name in self.programs if find_program(name) is None]
+        return (
+            packages
+            + programs
+            + [f"a server at {host}:{port}" for host, port in self.servers if not listens(host, port)]
+        )
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether a server takes connections there."""
+    try:
+        socket.create_connection((host, port), timeout=3).close()
+    except OSError:
+        return False
+    return True
 
 
 def module_of(package: str) -> str:

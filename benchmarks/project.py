@@ -15,7 +15,7 @@ from celery_durable import Durable, Step, WorkflowEvent
 app = Celery("bench", broker=BROKER)
 app.conf.update(
     broker_transport_options={"global_keyprefix": KEY_PREFIX},
-    durable_database_url=DATABASE.render_as_string(hide_password=False),
+    durable_database_url=os.environ.get("BENCH_DATABASE_URL") or DATABASE.render_as_string(hide_password=False),
     durable_dispatcher="beat",
     worker_prefetch_multiplier=4,
     worker_hijack_root_logger=False,

@@ -5,7 +5,8 @@ round in which others used the machine is left out. Each answer is a JSON line; 
 the rounds, and of the ratios within each round. A contender that is not installed is named and left out. The extra
 `bench` installs all of them, except the server of Restate: restate_peer.py says how to get it.
 
-Needs PostgreSQL and Redis on 127.0.0.1; BENCH_POSTGRESQL_URL and BENCH_BROKER name others. Makes and drops databases
+Needs PostgreSQL and Redis on 127.0.0.1; BENCH_POSTGRESQL_URL and BENCH_BROKER name others. MariaDB is measured if it
+answers there, or at BENCH_MARIADB_URL. Makes and drops databases
 of its own, and deletes what it has written to Redis.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 
 import absurd_peer
 import celery_peer
+import databases
 import dbos_peer
 import latencies
 import limits
@@ -40,6 +42,7 @@ class Bench:
             **celery_peer.questions(instances),
             **self._engine.questions(instances),
             **latencies.questions(instances),
+            **databases.questions(instances),
             **dbos_peer.questions(instances),
             **absurd_peer.questions(instances),
             **restate_peer.questions(instances),

@@ -111,6 +111,25 @@ def test_a_contender_that_is_not_installed_is_named(bench: dict[str, str], tmp_p
     assert answers["restate10"] == {"question": "restate10", "left_out": missing}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_the_engine_is_measured_on_the_other_databases(bench: dict[str, str]) -> None:
+    answers = ask(bench | {"BENCH_MARIADB_URL": DATABASES["mariadb"]}, "mariadb10", "sqlite10")
+    for name in ("mariadb_limit2", "mariadb10", "sqlite_limit1", "sqlite10"):
+        require("mariadb", answers[name])
+        assert answers[name]["per_second"] > 0
+    assert all(answers[name]["worker_cpu_ms"] > 0 for name in ("mariadb10", "sqlite10"))
+    assert list(Path("/var/tmp").glob(f"{bench['BENCH_NAME']}*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_database_that_does_not_answer_is_named(bench: dict[str, str]) -> None:
+    answers = ask(bench | {"BENCH_MARIADB_URL": "mysql+pymysql://root@127.0.0.1:9/mysql"}, "limit1", "mariadb10")
+    assert answers["mariadb10"] == {"question": "mariadb10", "left_out": "not installed: a server at 127.0.0.1:9"}
+    assert answers["limit1"]["per_second"] > 0
+
+
 def test_a_server_of_a_contender_is_found_on_the_path_or_where_its_variable_names_it(tmp_path) -> None:
     server = tmp_path / "restate-server"
     server.touch(mode=0o755)
