@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -114,6 +116,22 @@ class Line:
                 if self.broker == "rabbitmq":
                     connection.channel().exchange_delete(queue)
         self.app.close()
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float, error: type[Exception]) -> Iterator[None]:
+    """Raise an error in the main thread after so many seconds, from a signal handler."""
+
+    def interrupt(*_: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])

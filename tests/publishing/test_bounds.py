@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.tasks.publishing import sender
-from tests.publishing.conftest import Line
+from tests.publishing.conftest import Line, interrupted_after
 from tests.smoke.fault_proxy import FaultProxy, Mode
 
 SLACK = 1.5
@@ -188,23 +189,10 @@ def test_100_threads_that_publish_at_once_share_round_trips(line: Line) -> None:
 
 def test_a_soft_time_limit_ends_the_wait_of_its_task(line: Line) -> None:
     """It is the caller's: raised in his thread while he waits, and not taken for a failure of the broker."""
-    import signal
-
-    from celery.exceptions import SoftTimeLimitExceeded
-
-    def limit(*_: object) -> None:
-        raise SoftTimeLimitExceeded
-
     line.publish()
     line.proxy.set(Mode.STALL)
-    before = signal.signal(signal.SIGALRM, limit)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        with pytest.raises(SoftTimeLimitExceeded):
-            line.publish()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(SoftTimeLimitExceeded), interrupted_after(0.3, SoftTimeLimitExceeded):
+        line.publish()
 
 
 def test_a_second_broker_url_is_tried_after_the_first(make_line: Callable[..., Line], broker: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +15,10 @@ from celery_durable.tasks.publishing import sender
 from celery_durable.tasks.publishing.transports.amqp import AmqpTransport
 from celery_durable.tasks.publishing.transports.generic import Transport
 from celery_durable.tasks.publishing.transports.redis import RedisTransport
-from tests.publishing.conftest import Line
+from tests.publishing.conftest import Line, interrupted_after
 from tests.publishing.test_bounds import SLACK, until_open
 from tests.smoke.fault_proxy import Mode
+from tests.smoke.proc import until
 
 SENDER = "durable-publisher"
 
@@ -91,7 +91,7 @@ def test_a_process_may_have_more_than_a_thousand_files_open(line: Line, senders:
 def test_the_generic_transport_is_never_a_callers(
     line: Line, senders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows its timeouts."""
+    """Its client library may have no timeouts."""
     monkeypatch.setattr(Transport, "_send_one_by_one", _noted(Transport._send_one_by_one, senders))
     for kind in (RedisTransport, AmqpTransport):
         monkeypatch.setattr(kind, "supports", lambda _: False)
@@ -126,19 +126,10 @@ class _Interruption(Exception):
 def test_what_a_signal_handler_raises_is_the_callers_and_costs_only_the_connection(
     line: Line, senders: list[str]
 ) -> None:
-    def interrupt(*_: object) -> None:
-        raise _Interruption
-
     line.publish()
     line.proxy.set(Mode.STALL)
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        with pytest.raises(_Interruption):
-            line.publish()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(_Interruption), interrupted_after(0.3, _Interruption):
+        line.publish()
     assert senders[-1] != SENDER
     assert line.publisher.outages() == {}
     accepted = line.proxy.accepted
@@ -150,7 +141,7 @@ def test_what_a_signal_handler_raises_is_the_callers_and_costs_only_the_connecti
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """The next caller that sends itself: set when it begins; it goes on when the other one is set."""
+    """Two events: the first is set when a caller begins to send, and it continues when the second is set."""
     begins, goes_on = threading.Event(), threading.Event()
     for kind in (RedisTransport, AmqpTransport):
 
@@ -176,7 +167,7 @@ def test_others_wait_until_a_caller_has_sent_its_message(
     assert begins.wait(10)
     for thread in threads[1:]:
         thread.start()
-    time.sleep(0.1)
+    until("all others wait", lambda: len(line.publisher._sender._jobs) == 4, 10)
     assert found == []
     goes_on.set()
     for thread in threads:
@@ -194,7 +185,7 @@ def test_closing_waits_for_a_caller_that_sends(line: Line, held: tuple[threading
     assert begins.wait(10)
     closing = threading.Thread(target=line.publisher.close)
     closing.start()
-    time.sleep(0.1)
+    until("it closes", lambda: line.publisher._sender._thread is None, 10)
     goes_on.set()
     caller.join()
     closing.join()

@@ -38,7 +38,7 @@ class _Real(sqlite3.Connection):
         return self.cursor().execute(*args)
 
     def forget(self) -> None:
-        """Roll back, and let go of rows that nobody has read: with them it would keep its snapshot."""
+        """Roll back, and discard unread rows: as long as a cursor has some, SQLite keeps its snapshot."""
         for cursor in list(self.cursors):
             cursor.close()
         self.cursors.clear()
