@@ -36,7 +36,7 @@ from celery_durable.runtime import Runtime
 from celery_durable.store import migrate, statements
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import Tables
-from tests import leftovers, open_connections
+from tests import leftovers, open_connections, rings
 from tests.services import DATABASES, missing
 
 # How long an example takes says something of the machine, not of the code.
@@ -92,13 +92,15 @@ class MovableRuntime(Runtime):
         pass
 
 
-@pytest.hookimpl(trylast=True)  # after -m has chosen
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
     """The floor comes first and bulk last in the share of each process.
 
     ``--dist worksteal`` deals out the list in equal pieces. DURABLE_SHARD=2/6 keeps the second of six parts of the
     tests, for machines that share the work.
     """
+    rings.mark_what_waits(items)
+    yield  # -m chooses
     if shard := os.environ.get("DURABLE_SHARD"):
         part, count = map(int, shard.split("/"))
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == part - 1]

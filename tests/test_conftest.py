@@ -38,7 +38,6 @@ def test_may_be_left_out():
 def test_bulk():
     pass
 
-@pytest.mark.slow
 @pytest.mark.floor
 @pytest.mark.parametrize("number", range(3))
 def test_floor(number):

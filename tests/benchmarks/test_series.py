@@ -24,7 +24,13 @@ SOURCES = sorted(FOLDER.glob("scale-*.txt"))
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("name", [CHARTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in CHARTS[1:])])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(CHARTS[0], marks=pytest.mark.floor),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CHARTS[1:]),
+    ],
+)
 def test_a_series_prints_the_points_that_its_chart_draws(store_url: str, name: str) -> None:
     try:
         redis.Redis.from_url(BROKERS["redis"]).ping()

@@ -16,7 +16,7 @@ from flask import current_app as current_flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from celery_durable import Durable, Step, StepConfig, StepTx, WorkflowEvent, durable_step
+from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent, durable_step
 from celery_durable.contrib.flask import FlaskDurable
 from celery_durable.errors import ConfigInvalid, NotConfigured, SchemaOutdated
 from tests.celery.embedded import until, worker
@@ -213,7 +213,7 @@ def test_what_a_failed_attempt_adds_is_gone(flask: Flask, durable: Durable) -> N
 
     @durable.workflow
     def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.do("flaky", StepConfig(retries=1), flaky)
+        step.do("flaky", StepConfig(retries=Retries(limit=1, delay=0)), flaky)
         step.gather(step.submit("f", StepConfig(retries=0), flaky), step.submit("g", lambda: None))
 
     order.create(id="o-1")

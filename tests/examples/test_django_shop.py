@@ -96,12 +96,14 @@ def test_the_tests_of_the_shop_pass_with_pytest_django(environment: dict[str, st
     assert "9 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.floor
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_django_finds_nothing_to_complain_about(environment: dict[str, str]) -> None:
     assert manage(environment, "check") == "System check identified no issues (0 silenced).\n"
     assert manage(environment, "makemigrations", "--check") == "No changes detected\n"
 
 
+@pytest.mark.floor
 def test_the_tables_are_made_by_migrate_and_taken_over_from_durable_migrate(environment: dict[str, str]) -> None:
     plan = manage(environment, "migrate", "--plan")
     assert "Bring the tables of workflows to revision 0001" in plan

@@ -88,6 +88,7 @@ def test_an_order_and_its_workflow_are_placed_paid_and_shipped(web: httpx.Client
     assert web.get("/orders/1").json() == {"state": "shipped", "workflow": "complete"}
 
 
+@pytest.mark.floor
 def test_a_refused_order_leaves_no_workflow(web: httpx.Client) -> None:
     assert web.post("/orders", json={"item": "nothing"}).status_code == 400
     missing = web.get("/orders/1")
@@ -95,6 +96,7 @@ def test_a_refused_order_leaves_no_workflow(web: httpx.Client) -> None:
     assert web.get("/api/workflows/shipping/instances").json()["instances"] == []
 
 
+@pytest.mark.floor
 def test_any_process_of_the_server_streams_what_the_others_do(web: httpx.Client, durable: Durable) -> None:
     web.post("/orders", json={"item": "kettle"})
     durable.tick()

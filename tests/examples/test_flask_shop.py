@@ -92,7 +92,12 @@ def broker() -> Iterator[dict[str, str]]:
 @pytest.mark.smoke
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow), pytest.param("solo", marks=pytest.mark.slow)]
+    "pool",
+    [
+        pytest.param("prefork", marks=pytest.mark.floor),
+        pytest.param("threads", marks=pytest.mark.slow),
+        pytest.param("solo", marks=pytest.mark.slow),
+    ],
 )
 def test_bodies_have_their_app_context_in_workers_of_every_pool(
     site: Flask, database_url: str, broker: dict[str, str], tmp_path: Path, pool: str
@@ -120,6 +125,7 @@ def test_bodies_have_their_app_context_in_workers_of_every_pool(
     assert "Traceback" not in worker.text()
 
 
+@pytest.mark.floor
 @pytest.mark.smoke
 @pytest.mark.timeout(120)
 def test_the_commands_of_the_page_work_with_its_files(broker: dict[str, str], tmp_path: Path) -> None:

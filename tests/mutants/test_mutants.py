@@ -11,12 +11,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.mutants import MUTANTS
 from tests.mutants.planting import find, unknown_names
 
-QUICK = (
-    "the guard has no fence",
-    "a claim ignores the lease of another",
-    "the sweep ignores expired leases",
-    "an event is not marked as consumed",
-)
+QUICK = "the guard has no fence"
 names = [mutant.name for mutant in MUTANTS]
 
 
@@ -41,15 +36,14 @@ def test_mutants_have_names_of_their_own() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", QUICK)
-def test_a_grave_bug_is_caught(name: str) -> None:
-    assert "1 of 1 mutants caught" in scored(name)
+def test_a_grave_bug_is_caught() -> None:
+    assert "1 of 1 mutants caught" in scored(QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.floor
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize("name", [name for name in names if name not in QUICK])
+@pytest.mark.parametrize("name", [name for name in names if name != QUICK])
 def test_every_other_bug_is_caught_too(name: str) -> None:
     told = scored(name)
     if " 1 skipped" in told:

@@ -40,7 +40,10 @@ def locked(site: EndsSite, instance: Any) -> Iterator[Callable[[], set[int]]]:
 @pytest.mark.parametrize("name", [*WANTED])
 @pytest.mark.parametrize(
     "until_it_is_sent",
-    [pytest.param(False, id="committed"), pytest.param(True, id="sent", marks=pytest.mark.slow)],
+    [
+        pytest.param(False, id="committed", marks=pytest.mark.floor),
+        pytest.param(True, id="sent", marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_task_came_to_is_its_answer(
     make_site: Callable[..., Site], broker_url: str, store_url: str, name: str, *, until_it_is_sent: bool

@@ -1,0 +1,64 @@
+"""What `make test` leaves to `make test-all`, beside the tests that are marked `slow` one by one.
+
+Both rules move only what another test of `make test` shows as well, and what they move is in the floor: the gate and CI
+always run it.
+
+1. A test that runs on SQLite, of a module in `SAME_ON_SERVERS`, runs on PostgreSQL and MariaDB in the floor. Such a
+   module is about what the engine decides, or what its callers see, with one writer at a time. `tests/store` tests
+   every statement that it uses on all databases. What two transactions do to each other, what a lost connection or a
+   cut commit does, and what a crash at each checkpoint costs stays on the servers in `make test`.
+2. What is marked `floor` is slow, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+SAME_ON_SERVERS = {
+    "celery": {"processes", "publishing", "task_tracebacks", "workers"},
+    "cli": {"*"},
+    "contrib": {"flask"},
+    "contrib/django": {"admin", "api", "async", "task_backend"},
+    "engine": {
+        "attempt_contract", "attempt_workers", "branches", "children", "create", "endings", "event_payloads", "events",
+        "failed_attempts", "forks", "handles", "hazards", "interventions", "labels", "lifecycle", "linear",
+        "linear_answers", "linear_deploys", "linear_interventions", "logs", "map_results", "maps", "max_run",
+        "outbox", "own_ends", "publish", "reading", "releases", "reliability", "retention", "retries", "rewinding",
+        "run_retries", "search", "sleeps", "step_labels", "step_names", "step_results", "step_sends", "steps",
+        "suspension", "tasks", "ticks", "timeouts", "topic_waits", "topics", "workers",
+    },
+    "explain": {"*"},
+    "http": {"*"},
+}  # fmt: skip
+"""By folder, the names behind `test_` of modules whose tests say the same on every database; `*` for all of them."""
+
+
+def mark_what_waits(items: list[pytest.Item]) -> None:
+    """Add the markers `slow` and `floor`. It has to run before ``-m`` chooses."""
+    same = [item for item in items if _is_same_on_servers(item.path)]
+    on_sqlite = {_function_of(item) for item in same if _database_of(item) == "sqlite"}
+    for item in same:
+        if _database_of(item) != "sqlite" and _function_of(item) in on_sqlite:
+            item.add_marker(pytest.mark.floor)
+    for item in items:
+        if item.get_closest_marker("floor") and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.slow)
+
+
+def _is_same_on_servers(module: Path) -> bool:
+    if not module.is_relative_to(TESTS):
+        return False
+    names = SAME_ON_SERVERS.get(module.parent.relative_to(TESTS).as_posix(), set())
+    return "*" in names or module.stem.removeprefix("test_") in names
+
+
+def _function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _database_of(item: pytest.Item) -> str:
+    call = getattr(item, "callspec", None)
+    return str(call.params.get("database", "sqlite")) if call else "sqlite"
