@@ -247,9 +247,12 @@ class ReplayContext:
         """Return the branches of these futures, and release their names: the code may use them again."""
         branches = []
         for future in futures:
-            branch = future.branch
+            branch = getattr(future, "branch", None)
             if not isinstance(branch, StepExecution):
-                raise DefinitionInvalid(f"{future!r} is no branch of this workflow run.")
+                raise DefinitionInvalid(
+                    f"{future!r} is no branch of this workflow run: pass what step.submit() returned, and a list "
+                    "of branches with a star: step.gather(*branches)."
+                )
             if branch in branches:
                 raise StepNameReused(branch.name, concurrently=True)
             self._submitted.pop(branch.key, None)

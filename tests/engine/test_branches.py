@@ -347,18 +347,24 @@ def test_a_branchs_failed_session_leaves_its_siblings_alone(world: World) -> Non
     assert sorted(world.booked()) == ["book a", "book c"]
 
 
-def test_gather_takes_branches_of_this_run_only(world: World) -> None:
+class Impostor:
+    branch, name, key = None, "x", "x"
+
+    def __repr__(self) -> str:
+        return "<an impostor>"
+
+
+@pytest.mark.parametrize("given", [Impostor(), [], len, None], ids=repr)
+@pytest.mark.parametrize("join", [Step.gather, lambda step, branch: step.first("race", branch)])
+def test_only_branches_of_this_run_are_joined(world: World, join, given) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        class Impostor:
-            branch, name, key = None, "x", "x"
+        join(step, given)
 
-            def __repr__(self) -> str:
-                return "<an impostor>"
-
-        step.gather(Impostor())
-
-    assert order.run().error == "DefinitionInvalid: <an impostor> is no branch of this workflow run."
+    assert order.run().error == (
+        f"DefinitionInvalid: {given!r} is no branch of this workflow run: pass what step.submit() returned, and a list "
+        "of branches with a star: step.gather(*branches)."
+    )
 
 
 def test_an_error_that_is_ours_is_caught_as_a_result_too(world: World) -> None:
