@@ -86,9 +86,13 @@ def build_child_call(
     labels: Mapping[str, str] | None,
 ) -> ChildCall:
     """Build a call of `child`; raises DefinitionInvalid, InvalidLabel, TooManyLabels."""
+    definition = require_definition(f"step.child({name!r})", workflow)
+    return ChildCall(name, definition, params, id, timeout, values.check_labels(labels))
+
+
+def require_definition(call: str, workflow: HasDefinition) -> Definition:
+    """Return the definition of a workflow that was passed to a call; raises DefinitionInvalid."""
     definition = getattr(workflow, "definition", None)
     if not isinstance(definition, Definition):
-        raise DefinitionInvalid(
-            f"step.child({name!r}) needs a workflow, and got {workflow!r}: pass what @durable_workflow made."
-        )
-    return ChildCall(name, definition, params, id, timeout, values.check_labels(labels))
+        raise DefinitionInvalid(f"{call} needs a workflow, and got {workflow!r}: pass what @durable_workflow made.")
+    return definition

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.model import OutboxMessage
+from celery_durable.step.call_builders import require_definition
 from celery_durable.step.calls import HasDefinition
 from celery_durable.store.external_transactions import StepTransaction, UserWrite
 from celery_durable.values import PayloadLimits, build_event_message, build_task_message
@@ -135,13 +136,13 @@ class StepTx:
             The id.
 
         Raises:
+            DefinitionInvalid: ``workflow`` is not a workflow.
             InvalidLabel: A label breaks the rules.
             TooManyLabels: There are more than 16 labels.
         """
+        definition = require_definition("tx.create()", workflow)
         instance_id = f"{self.idempotency_key}-{len(self._buffer.instances)}" if id is None else id
-        self._buffer.instances.append(
-            NewInstance(workflow.definition, instance_id, params, values.check_labels(labels))
-        )
+        self._buffer.instances.append(NewInstance(definition, instance_id, params, values.check_labels(labels)))
         return instance_id
 
     def set_labels(self, labels: Mapping[str, str | None]) -> None:
@@ -172,9 +173,13 @@ class StepTx:
             event_type: As in `WorkflowInstance.send_event`.
             payload: As in `WorkflowInstance.send_event`.
             id: The event's id. None: one derived from this step, the same in every attempt.
+
+        Raises:
+            DefinitionInvalid: ``workflow`` is not a workflow.
         """
+        definition = require_definition("tx.send_event()", workflow)
         event_id = f"{self.idempotency_key}-{len(self._buffer.events)}" if id is None else id
-        self._buffer.events.append(NewEvent(workflow.definition.name, instance_id, event_type, payload, event_id))
+        self._buffer.events.append(NewEvent(definition.name, instance_id, event_type, payload, event_id))
 
     def emit(self, topic: str, payload: Any = None) -> None:
         """Emit to a topic when the step commits, exactly once. Every instance that waits for the topic then gets it.

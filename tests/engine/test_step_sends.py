@@ -229,6 +229,24 @@ def test_params_that_do_not_fit_fail_the_step_for_good(world: World) -> None:
     assert instance.step("start").attempts == 1
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("send", "call"),
+    [
+        (lambda tx: tx.create("child", id="c-1"), "tx.create()"),
+        (lambda tx: tx.send_event("child", "c-1", "approval"), "tx.send_event()"),
+    ],
+)
+def test_the_name_of_a_workflow_is_no_workflow(world: World, send, call: str) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("send", StepConfig(retries=0), lambda tx: send(tx))
+
+    assert order.run().error == (
+        f"DefinitionInvalid: {call} needs a workflow, and got 'child': pass what @durable_workflow made."
+    )
+
+
 def test_the_operations_can_join_the_session_of_a_step(world: World, child) -> None:
     target = child.run(id="c-1")
 
