@@ -86,8 +86,7 @@ def define(
             f"Workflow function {fn.__qualname__} must take two parameters: "
             "def fn(event: WorkflowEvent[Params], step: Step)."
         ) from None
-    if max_steps is not None and max_steps < 1:
-        raise DefinitionInvalid(f"max_steps={max_steps} of {fn.__qualname__} must be at least 1.")
+    _check_types(fn.__qualname__, max_steps, step_defaults)
     first = next(iter(signature.parameters))
     params = Codec.for_stored_values(
         lambda: _payload_type(resolve_annotation_or_warn(fn, first)),
@@ -114,6 +113,15 @@ def define(
         max_suspend_duration=parse_optional_duration(max_suspend_duration),
         hooks=CompletionHooks.read(fn.__qualname__, on_complete=on_complete, on_failure=on_failure),
     )
+
+
+def _check_types(function: str, max_steps: object, step_defaults: object) -> None:
+    if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1):
+        raise DefinitionInvalid(f"max_steps={max_steps!r} of {function} must be a whole number of at least 1.")
+    if step_defaults is not None and not isinstance(step_defaults, StepConfig):
+        raise DefinitionInvalid(
+            f"step_defaults={step_defaults!r} of {function} must be a StepConfig, such as StepConfig(retries=3)."
+        )
 
 
 def _payload_type(annotation: Any) -> Any:

@@ -22,7 +22,7 @@ from celery_durable.errors import (
 )
 from celery_durable.model import WorkflowEvent
 from celery_durable.step import Step
-from celery_durable.values import PayloadLimits, StepConfig, ValidationFailed
+from celery_durable.values import PayloadLimits, Retries, StepConfig, ValidationFailed
 
 if typing.TYPE_CHECKING:
     from somewhere import Elsewhere
@@ -155,10 +155,20 @@ def test_a_queue_without_a_name_is_refused() -> None:
     )
 
 
-def test_a_workflow_needs_room_for_a_step() -> None:
+@pytest.mark.parametrize("max_steps", [0, "5", 2.5, True])
+def test_a_workflow_needs_room_for_a_step(max_steps: Any) -> None:
     with pytest.raises(DefinitionInvalid) as refused:
-        define(order, max_steps=0)
-    assert str(refused.value) == "max_steps=0 of order must be at least 1."
+        define(order, max_steps=max_steps)
+    assert str(refused.value) == f"max_steps={max_steps!r} of order must be a whole number of at least 1."
+
+
+def test_the_defaults_of_steps_are_a_configuration_of_steps() -> None:
+    retries: Any = Retries(limit=3)
+    with pytest.raises(DefinitionInvalid) as refused:
+        define(order, step_defaults=retries)
+    assert str(refused.value) == (
+        f"step_defaults={retries!r} of order must be a StepConfig, such as StepConfig(retries=3)."
+    )
 
 
 # --- types --------------------------------------------------------------------------------------
