@@ -85,7 +85,7 @@ class StepTxMisuse(NonRetryableError):
 
 
 class StepMisuse(NonRetryableError):
-    """A method of `Step` was called in a step's function or on another thread.
+    """A method of `Step` was called in a step's function, on another thread, or after the workflow had returned.
 
     Call it in the workflow's function. For steps at the same time, use ``submit`` and ``gather``.
     """

@@ -34,6 +34,10 @@ STEP_TYPES: dict[type[StepCall], StepType] = {
 }
 """The step type that each kind of call is recorded with."""
 _WITH_ATTEMPTS = (BodyCall, TaskCall, MapCall)
+_FUNCTION_ENDED = (
+    "A step method was called after its workflow function had ended. Use the step that the function was called with, "
+    "while it runs."
+)
 
 
 class ExecutionContext:
@@ -65,7 +69,7 @@ class ExecutionContext:
         """
         self.counted_in_advance: list[StepExecution] = []
         """The steps whose attempts this pass counted before their bodies started."""
-        self._thread = threading.get_ident()
+        self._thread: int | None = threading.get_ident()  # None: the function has returned or raised
         self._started = env.runtime.monotonic()
         self._commits, self._max_commits = 0, max_commits
         self._pause_requested = False
@@ -79,6 +83,8 @@ class ExecutionContext:
                 "A step method was called inside a step's body. Call it from the workflow function, between steps."
             )
         if threading.get_ident() != self._thread:
+            if self._thread is None:
+                raise self.interruption or StepMisuse(_FUNCTION_ENDED)
             raise StepMisuse(
                 "A step method was called from another thread. Use step.submit() and step.gather() for parallel steps."
             )
@@ -86,6 +92,10 @@ class ExecutionContext:
             raise self.interruption
         if self._must_stop():
             raise self.interrupt(Suspend())
+
+    def end_function(self) -> None:
+        """Refuse further step calls: the function has returned or raised, and something may have kept its `Step`."""
+        self._thread = None
 
     def _must_stop(self) -> bool:
         # Concurrent branches are committed one after the other, so the count can exceed the limit.
@@ -299,5 +309,7 @@ class ExecutionContext:
             self.committer.publish(key, text)
         elif self.interruption is not None:
             raise self.interruption
+        elif self._thread is None:
+            raise StepMisuse(_FUNCTION_ENDED)
         elif not self.replay_state.is_replaying:
             self.run_or_interrupt(lambda: self.committer.publish(key, text))

@@ -13,6 +13,7 @@ from celery_durable.errors import (
     Interruption,
     PassBroken,
     StepFailed,
+    StepMisuse,
     Superseded,
     Suspend,
     SuspensionSwallowed,
@@ -108,12 +109,15 @@ class FunctionPass:
             output = definition.fn(event, Step(self._replay))
         finally:
             context.lease.exit_user_code(definition)
+            context.end_function()
         if context.interruption is None:
             self._replay.check_end()
         return output
 
     def _fail(self, error: BaseException) -> StepCommit:
         """Return the last commit of a function that raised. The attempt of a failed step is recorded already."""
+        if isinstance(error, Interruption):
+            error = StepMisuse("The workflow function called a method of another workflow's step, which is suspended.")
         is_recorded = isinstance(error, StepFailed)
         failures = [] if is_recorded else [record_run_error(self._env, self._context.run, error)]
         return StepCommit(ending=build_error_outcome(error), failures=failures)

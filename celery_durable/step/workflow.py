@@ -39,8 +39,9 @@ class Step(Branches):
     The result of a step is recorded when it ends. On later passes the same call returns the recorded result, so the
     code between steps must be deterministic. A name is text of 1 to 256 characters, unique within the run.
 
-    Every method but `publish` raises StepMisuse in a step's function or on another thread. Methods that take a name
-    raise StepNameReused, StepTypeMismatch, StepLimitExceeded and NameInvalid; uncaught, these fail the instance.
+    Every method but `publish` raises StepMisuse in a step's function, on another thread, and after the workflow's
+    function has ended. Methods that take a name raise StepNameReused, StepTypeMismatch, StepLimitExceeded and
+    NameInvalid; uncaught, these fail the instance.
 
     Attributes:
         log: The durable log of the run, a `StepLog`.

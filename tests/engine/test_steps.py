@@ -149,6 +149,53 @@ def test_a_method_on_another_thread_is_refused(world: World) -> None:
     assert instance.statuses() == {}
 
 
+FUNCTION_ENDED = (
+    "A step method was called after its workflow function had ended. Use the step that the function was called with, "
+    "while it runs."
+)
+called: list[int] = []
+
+
+@pytest.mark.parametrize(
+    "method", [lambda step: step.do("late", lambda: called.append(1)), Step.now, lambda step: step.publish("late", 1)]
+)
+def test_a_method_is_refused_when_the_function_has_ended(world: World, method) -> None:
+    kept: list[Step] = []
+    called.clear()
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        kept.append(step)
+
+    instance = order.run()
+    with pytest.raises(StepMisuse) as refused:
+        method(kept[0])
+    assert (str(refused.value), called) == (FUNCTION_ENDED, [])
+    assert instance.statuses() == {}
+
+
+@pytest.mark.parametrize("rest", [0, 60], ids=["ended", "suspended"])
+def test_the_step_of_another_workflow_is_refused(world: World, rest: int) -> None:
+    kept: list[Step] = []
+
+    @world.workflow
+    def lender(event: WorkflowEvent, step: Step):
+        kept.append(step)
+        step.sleep("rest", rest)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        kept[0].do("theirs", lambda: 1)
+
+    owner = lender.run()
+    assert order.run().error == "StepMisuse: " + (
+        "The workflow function called a method of another workflow's step, which is suspended."
+        if rest
+        else FUNCTION_ENDED
+    )
+    assert owner.statuses() == {"rest": "waiting" if rest else "completed"}
+
+
 # --- the workflow function ----------------------------------------------------------------------
 
 
