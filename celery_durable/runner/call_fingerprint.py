@@ -50,8 +50,8 @@ class CallFingerprint:
                 and self.kwargs == other.kwargs
             )
         except Exception:  # noqa: BLE001  # arrays and similar types cannot be compared as a whole
-            logger.warning("Arguments of a step cannot be compared with those of an earlier call of its name")
-            return True
+            logger.warning("Arguments of a step cannot be compared with those of an earlier call: they count as others")
+            return False  # one refused repetition is better than work that is silently left out
 
     __hash__ = None  # type: ignore[assignment]  # a fingerprint is compared, and never used as a key
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -52,10 +53,40 @@ class Shop:
         return self.name
 
 
+class Series:
+    """Compares each of its numbers, as arrays do, so that a comparison has no truth value."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def __eq__(self, other: object) -> Any:
+        return Series(*(a == b for a, b in zip(self.numbers, other.numbers, strict=True)))  # type: ignore[attr-defined]
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of a series is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def add_up(series: Series) -> int:
+    return sum(series.numbers)
+
+
+@on_one_database
+def test_the_same_array_again_is_the_same_argument(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        series = Series(1, 2)
+        return [step.do("x", add_up, series), step.do("x", add_up, series)]
+
+    assert order.run().output == [3, 3]
+
+
 @on_one_database
 @pytest.mark.parametrize(
     "use_again",
     [
+        lambda step: [step.do("x", add_up, series) for series in (Series(1, 2), Series(3, 4))],
         lambda step: [step.do("x", lambda: n) for n in (1, 2)],
         lambda step: [step.do("x", lambda n=n: n) for n in (1, 2)],
         lambda step: [step.do("x", shop.sell) for shop in (Shop("a"), Shop("b"))],
@@ -63,7 +94,7 @@ class Shop:
         lambda step: [step.do("x", fn) for fn in (make_id, make_amount)],
         lambda step: [step.do("x", pow, 2, n) for n in (1, 2)],
     ],
-    ids=["closure", "default", "method", "partial", "function", "argument"],
+    ids=["array", "closure", "default", "method", "partial", "function", "argument"],
 )
 def test_the_same_name_for_different_work_is_an_error_however_the_work_is_written(world: World, use_again) -> None:
     @world.workflow
