@@ -133,8 +133,10 @@ class OperationContext:
         return self.settings.retention_of(UNSET if definition is None else definition.retention)
 
     def clean_reason(self, reason: str | None) -> str | None:
-        """Return the reason as it is stored: cut, and without characters that databases refuse."""
-        return None if reason is None else values.sanitize_text(reason, self.settings.max_log_message)
+        """Return the reason as it is stored: cut, and without characters that databases refuse. Raises NameInvalid."""
+        if reason is None:
+            return None
+        return values.sanitize_text(values.require_text("Reason", reason), self.settings.max_log_message)
 
 
 def require_possible_id(workflow: str, instance_id: str) -> str:
@@ -165,7 +167,7 @@ def is_possible_workflow_name(workflow: str) -> bool:
     return True
 
 
-def check_limit(limit: int) -> None:
+def check_limit(limit: object) -> None:
     """Raise ValueRefused unless the page size is 1 to 1000."""
-    if not 1 <= limit <= _MAX_PAGE_SIZE:
-        raise ValueRefused(f"A page of {limit} items is not possible: ask for 1 to {_MAX_PAGE_SIZE}.")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_PAGE_SIZE:
+        raise ValueRefused(f"A page of {limit!r} items is not possible: ask for 1 to {_MAX_PAGE_SIZE}.")

@@ -53,8 +53,9 @@ class ClaimedRun:
 def encode_log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:
     """Encode the data of a log line as JSON text, None if it has none.
 
-    Raises for an invalid category, and for data that is not JSON or too large.
+    Raises for a message that is not text, an invalid category, and for data that is not JSON or too large.
     """
+    values.require_text("Log message", message)
     values.check_text_name("Log category", category, settings.max_log_category)
     if category == "system":
         raise ValueRefused('Log category "system" is reserved for the engine; use another.')

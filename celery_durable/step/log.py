@@ -33,6 +33,12 @@ class StepLog:
             message: Text; cut to ``durable_max_log_message`` (2048) characters.
             category: 1 to 64 characters to filter by.
             data: JSON data by name.
+
+        Raises:
+            NameInvalid: The message is not text, or the category breaks the rules.
+            ValueRefused: The category is "system".
+            NotSerializable: The data have no JSON form.
+            PayloadTooLarge: The data are larger than ``durable_max_payload_bytes``.
         """
         self._context.log(LogLevel.INFO, message, category, data)
 

@@ -263,7 +263,7 @@ def read_logs(
     if after_id is not None:
         query = query.where(log.c.id < after_id if newest_first else log.c.id > after_id)
     if levels is not None:
-        query = query.where(log.c.level.in_([level.value for level in levels]))
+        query = query.where(log.c.level.in_([LogLevel(level).value for level in levels]))
     if category is not None:
         query = query.where(log.c.category == category)
     return [

@@ -24,6 +24,7 @@ from celery_durable.values.names import (
     check_instance_id,
     check_text_name,
     check_topic,
+    require_text,
     sanitize_error,
     sanitize_text,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "read_answer_error",
     "read_answer_output",
     "read_task_route",
+    "require_text",
     "sanitize_error",
     "sanitize_text",
     "shorten_middle",

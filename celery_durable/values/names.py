@@ -67,6 +67,13 @@ def check_label_value(name: str, value: object) -> str:
     return check_text_name(f"Label {name!r} with the value", value, MAX_ID_LENGTH, InvalidLabel)
 
 
+def require_text(what: str, value: object) -> str:
+    """Return free text that was passed in; raises NameInvalid for anything else. ``what`` names the argument."""
+    if not isinstance(value, str):
+        raise NameInvalid(what, value, "write text, for example with str()")
+    return value
+
+
 def sanitize_text(text: str, limit: int) -> str:
     """Return free text without NUL and lone surrogates, cut to ``limit`` characters."""
     clean = UNSTORABLE_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\x00", ""))

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
-from celery_durable.errors import InstanceNotFound, InstanceTerminal, RunNotFound
+from celery_durable.errors import InstanceNotFound, InstanceTerminal, NameInvalid, RunNotFound
 from celery_durable.testing import START
 from tests.engine.world import World
 
@@ -299,6 +299,14 @@ def test_a_reason_that_no_database_accepts_is_sanitized(world: World, everything
     instance.terminate("NUL \x00 " + "x" * 3000)
     reason = world.operations.history.read("everything", "i-1").reason
     assert reason == "NUL  " + "x" * (2048 - 5 - 3) + "..."
+
+
+def test_a_reason_that_is_no_text_is_refused(world: World, everything) -> None:
+    instance = everything.create()
+    with pytest.raises(NameInvalid) as refused:
+        instance.terminate(ValueError("no"))
+    assert str(refused.value) == "Reason ValueError('no') is not allowed: write text, for example with str()."
+    assert instance.status == "active"
 
 
 # --- restart ------------------------------------------------------------------------------------

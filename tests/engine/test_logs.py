@@ -185,7 +185,7 @@ def test_lines_are_read_by_level_category_and_from_a_line_on(world: World) -> No
     def read(**options) -> list[str]:
         return [line.message for line in world.operations.history.logs("order", "i-1", **options)]
 
-    assert read(levels=[LogLevel.ERROR]) == ["00", "11", "22"]
+    assert read(levels=[LogLevel.ERROR]) == read(levels=["error"]) == ["00", "11", "22"]
     assert read(category="workflow") == ["0", "1", "2"]
     assert read(levels=[LogLevel.INFO], category="shop") == []
     assert read(limit=2) == ["0", "00"]
@@ -206,6 +206,11 @@ def test_a_long_message_is_cut_and_an_impossible_one_is_sanitized(world: World) 
 @pytest.mark.parametrize(
     ("say", "error", "message"),
     [
+        (
+            lambda log: log.error(ValueError("no")),
+            NameInvalid,
+            "Log message ValueError('no') is not allowed: write text, for example with str().",
+        ),
         (
             lambda log: log.info("x", category="system"),
             ValueRefused,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pydantic
 import pytest
@@ -113,11 +114,11 @@ def test_a_cursor_of_another_make_is_refused(world: World, order, cursor: str) -
 
 
 @on_one_database
-@pytest.mark.parametrize("limit", [0, -1, 1001])
-def test_a_page_of_an_impossible_size_is_refused(world: World, order, limit: int) -> None:
+@pytest.mark.parametrize("limit", [0, -1, 1001, "5", 2.5, None, True])
+def test_a_page_of_an_impossible_size_is_refused(world: World, order, limit: Any) -> None:
     with pytest.raises(ValueRefused) as caught:
         world.operations.queries.list("order", limit=limit)
-    assert str(caught.value) == f"A page of {limit} items is not possible: ask for 1 to 1000."
+    assert str(caught.value) == f"A page of {limit!r} items is not possible: ask for 1 to 1000."
 
 
 def test_an_id_is_found_in_several_workflows(world: World, order) -> None:
