@@ -128,6 +128,7 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             StartTooFar: ``run_at`` is too far ahead.
             DurationInvalid: ``max_run`` is no duration between a second and 36,500 days.
             StoreMismatch: ``session`` is bound to another database.
+            ValueRefused: ``session`` is not bound to one engine, or is no session.
             AliasMismatch: ``using`` names another database.
         """
         self._check_using(using)

@@ -85,10 +85,23 @@ class StepSessions:
         return session
 
     def check_same_database(self, session: Session) -> None:
-        """Raise StoreMismatch if a session is bound to another database than the store, ValueRefused if it is async."""
+        """Raise StoreMismatch if a session is bound to another database than the store.
+
+        Raises ValueRefused if it is async, is bound to no single database, or is no session.
+        """
         if hasattr(session, "sync_session"):
             raise ValueRefused("session= is an AsyncSession: pass it to the async method, such as `await acreate()`.")
-        url = session.get_bind().engine.url
+        if not hasattr(session, "get_bind"):
+            raise ValueRefused(
+                f"session={session!r} is no session: pass an SQLAlchemy Session, such as Session(engine)."
+            )
+        try:
+            url = session.get_bind().engine.url
+        except exc.UnboundExecutionError as error:
+            raise ValueRefused(
+                "session= is bound to no single engine: pass a session of the database of the workflows, such as "
+                "Session(engine)."
+            ) from error
         if _identify_database(url) != _identify_database(self._engine.url):
             raise StoreMismatch(url.render_as_string(), self._engine.url.render_as_string())
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
-from celery_durable.errors import StoreMismatch
+from celery_durable.errors import StoreMismatch, ValueRefused
 from celery_durable.model import RunRef
 from celery_durable.store import instances, sessions
 from celery_durable.store.engine import Store, Tx
@@ -97,6 +97,27 @@ def test_a_session_of_the_same_database_under_another_name_is_accepted(session_u
     store = Store(store_url)
     with Session(sa.create_engine(session_url)) as session:
         store.sessions.check_same_database(session)
+
+
+UNBOUND = (
+    "session= is bound to no single engine: pass a session of the database of the workflows, such as Session(engine)."
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda engine: Session(), UNBOUND),
+        (lambda engine: Session(binds={sa.Table("accounts", sa.MetaData()): engine}), UNBOUND),
+        (lambda engine: engine, "session={!r} is no session: pass an SQLAlchemy Session, such as Session(engine)."),
+    ],
+    ids=["unbound", "bound by table", "engine"],
+)
+def test_what_is_no_session_of_one_database_is_refused(store: Store, make: Any, message: str) -> None:
+    given = make(store.engine)
+    with pytest.raises(ValueRefused) as refused:
+        store.join(given)
+    assert str(refused.value) == message.format(given)
 
 
 # --- after_commit -------------------------------------------------------------------------------
