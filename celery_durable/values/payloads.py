@@ -275,7 +275,7 @@ def _to_plain_json(value: Any, path: str, what: str, depth: int) -> Any:
     if not isinstance(value, (Mapping, list, tuple)):
         return _convert_leaf(value, path, what, depth)
     if depth <= 0:
-        raise NotSerializable(what, path, "is nested too deeply")
+        raise NotSerializable(what, path, "is nested more deeply than durable_max_payload_depth allows")
     if isinstance(value, Mapping):
         return {
             _encode_key(key, path, what): _to_plain_json(item, f"{path}.{key}", what, depth - 1)

@@ -87,6 +87,9 @@ def test_text_that_only_looks_like_an_escape_is_accepted(value: Any) -> None:
     assert round_trip(Any, value) == value
 
 
+TOO_DEEP = "is nested more deeply than durable_max_payload_depth allows"
+
+
 def nested(depth: int, leaf: Any = None) -> Any:
     for level in range(depth):
         leaf = [leaf] if level % 2 else {"a": leaf}
@@ -99,7 +102,7 @@ def test_nesting_is_allowed_up_to_the_limit_and_refused_beyond(annotation: Any, 
     limits = PayloadLimits(depth=5)
     codec(annotation).encode(nested(5, leaf), what="Result", limits=limits)
     message = refusal(annotation, nested(6, leaf), limits)
-    assert message == f"Result cannot be stored as JSON: $[0].a[0].a[0] is nested too deeply. {REMEDY}"
+    assert message == f"Result cannot be stored as JSON: $[0].a[0].a[0] {TOO_DEEP}. {REMEDY}"
 
 
 @pytest.mark.parametrize("annotation", [None, list, list[Any]])
@@ -111,7 +114,7 @@ def test_endless_and_absurd_nesting_is_refused(annotation: Any) -> None:
         abyss = [abyss]
     for value in (circle, abyss):
         path = "$" + "[0]" * 64
-        assert refusal(annotation, value) == f"Result cannot be stored as JSON: {path} is nested too deeply. {REMEDY}"
+        assert refusal(annotation, value) == f"Result cannot be stored as JSON: {path} {TOO_DEEP}. {REMEDY}"
     while abyss:  # its destruction would need as deep a stack
         abyss = abyss.pop()
 
@@ -124,8 +127,8 @@ def test_many_brackets_are_not_deep() -> None:
 def test_a_dataclass_that_holds_itself_is_refused() -> None:
     box = Box(None)
     box.content = [box]
-    assert refusal(None, box).endswith(f" is nested too deeply. {REMEDY}")
-    assert refusal(Box, box).endswith(f" is nested too deeply. {REMEDY}")
+    assert refusal(None, box).endswith(f" {TOO_DEEP}. {REMEDY}")
+    assert refusal(Box, box).endswith(f" {TOO_DEEP}. {REMEDY}")
 
 
 @pytest.mark.parametrize(
