@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from celery_durable.testing.barriers import Barrier
 from celery_durable.testing.errors import HarnessMisuse
 from celery_durable.testing.mocks import Mock, Mocks
 from celery_durable.testing.process import RunnerProcess
 from celery_durable.testing.runtime import CHECKPOINTS
+
+_When = Literal["before", "after"]
 
 
 class Faults:
@@ -39,7 +41,7 @@ class Faults:
         self,
         step: str,
         *,
-        when: Literal["before", "after"] = "after",
+        when: _When = "after",
         times: int | None = 1,
         workflow: str | None = None,
     ) -> Mock:
@@ -53,7 +55,12 @@ class Faults:
 
         Returns:
             The mock that kills, whose ``calls`` count.
+
+        Raises:
+            HarnessMisuse: ``when`` is neither "before" nor "after".
         """
+        if when not in get_args(_When):
+            raise HarnessMisuse(f"when={when!r} for step {step!r}: use 'before' or 'after'.")
 
         def act(call_function: Callable[[], Any], die: Callable[[], None]) -> Any:
             if when == "after":

@@ -89,6 +89,13 @@ def test_a_double_that_names_no_step_is_an_error(mock: str) -> None:
     run(unused_mocks=True)
 
 
+def test_a_crash_is_before_or_after_the_function_of_its_step() -> None:
+    when: Any = "during"
+    with DurableHarness([trip]) as harness, pytest.raises(HarnessMisuse) as caught:
+        harness.faults.crash_in_step("hotel", when=when)
+    assert str(caught.value) == "when='during' for step 'hotel': use 'before' or 'after'."
+
+
 def test_it_is_one_in_the_setup_of_assert_crash_safe_too() -> None:
     with pytest.raises(HarnessMisuse) as caught:
         assert_crash_safe(trip, setup=MOCKS["result"])
