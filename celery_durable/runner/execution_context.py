@@ -84,7 +84,7 @@ class ExecutionContext:
             )
         if threading.get_ident() != self._thread:
             if self._thread is None:
-                raise self.interruption or StepMisuse(_FUNCTION_ENDED)
+                raise StepMisuse(_FUNCTION_ENDED)
             raise StepMisuse(
                 "A step method was called from another thread. Use step.submit() and step.gather() for parallel steps."
             )
@@ -307,9 +307,9 @@ class ExecutionContext:
         if attempt is not None:
             attempt.check_not_abandoned()
             self.committer.publish(key, text)
-        elif self.interruption is not None:
-            raise self.interruption
         elif self._thread is None:
             raise StepMisuse(_FUNCTION_ENDED)
+        elif self.interruption is not None:
+            raise self.interruption
         elif not self.replay_state.is_replaying:
             self.run_or_interrupt(lambda: self.committer.publish(key, text))

@@ -13,7 +13,6 @@ from celery_durable.errors import (
     Interruption,
     PassBroken,
     StepFailed,
-    StepMisuse,
     Superseded,
     Suspend,
     SuspensionSwallowed,
@@ -116,8 +115,6 @@ class FunctionPass:
 
     def _fail(self, error: BaseException) -> StepCommit:
         """Return the last commit of a function that raised. The attempt of a failed step is recorded already."""
-        if isinstance(error, Interruption):
-            error = StepMisuse("The workflow function called a method of another workflow's step, which is suspended.")
         is_recorded = isinstance(error, StepFailed)
         failures = [] if is_recorded else [record_run_error(self._env, self._context.run, error)]
         return StepCommit(ending=build_error_outcome(error), failures=failures)
