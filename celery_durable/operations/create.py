@@ -131,7 +131,7 @@ class CreateOperations:
                 sessions.after_commit(session, notify_and_wake)
         else:
             is_single = start_at is None and not row["initial_labels"] and not row["plan"].steps
-            is_new = store.run_statement(insert, advances_runs=False) if is_single else store.transact(insert)
+            is_new = store.run_statement(insert) if is_single else store.transact(insert)
             if is_new:
                 self._context.after_commit(notify_and_wake)
         return is_new

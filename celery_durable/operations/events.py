@@ -117,9 +117,7 @@ class _Sending:
         store, budget = self.context.store, TimeBudget(ORDINARY)
         is_plain = not self.may_be_repeated and self.if_version is None and self.context.scope is None
         if is_plain and store.database.can_combine_writes and store.owns_engine:
-            sent = store.run_statement(
-                self.send_in_one_statement, find_committed=self.find_sent, timeouts=budget, advances_runs=False
-            )
+            sent = store.run_statement(self.send_in_one_statement, find_committed=self.find_sent, timeouts=budget)
             if sent is not None:
                 return sent
         return store.transact(self.insert, find_committed=self.find_committed, timeouts=budget)

@@ -1,8 +1,9 @@
-"""A store's connections: on PostgreSQL some are kept between their uses, and any thread uses them; others are pooled.
+"""A store's connections: those of its own engine are kept between their uses, and any thread uses them.
 
-A kept connection is in autocommit, for single statements. A thread takes it for as long as it uses it, for transactions
-too. So a process has as many as threads that use the database at the same time: two in a process of a Celery worker's
-prefork pool, with the renewal of leases (LAW 8). A connection that is idle for a minute is closed.
+A thread takes one for as long as it uses it, for a single statement, reads or a transaction. So a process has as many
+as threads that use the database at the same time: two in a process of a Celery worker's prefork pool, with the renewal
+of leases (LAW 8). A connection that is idle for a minute is closed. Sessions of steps, migrations and everything on an
+engine of the application take connections from the pool.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from sqlalchemy import exc
 
 from celery_durable.runtime import real_monotonic
 from celery_durable.store import watchdog
+from celery_durable.store.connection_modes import MODES
+from celery_durable.store.dialects import Database
 from celery_durable.store.faults import CommitInDoubt, is_connection_useless
 from celery_durable.store.libpq import PreparedStatements, prepared_statements_of
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
@@ -28,8 +31,8 @@ from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 logger = logging.getLogger("celery_durable.store")
 
 IDLE_SECONDS = 60.0
-MAX_KEPT = 5
-"""How many connections are kept for threads that advance no runs: a web process may have many threads."""
+MAX_KEPT = 20
+"""How many connections are kept, if that many threads have used the database at the same time."""
 _NEVER = float("inf")
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
@@ -59,24 +62,12 @@ class WatchedConnection:
 class Connections:
     """The connections of one engine.
 
-    ``owns_engine`` is False if the application made the engine: then none is kept. ``reuses_kept_connections`` says
-    that they serve transactions and reads too. It is True for PostgreSQL only: only there are connections kept, and a
-    change of the isolation level costs no round trip. ``reading_options`` are the execution options that put a
-    connection into autocommit.
+    ``owns_engine`` is False if the application made the engine: then none is kept.
     """
 
-    def __init__(
-        self,
-        engine: sa.Engine,
-        *,
-        owns_engine: bool,
-        has_sockets: bool,
-        reuses_kept_connections: bool,
-        reading_options: Mapping[str, Any],
-    ) -> None:
-        self._engine, self._owns_engine, self.has_sockets = engine, owns_engine, has_sockets
-        self._reuses_kept_connections = owns_engine and reuses_kept_connections
-        self._reading_options = reading_options
+    def __init__(self, engine: sa.Engine, database: Database, *, owns_engine: bool) -> None:
+        self._engine, self._owns_engine, self._mode = engine, owns_engine, MODES[database]
+        self.has_sockets = not database.has_one_writer
         self._kept: set[WatchedConnection] = set()
         # The kept connections that no thread uses, ordered by their last use. The last one is taken first, so that the
         # others become idle. A list, since its methods are atomic: a thread that has one out is its only user.
@@ -120,7 +111,7 @@ class Connections:
         kept = self._checkout()
         kept.arm(deadline)
         try:
-            self._set_options(kept.conn, self._reading_options)
+            self._set_options(kept.conn, self._mode.kept_options)
             if self._owns_engine:
                 kept.prepared_statements = prepared_statements_of(kept.conn)
         except BaseException:
@@ -129,16 +120,13 @@ class Connections:
         kept.disarm()
         return kept
 
-    def keep(self, kept: WatchedConnection, *, advances_runs: bool = False) -> None:
+    def keep(self, kept: WatchedConnection) -> None:
         """Keep a connection for its next use, or return it to the pool if `MAX_KEPT` others are kept.
 
         Connections of the application's engine are not kept.
-
-        ``advances_runs``: whether the thread advances runs. Its connection is kept beyond that number: a process has as
-        many such threads as passes.
         """
         kept.last_used_at = real_monotonic()
-        may_keep = advances_runs or kept in self._kept or len(self._kept) < MAX_KEPT
+        may_keep = kept in self._kept or len(self._kept) < MAX_KEPT
         if kept.disarm() and may_keep and self._owns_engine:
             self._kept.add(kept)
             self._idle.append(kept)
@@ -172,26 +160,29 @@ class Connections:
 
     @contextmanager
     def for_reading(self, deadline: float) -> Iterator[sa.Connection]:
-        """Yield a connection in autocommit: a kept one, or else one from the pool."""
-        if not self._reuses_kept_connections:
-            with self.borrow(deadline, self._reading_options) as conn:
+        """Yield a connection for statements that only read, each of which sees what was committed before it."""
+        if not self._owns_engine:
+            with self.borrow(deadline, self._mode.reading_options) as conn:
                 yield conn
             return
         with self._use_kept(deadline) as conn:
+            self._mode.begin_reading(conn)
             yield conn
+            self._mode.end_reading(conn)
 
     @contextmanager
     def for_transaction(self, deadline: float) -> Iterator[sa.Connection]:
-        """Yield a connection to start a transaction on: a kept one, or else one from the pool."""
-        if not self._reuses_kept_connections:
+        """Yield a connection to start a transaction on."""
+        if not self._owns_engine:
             with self.borrow(deadline) as conn:
                 yield conn
             return
         with self._use_kept(deadline) as conn:
-            conn.rollback()  # ends SQLAlchemy's own transaction state of autocommit; no round trip
-            self._switch_isolation_level(conn, "READ COMMITTED")
+            with self.wrap_driver_errors():
+                self._mode.begin_transactions(conn)
             yield conn
-            self._switch_isolation_level(conn, "AUTOCOMMIT")
+            with self.wrap_driver_errors():
+                self._mode.end_transactions(conn)
 
     @contextmanager
     def _use_kept(self, deadline: float) -> Iterator[sa.Connection]:
@@ -234,12 +225,6 @@ class Connections:
             except BaseException:
                 conn.invalidate()
                 raise
-
-    def _switch_isolation_level(self, conn: sa.Connection, isolation_level: str) -> None:
-        """Switch the driver's connection only: SQLAlchemy would store each switch until the connection is returned."""
-        dialect: Any = conn.dialect
-        with self.wrap_driver_errors():
-            dialect.set_isolation_level(conn.connection.dbapi_connection, isolation_level)
 
     def _watch_socket(self, conn: sa.Connection) -> WatchedSocket | None:
         return watch_socket_of(conn.connection.driver_connection) if self.has_sockets else None

@@ -14,8 +14,9 @@ from sqlalchemy import event
 from celery_durable.errors import ConfigInvalid
 from celery_durable.runtime import real_monotonic
 from celery_durable.store.compiled import run_on_driver
+from celery_durable.store.connection_modes import IS_READING
 from celery_durable.store.cooperative import make_cooperative
-from celery_durable.store.dialects import POSTGRESQL, SQLITE, Database, database_from_url
+from celery_durable.store.dialects import POSTGRESQL, SQLITE, database_from_url
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 
 logger = logging.getLogger("celery_durable.store")
@@ -27,6 +28,11 @@ _CONNECT_SECONDS = 3
 
 _LIBPQ_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 """Options for drivers that use libpq, which detect an idle connection whose server no longer answers."""
+
+# Kept connections (`Connections.keep`) come from the same pool. The pool has no limit of its own, because the number of
+# threads limits it. It closes a connection that is returned while `pool_size` others are idle: with a size of five, 16
+# threads that took turns connected again for every eighth transaction.
+_POOL = {"pool_size": 20, "max_overflow": -1}
 
 
 def check_url(url: str | sa.URL | None) -> sa.URL:
@@ -54,7 +60,7 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
     """
     database = database_from_url(url)
     if database is SQLITE:
-        engine = sa.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
+        engine = sa.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS}, **_POOL)
         event.listen(engine, "connect", _configure_sqlite)
         return engine
     if database is POSTGRESQL:
@@ -71,16 +77,8 @@ def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
             "charset": "utf8mb4",
             "init_command": f"SET SESSION innodb_lock_wait_timeout={_LOCK_TIMEOUT_SECONDS}, time_zone='+00:00'",
         }
-    # Kept connections (`Connections.keep`) come from the same pool. The pool has no limit of its own, because the
-    # number of threads limits it. It closes a connection that is returned while `pool_size` others are idle: with a
-    # size of five, 16 threads that took turns connected again for every eighth transaction.
     engine = sa.create_engine(
-        url,
-        isolation_level="READ COMMITTED",
-        connect_args=connect_args,
-        pool_size=20,
-        max_overflow=-1,
-        pool_recycle=1800,
+        url, isolation_level="READ COMMITTED", connect_args=connect_args, pool_recycle=1800, **_POOL
     )
     if database is POSTGRESQL:
         event.listen(engine, "connect", make_cooperative, insert=True)
@@ -187,18 +185,6 @@ def configure_transactions(engine: sa.Engine, *, owns_engine: bool) -> sa.Engine
     return engine if owns_engine else engine.execution_options(isolation_level="READ COMMITTED")
 
 
-_IS_READING = "celery_durable_is_reading"
-
-
-def reading_options(database: Database) -> dict[str, Any]:
-    """Return the execution options of a connection that only reads, in autocommit.
-
-    On SQLite a connection is in autocommit until it begins. SQLAlchemy's AUTOCOMMIT would set a pragma when the
-    connection is returned, and then SQLite compiles each cached statement of the connection again at its next use.
-    """
-    return {_IS_READING: True} if database is SQLITE else {"isolation_level": "AUTOCOMMIT"}
-
-
 def begin_immediate(connection: sa.Connection) -> None:
     """Take SQLite's write lock now, waiting for it. A transaction that reads first and then writes would not wait."""
     driver: Any = connection.connection.driver_connection
@@ -223,7 +209,7 @@ def roll_back_and_block_writes(connection: sqlite3.Connection) -> None:
 
 def _begin_immediate(connection: sa.Connection) -> None:
     options = connection.get_execution_options()
-    if _IS_READING not in options and options.get("isolation_level") != "AUTOCOMMIT":
+    if not options.get(IS_READING) and options.get("isolation_level") != "AUTOCOMMIT":
         begin_immediate(connection)
 
 

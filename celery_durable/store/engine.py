@@ -109,13 +109,7 @@ class Store:
         self.runtime = runtime or Runtime()
         self._statements: CompiledStatements = {}
         self._imported: CompiledStatements = {}
-        self._connections = Connections(
-            self.engine,
-            owns_engine=self.owns_engine,
-            has_sockets=not self.database.has_one_writer,
-            reuses_kept_connections=self.database.can_combine_writes,
-            reading_options=drivers.reading_options(self.database),
-        )
+        self._connections = Connections(self.engine, self.database, owns_engine=self.owns_engine)
         self._is_server_checked = False
         self.database_id: str | None = None
         """The id of the database, after `database_identity.read_database_id` has read it."""
@@ -210,14 +204,11 @@ class Store:
         *,
         find_committed: Callable[[Tx], T | None] | None = None,
         timeouts: Timeouts | TimeBudget | None = ORDINARY,
-        advances_runs: bool = True,
     ) -> T:
         """Like `transact`, for ``work`` that runs a single statement on a database that can combine writes.
 
-        On such a database it runs in autocommit on a kept connection, in one round trip. After an error the connection
-        goes back to the pool.
-
-        ``advances_runs``: whether the thread advances runs. See `Connections.keep`.
+        On such a database it runs in autocommit on a kept connection, in one round trip; on others, ``work`` runs in a
+        transaction. After an error the connection goes back to the pool.
         """
         if not self.database.can_combine_writes:
             return self.transact(work, find_committed=find_committed, timeouts=timeouts)
@@ -241,7 +232,7 @@ class Store:
                 except BaseException:
                     self._connections.return_to_pool(kept)  # a statement may be unfinished: the pool resets it
                     raise
-                self._connections.keep(kept, advances_runs=advances_runs)
+                self._connections.keep(kept)
             except (CommitInDoubt, exc.DBAPIError) as error:
                 found = self._prepare_retry(error, find_committed, budget, tries_left)
                 if found is not None:

@@ -46,13 +46,10 @@ class FrameworkStore(Store):
         *,
         find_committed: Callable[[Tx], T | None] | None = None,
         timeouts: Timeouts | TimeBudget | None = ORDINARY,
-        advances_runs: bool = True,
     ) -> T:
         if self._framework.is_in_transaction():
             return self._join(work)
-        return super().run_statement(
-            work, find_committed=find_committed, timeouts=timeouts, advances_runs=advances_runs
-        )
+        return super().run_statement(work, find_committed=find_committed, timeouts=timeouts)
 
     def transact_once(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = LOOP) -> T:
         # The engine's own writes, such as published values, do not wait for the body of a step.

@@ -72,4 +72,4 @@ def has_lock_timeout(store: Store) -> bool:
         return True
     query = "SELECT current_setting('lock_timeout') <> '0'"
     # In autocommit: the store may set the limit anew in each transaction.
-    return store.run_statement(lambda tx: bool(tx.conn.exec_driver_sql(query).scalar()), advances_runs=False)
+    return store.run_statement(lambda tx: bool(tx.conn.exec_driver_sql(query).scalar()))

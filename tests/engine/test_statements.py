@@ -14,8 +14,6 @@ from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.handles import Workflow
-from celery_durable.store import drivers
-from celery_durable.store.dialects import database_from_url
 
 pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
@@ -57,11 +55,9 @@ class Shop:
         self.statements += args[2] != "BEGIN IMMEDIATE" and not self._is_watermark
 
     def _count_transaction(self, connection: sa.Connection) -> None:
-        if connection.dialect.name == "postgresql":  # the store switches the driver's connection only
-            is_autocommit = connection.connection.dbapi_connection.autocommit
-        else:
-            options = connection.get_execution_options()
-            is_autocommit = drivers.reading_options(database_from_url(connection.engine.url)).items() <= options.items()
+        # PostgreSQL's reads and single statements are in autocommit; those of the others end with a rollback.
+        driver: Any = connection.connection.dbapi_connection
+        is_autocommit = connection.dialect.name == "postgresql" and driver.autocommit
         self.transactions += not is_autocommit and not self._is_watermark
 
     def cost_of(self, work: Callable[[], object]) -> Cost:

@@ -101,7 +101,7 @@ class PairProcess(RunnerProcess):
     def _stretch_statements(self) -> None:
         """Run single statements in transactions too, so that a test can hold them open after the statement."""
 
-        def run_statement(work: Callable[[Any], Any], *, advances_runs: bool = True, **options: Any) -> Any:
+        def run_statement(work: Callable[[Any], Any], **options: Any) -> Any:
             return self.store.transact(work, **options)
 
         self.store.run_statement = run_statement  # type: ignore[method-assign]

@@ -92,7 +92,7 @@ class Machine(Process):
         if self.runtime.is_dead:
             self.bury()
             self.connections.clear()
-            self.store.engine.dispose()
+            self.store._connections.reconnect()
         self.runtime.begin(seed)
 
     def send(self, messages: Sequence[OutboxMessage]) -> PublishReport:

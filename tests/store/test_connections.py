@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.runtime import real_monotonic
-from celery_durable.store.connections import IDLE_SECONDS
+from celery_durable.store.connections import IDLE_SECONDS, MAX_KEPT
 from celery_durable.store.engine import Store, Tx
 from tests.store.lost_connections import session_id
 
@@ -24,7 +25,7 @@ def one(tx: Tx) -> int:
     return session_id(tx.conn)
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@on_servers
 def test_a_thread_that_advances_runs_uses_one_connection(store: Store) -> None:
     """Single statements, transactions, reads, and the sessions of its steps; the second is for renewing leases."""
     ids = {
@@ -39,6 +40,42 @@ def test_a_thread_that_advances_runs_uses_one_connection(store: Store) -> None:
     ids |= {store.run_statement(one), store.transact(one)}
     assert len(ids) == 1
     assert store.engine.pool.checkedout() == 1
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_mariadb_is_asked_for_the_statements_and_their_end_alone(store: Store) -> None:
+    """A connection of the pool would get another rollback when it is returned, and more if it was in autocommit."""
+
+    def count_questions(tx: Tx) -> int:
+        return int(tx.conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Questions'").one()[1])
+
+    counts = [run(count_questions) for run in [store.transact, store.read] * 3]
+    assert [later - earlier for earlier, later in itertools.pairwise(counts)] == [2] * 5
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_read_of_mariadb_leaves_no_transaction_open(store: Store) -> None:
+    """Each of its statements sees what was committed meanwhile, and afterwards nobody waits for it."""
+
+    def count_rows(tx: Tx) -> int:
+        return int(tx.conn.exec_driver_sql(f"SELECT count(*) FROM {store.prefix}some_rows").scalar_one())
+
+    def read_twice(tx: Tx) -> list[int]:
+        before = count_rows(tx)
+        change(f"INSERT INTO {store.prefix}some_rows VALUES (1)")
+        return [before, count_rows(tx)]
+
+    def change(sql: str) -> None:
+        with changing.begin() as connection:
+            connection.exec_driver_sql("SET lock_wait_timeout = 1")
+            connection.exec_driver_sql(sql)
+
+    changing = sa.create_engine(store.engine.url, poolclass=sa.NullPool)
+    change(f"CREATE TABLE {store.prefix}some_rows (id INTEGER)")
+    try:
+        assert store.read(read_twice) == [0, 1]
+    finally:
+        change(f"DROP TABLE {store.prefix}some_rows")  # it would wait for the transaction that has read it
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -74,19 +111,20 @@ def test_threads_that_take_turns_use_the_same_connections(store: Store) -> None:
 
 
 @on_servers
-def test_a_process_with_many_threads_keeps_25_connections_at_most(store: Store) -> None:
-    """MariaDB has those of the pool alone; the rest is closed when it is returned."""
-    all_connected = threading.Barrier(30)
+def test_a_process_with_many_threads_keeps_40_connections_at_most(store: Store) -> None:
+    """Of 45 that were used at the same time, the pool closes those that it has no room for."""
+    all_connected = threading.Barrier(45)
 
     def work(tx: Tx) -> int:
         all_connected.wait(30)
         return one(tx)
 
-    with ThreadPoolExecutor(30) as threads:
-        assert len(set(threads.map(store.transact, [work] * 30))) == 30
+    with ThreadPoolExecutor(45) as threads:
+        assert len(set(threads.map(store.transact, [work] * 45))) == 45
     pool = store.engine.pool
     assert isinstance(pool, sa.QueuePool)
-    assert pool.checkedin() + pool.checkedout() == (25 if store.database.name == "postgresql" else 20)
+    assert pool.checkedout() == MAX_KEPT
+    assert pool.checkedin() == pool.size() == 20
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

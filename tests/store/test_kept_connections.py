@@ -21,24 +21,26 @@ from tests.store.world import LEASE, World, step
 
 # --- kept connections ---------------------------------------------------------------------------
 
+on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
 
-def get_session(world: World, *, advances_runs: bool = True) -> int:
-    return world.store.run_statement(lambda tx: session_id(tx.conn), advances_runs=advances_runs)
+def get_session(world: World) -> int:
+    return world.store.run_statement(lambda tx: session_id(tx.conn))
 
 
 @contextmanager
-def taken(world: World, count: int, *, advances_runs: bool) -> Iterator[set[int]]:
-    """So many connections in use by threads, which keep them at the end if they may."""
+def taken(world: World, count: int) -> Iterator[set[int]]:
+    """So many connections in use by threads, which return them at the end."""
     connections = world.store._connections
     used = [connections.take_or_open(math.inf) for _ in range(count)]
     yield {session_id(each.conn) for each in used}
     for each in used:
-        connections.keep(each, advances_runs=advances_runs)
+        each.conn.rollback()
+        connections.keep(each)
 
 
-@postgresql_only
+@on_servers
 def test_threads_that_use_the_store_one_after_the_other_share_a_connection(world: World) -> None:
     first = get_session(world)
     assert {world.start(lambda: get_session(world)).result() for _ in range(3)} == {first}
@@ -46,38 +48,29 @@ def test_threads_that_use_the_store_one_after_the_other_share_a_connection(world
     assert world.start(lambda: world.store.transact(lambda tx: session_id(tx.conn))).result() == first
 
 
-@postgresql_only
+@on_servers
 def test_threads_that_use_the_store_at_the_same_time_have_a_connection_each(world: World) -> None:
     first = get_session(world)
-    with taken(world, 3, advances_runs=True) as sessions:
+    with taken(world, 3) as sessions:
         assert first in sessions
         assert len(sessions) == 3
         assert get_session(world) not in sessions
 
 
-@postgresql_only
-def test_a_process_keeps_as_many_connections_as_it_has_passes(world: World) -> None:
-    with taken(world, MAX_KEPT + 3, advances_runs=True) as sessions:
-        pass
-    with taken(world, MAX_KEPT + 3, advances_runs=False) as others:
-        assert others == sessions
-    assert len(world.store._connections._idle) == MAX_KEPT + 3
-
-
-@postgresql_only
-def test_threads_that_advance_no_runs_keep_a_few_connections(world: World) -> None:
-    """A web process has many threads. Its pool has the connections that are not kept."""
+@on_servers
+def test_a_process_keeps_some_connections(world: World) -> None:
+    """If more threads use the database at the same time, the pool has the others."""
     for _ in range(2):
-        with taken(world, MAX_KEPT + 3, advances_runs=False):
+        with taken(world, MAX_KEPT + 3):
             pass
         assert len(world.store._connections._idle) == MAX_KEPT
         assert world.store.engine.pool.checkedout() == MAX_KEPT
 
 
-@postgresql_only
+@on_servers
 def test_the_kept_connections_that_are_not_needed_become_idle(world: World) -> None:
     """The one that was used last is used next, so the others are closed after a minute."""
-    with taken(world, 3, advances_runs=False):
+    with taken(world, 3):
         pass
     connections = world.store._connections
     last_used = [each.last_used_at for each in connections._idle]
@@ -90,10 +83,10 @@ def test_the_kept_connections_that_are_not_needed_become_idle(world: World) -> N
     assert get_session(world) == session
 
 
-@postgresql_only
+@on_servers
 def test_a_lost_connection_closes_the_other_kept_ones(world: World) -> None:
     """They are lost as well if the server has restarted: each would cost a statement whose outcome is unknown."""
-    with taken(world, 3, advances_runs=False) as sessions:
+    with taken(world, 3) as sessions:
         pass
     kept = get_session(world)
     kill(world.store, kept)
@@ -107,7 +100,7 @@ def test_a_lost_connection_closes_the_other_kept_ones(world: World) -> None:
     assert len(tries) == 2
 
 
-@postgresql_only
+@on_servers
 def test_a_kept_connection_is_refused_by_the_listeners_of_its_pool(world: World) -> None:
     """Django's engine refuses those to a database that a test runner has replaced."""
     before, refused = get_session(world), [True]
@@ -121,7 +114,7 @@ def test_a_kept_connection_is_refused_by_the_listeners_of_its_pool(world: World)
     assert refused == []
 
 
-@postgresql_only
+@on_servers
 def test_a_kept_connection_that_was_killed_is_replaced_at_the_next_use(world: World) -> None:
     ref = world.create()
     kill(world.store, world.store.run_statement(lambda tx: session_id(tx.conn)))
@@ -165,7 +158,7 @@ def test_a_single_statement_in_doubt_is_resolved(world: World, when: str) -> Non
     assert len(world.steps(claim)) == 1
 
 
-@postgresql_only
+@on_servers
 def test_interrupted_work_returns_its_kept_connection_to_the_pool(world: World) -> None:
     def work(tx: Tx) -> None:
         raise KeyboardInterrupt
@@ -193,6 +186,7 @@ def kept_connection(store: Store) -> Iterator[sa.Connection]:
     """A connection that a store keeps between its uses, on every database."""
     kept = store._connections.take_or_open(math.inf)
     yield kept.conn
+    kept.conn.rollback()
     store._connections.keep(kept)
 
 
@@ -226,7 +220,7 @@ def test_a_forked_child_sends_nothing_over_its_parents_connections(store: Store)
     child.start()
     child.join(20)
     assert child.exitcode == 0
-    assert questions() == before + 1
+    assert questions() == before + 2  # the one in it, and its rollback
 
 
 def _child(store: Store, ref: RunRef, n: int) -> None:
@@ -245,8 +239,12 @@ def _child(store: Store, ref: RunRef, n: int) -> None:
 def test_a_connection_that_is_lost_at_its_return_costs_one_more_resolve(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MariaDB's isolation level is set back over the network, and SQLAlchemy lets the driver's error out of it."""
-    dialect = store.engine.dialect
+    """MariaDB's isolation level is set back over the network, and SQLAlchemy lets the driver's error out of it.
+
+    The store does that with connections of the application's engine.
+    """
+    guest = Store(engine=sa.create_engine(store.engine.url), schema=store.schema, prefix=store.prefix)
+    dialect = guest.engine.dialect
     real = dialect.reset_isolation_level
     lost = [True]
 
@@ -256,6 +254,7 @@ def test_a_connection_that_is_lost_at_its_return_costs_one_more_resolve(
         real(connection)
 
     monkeypatch.setattr(dialect, "reset_isolation_level", reset)
-    assert store.read(lambda tx: tx.execute(sa.select(sa.literal(7))).scalar_one()) == 7
+    assert guest.read(lambda tx: tx.execute(sa.select(sa.literal(7))).scalar_one()) == 7
     assert lost == []
-    assert store.engine.pool.checkedout() == 0
+    assert guest.engine.pool.checkedout() == 0
+    guest.engine.dispose()

@@ -34,15 +34,14 @@ MUTANTS = (
         caught_by="tests/store/test_kept_connections.py::test_a_lost_connection_closes_the_other_kept_ones[postgresql]",
     ),
     mutant(
-        "a web process keeps a connection for each of its threads",
+        "a process keeps a connection for each of its threads",
         ("store.connections:Connections.keep", "len(self._kept) < MAX_KEPT", "True"),
-        caught_by="tests/store/test_kept_connections.py"
-        "::test_threads_that_advance_no_runs_keep_a_few_connections[postgresql]",
+        caught_by="tests/store/test_kept_connections.py::test_a_process_keeps_some_connections[postgresql]",
     ),
     mutant(
         "a kept connection collects what SQLAlchemy would undo",
         (
-            "store.connections:Connections._switch_isolation_level",
+            "store.connection_modes:_PostgresqlMode._switch_isolation_level",
             "dialect.set_isolation_level(conn.connection.dbapi_connection, isolation_level)",
             "conn.execution_options(isolation_level=isolation_level)",
         ),
