@@ -77,8 +77,13 @@ class CommitWriter:
 
     def encode_effects(self, step_commit: StepCommit) -> EncodedEffects:
         """Encode the values of a commit's effects, before its transaction; raises StepEffectFailed."""
-        with self._lease.user_code():
-            return self._effects.encode(step_commit.instances, step_commit.events, step_commit.emissions)
+        try:
+            with self._lease.user_code():
+                return self._effects.encode(step_commit.instances, step_commit.events, step_commit.emissions)
+        except Exception as exc:
+            if self._env.stops_process(exc):
+                raise
+            raise StepEffectFailed(exc) from exc
 
     def write(
         self,

@@ -77,6 +77,8 @@ class FunctionPass:
         context = self._context
         try:
             output = self._call_workflow()
+            if context.interruption is None:
+                return StepCommit(ending=self._build_outcome(output))  # calls the serializers of the output
         except BaseException as error:
             if isinstance(error, Superseded) or (isinstance(error, Interruption) and context.interruption is not None):
                 return self._end_after_interruption(context.interruption or error)
@@ -86,9 +88,8 @@ class FunctionPass:
             if context.interruption is not None:
                 return self._end_after_swallowing(context.interruption)
             return self._fail(error)
-        if context.interruption is not None:
-            return self._end_after_swallowing(context.interruption)
-        return StepCommit(ending=self._build_outcome(output))
+        assert context.interruption is not None  # the function has swallowed it
+        return self._end_after_swallowing(context.interruption)
 
     def conclude(self, last_commit: StepCommit | None) -> PassResult:
         """Run the commit that ends the pass."""

@@ -171,7 +171,7 @@ class RemoteSteps:
         try:
             self._context.commit(StepCommit(write.commit_id, [write], instances=[new_instance]), execution)
         except StepEffectFailed as exc:
-            error = values.sanitize_error(type(exc.error).__name__, str(exc.error))
+            error = values.sanitize_error(*values.describe_error(exc.error))
             failed = self._context.build_write(execution, StepStatus.ERRORED, error=error, attempts=1)
             self._context.commit_step(execution, failed)
 

@@ -68,7 +68,7 @@ class EncodedEffects:
 
 
 class StepEffects:
-    """Writes the effects of a step under one claim. Every method raises StepEffectFailed for an effect that fails."""
+    """Writes the effects of a step under one claim. The methods that write raise StepEffectFailed."""
 
     def __init__(self, settings: Settings, runtime: Runtime, claim: Claim) -> None:
         self._settings, self._runtime, self._claim = settings, runtime, claim
@@ -78,15 +78,15 @@ class StepEffects:
     def encode(
         self, instances: Sequence[NewInstance], events: Sequence[NewEvent], emissions: Sequence[NewEmission]
     ) -> EncodedEffects:
-        """Check and encode the values of effects. Call it before the transaction: it calls user code."""
-        try:
-            return EncodedEffects(
-                [(each, self._encode_params(each)) for each in instances],
-                [(each, self._encode_event(each)) for each in events],
-                [(each, self._encode_emission(each)) for each in emissions],
-            )
-        except DurableError as exc:
-            raise StepEffectFailed(exc) from exc
+        """Check and encode the values of effects. Call it before the transaction: it calls user code.
+
+        Raises what is wrong with a value, and whatever a validator or a serializer raises.
+        """
+        return EncodedEffects(
+            [(each, self._encode_params(each)) for each in instances],
+            [(each, self._encode_event(each)) for each in events],
+            [(each, self._encode_emission(each)) for each in emissions],
+        )
 
     def _encode_params(self, request: NewInstance) -> str:
         definition = request.definition

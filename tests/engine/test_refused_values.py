@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
 import pytest
 
 from celery_durable import Completed, LinearStep, Step, StepConfig, WorkflowEvent
@@ -134,3 +135,40 @@ def test_an_event_that_was_accepted_is_so_after_the_end_too(world: World, kind: 
     instance.restart()
     assert instance.send("paid", 6, id="e-1")  # another run accepts it anew
     world.run_until_idle()
+
+
+class CustomsError(Exception):
+    """Of the author: not one of Python's own errors, which pydantic and json raise."""
+
+
+def refuse(value: int) -> int:
+    raise CustomsError(f"{value} boxes")
+
+
+Boxes = Annotated[int, pydantic.AfterValidator(refuse)]
+
+
+@everywhere
+def test_an_output_whose_validator_raises_ends_the_instance(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> Boxes:
+        return 7
+
+    assert order.run().error == "CustomsError: 7 boxes"
+
+
+@everywhere
+@pytest.mark.parametrize("how", ["child", "create"])
+def test_parameters_whose_validator_raises_fail_the_step(world: World, how: str) -> None:
+    @world.workflow
+    def parcel(event: WorkflowEvent[Boxes], step: Step) -> None: ...
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        if how == "child":
+            step.child("send", parcel, 7)
+        else:
+            step.do("send", never, lambda tx: tx.create(parcel, 7))
+
+    instance = order.run()
+    assert (instance.error, instance.statuses()) == ("CustomsError: 7 boxes", {"send": "errored"})
