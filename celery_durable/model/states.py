@@ -143,7 +143,7 @@ _ID_NAMESPACE = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
 
 def topic_event_type(topic: str, seq: int) -> str:
     """Return the event type for one wait on a topic. Only the step with this ``seq`` consumes such events."""
-    return f"{_TOPIC}{seq}:{topic}"
+    return f"{_TOPIC}{seq}:" + topic  # not in the f-string, which writes the member of an enum as "Topic.PRICES"
 
 
 def parse_topic_event_type(event_type: str | None) -> str | None:
@@ -182,7 +182,7 @@ def task_id(event_type: str, pk: int, run_number: int) -> str:
 
 def child_event_type(workflow: str, instance_id: str, seq: int) -> str:
     """Return the event type for the answer of a child instance to the step that created it."""
-    return f"{_CHILD}{seq}:{workflow}/{instance_id}"[:_MAX_TYPE_LENGTH]
+    return (f"{_CHILD}{seq}:" + workflow + "/" + instance_id)[:_MAX_TYPE_LENGTH]
 
 
 def parse_child_event_type(event_type: str | None) -> tuple[str, str] | None:

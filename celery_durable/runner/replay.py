@@ -119,7 +119,7 @@ class ReplayContext:
         if not futures:
             raise DefinitionInvalid(f"step.first({name!r}) needs at least one branch.")
         branches = self._take_branches(futures)
-        values.check_text_name("Step name", name, self._max_name_length)
+        name = values.check_text_name("Step name", name, self._max_name_length)
         entry = self._context.replay_state.call(name, StepType.DO, ("first", [branch.key for branch in branches]))
         by_key = {branch.key: branch for branch in branches}
         if entry.row is None:
@@ -195,7 +195,7 @@ class ReplayContext:
             identity = self._identify_arguments(call)
         if name is None:
             raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
-        values.check_text_name("Step name", name, self._max_name_length)
+        name = values.check_text_name("Step name", name, self._max_name_length)
         entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
             # The limit is checked against a time that is the same in every pass. Otherwise a later pass could accept

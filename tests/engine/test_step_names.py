@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from datetime import timedelta
 from typing import Any
@@ -121,6 +122,21 @@ def test_repeat_makes_each_occurrence_a_step(world: World) -> None:
     assert instance.output == [0, 10, 20]
     assert ran == [0, 1, 2]
     assert [step.name for step in instance.steps()] == ["charge", "charge", "charge", "rest"]
+
+
+class Name(str, enum.Enum):  # noqa: UP042  # its members have a text of their own, unlike those of StrEnum
+    SAY = "say"
+
+
+@on_one_database
+def test_a_name_may_be_the_member_of_an_enum(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        for _ in range(2):
+            step.do(event.payload or Name.SAY, StepConfig(repeat=True), lambda: None)
+
+    by_member, by_text = order.run(id="i-1"), order.run("say", id="i-2")
+    assert list(by_member.statuses()) == list(by_text.statuses())
 
 
 def test_a_decorated_function_can_say_repeat_for_itself(world: World) -> None:

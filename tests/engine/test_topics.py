@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from datetime import timedelta
 
 import pydantic
@@ -25,6 +26,23 @@ class Price(pydantic.BaseModel):
 @pytest.fixture
 def watch(world: World):
     return define_watch(world)
+
+
+class Topic(str, enum.Enum):  # noqa: UP042  # its members have a text of their own, unlike those of StrEnum
+    PRICES = "prices/eur.usd"
+
+
+@everywhere
+def test_a_topic_may_be_the_member_of_an_enum(world: World) -> None:
+    @world.workflow
+    def watch(event: WorkflowEvent, step: Step) -> int:
+        return step.wait_for_topic("next price", Topic.PRICES).payload
+
+    watched = watch.run()
+    assert watched.step("next price").wait_topic == "prices/eur.usd"
+    assert world.operations.topics.emit(Topic.PRICES, 108) == 1
+    world.run_until_idle()
+    assert watched.output == 108
 
 
 @everywhere
