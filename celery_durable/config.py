@@ -91,8 +91,8 @@ class Settings:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
         for name, (most, why) in _BOUNDS.items():
-            if getattr(self, name) > most:
-                raise ConfigInvalid(f"durable_{name}", getattr(self, name), why)
+            if (value := getattr(self, name)) is not None and value > most:
+                raise ConfigInvalid(f"durable_{name}", value, why)
         check_text_name("durable_queue", self.queue, 255)
 
     @property
@@ -140,6 +140,7 @@ _BOUNDS = {
     "max_log_category": (255, "the column holds 255 characters"),
     "max_payload_depth": (200, "pydantic reads JSON of up to 200 levels"),
     "max_sleep_seconds": (100 * 365 * 86400, "nothing sleeps longer than a hundred years"),
+    "retention_seconds": (100 * 365 * 86400, "use a hundred years at most, or None to keep instances forever"),
 }
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}

@@ -39,6 +39,7 @@ class LinearWorkflow(Workflow[P, Any]):
 
     Raises:
         DefinitionInvalid: The version, the steps or a hook are invalid.
+        DurationInvalid: ``retention`` cannot be read or is out of range.
         NameInvalid: The name or the queue breaks the rules.
         WorkflowNameTaken: Other code has registered a workflow with this name.
     """
@@ -105,7 +106,7 @@ def durable_workflow(fn: Any = None, /, **options: Unpack[WorkflowOptions]) -> A
     """Make a function a durable workflow. Every app of the process knows it, as `@shared_task` does for tasks.
 
     Use it as ``@durable_workflow`` or as ``@durable_workflow(option=...)``. The function takes a WorkflowEvent and a
-    Step. Options that are durations take a timedelta, seconds, or text such as "90 days".
+    Step. Options that are durations take a timedelta, seconds, or text such as "90 days", up to 36,500 days.
 
     Args:
         fn: The function, if the decorator is used without options.
@@ -122,6 +123,7 @@ def durable_workflow(fn: Any = None, /, **options: Unpack[WorkflowOptions]) -> A
 
     Raises:
         DefinitionInvalid: The function or an option is invalid.
+        DurationInvalid: A duration cannot be read or is out of range.
         AsyncNotSupported: The function is a coroutine function.
         NameInvalid: The name or the queue breaks the rules.
         WorkflowNameTaken: Other code has registered a workflow with this name.

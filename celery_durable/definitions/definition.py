@@ -11,6 +11,8 @@ from celery_durable.model import RunPlan, WorkflowKind
 from celery_durable.values import UNSET, Codec, CompletionHooks, Duration, StepPolicy, parse_duration
 
 _MIN_DURATION = timedelta(seconds=1)
+_MAX_DURATION = timedelta(days=36_500)
+"""A time of the database plus this is a datetime, and an integer of microseconds that every database stores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,5 +50,5 @@ class Definition(abc.ABC):
 
 
 def parse_optional_duration(duration: Duration | None) -> timedelta | None:
-    """Parse a duration of at least a second; None stays None."""
-    return None if duration is None else parse_duration(duration, minimum=_MIN_DURATION)
+    """Parse a duration of a second to a hundred years; None stays None. Raises DurationInvalid."""
+    return None if duration is None else parse_duration(duration, minimum=_MIN_DURATION, maximum=_MAX_DURATION)

@@ -4,7 +4,7 @@ import functools
 import logging
 import typing
 from collections.abc import AsyncIterator, Iterator
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from celery_durable.definitions import LinearStep, Registry, WorkflowDefinition,
 from celery_durable.errors import (
     AsyncNotSupported,
     DefinitionInvalid,
+    DurationInvalid,
     NameInvalid,
     WorkflowNameTaken,
     WorkflowNotFound,
@@ -160,6 +161,16 @@ def test_a_workflow_needs_room_for_a_step(max_steps: Any) -> None:
     with pytest.raises(DefinitionInvalid) as refused:
         define(order, max_steps=max_steps)
     assert str(refused.value) == f"max_steps={max_steps!r} of order must be a whole number of at least 1."
+
+
+@pytest.mark.parametrize("option", ["retention", "max_run_duration", "max_suspend_duration"])
+def test_a_duration_is_at_most_a_hundred_years(option: Any) -> None:
+    define(order, **{option: "36500 days"})
+    with pytest.raises(DurationInvalid) as refused:
+        define(order, **{option: timedelta.max})
+    assert str(refused.value).startswith(
+        f"Duration {timedelta.max!r} cannot be used: it is longer than 36500 days, 0:00:00."
+    )
 
 
 def test_the_defaults_of_steps_are_a_configuration_of_steps() -> None:

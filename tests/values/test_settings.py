@@ -116,6 +116,7 @@ WHOLE, SECONDS = "use a whole number above 0", "use a number of seconds above 0"
         ("max_log_category", 256, "the column holds 255 characters"),
         ("max_payload_depth", 201, "pydantic reads JSON of up to 200 levels"),
         ("max_sleep_seconds", 4e9, "nothing sleeps longer than a hundred years"),
+        ("retention_seconds", 4e9, "use a hundred years at most, or None to keep instances forever"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused(name: str, value: Any, remedy: str) -> None:
