@@ -174,6 +174,22 @@ def test_a_workflow_runs_under_global_options_that_would_stop_it(make_app: MakeA
         assert [workflow.create().result("20 seconds") for _ in range(2)] == [1, 1]
 
 
+def test_the_task_of_a_step_may_travel_as_yaml(make_app: MakeApp) -> None:
+    app = make_app(accept_content=["json", "yaml"])
+    durable = Durable(app)
+
+    @app.task(name="double", serializer="yaml")
+    def double(number: int) -> int:
+        return 2 * number
+
+    @durable.workflow(name="doubling")
+    def doubling(event: WorkflowEvent[Any], step: Step) -> Any:
+        return step.task("double", double.s(event.payload))
+
+    with worker(app):
+        assert doubling.create(21).result("20 seconds") == 42
+
+
 def test_a_message_that_makes_no_sense_changes_nothing(app: Celery, durable: Durable) -> None:
     workflow = one_step(durable)
     instance = workflow.create(id="i-1")

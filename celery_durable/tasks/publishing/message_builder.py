@@ -96,8 +96,8 @@ class MessageBuilder:
         queue = self._queue()  # explicit, since the worker may belong to an application with another workflow queue
         raw_reference = reference.with_queue(queue).to_json()
         options = {"queue": queue, "serializer": "json", "priority": 0, "ignore_result": True}
-        done, failed = (
-            self._app.signature(name, args=(raw_reference,), options=options) for name in self._answer_task_names
+        done, failed = (  # dicts: YAML and other serializers know no class Signature
+            dict(self._app.signature(name, args=(raw_reference,), options=options)) for name in self._answer_task_names
         )
         headers = {**(body["options"].get("headers") or {}), REFERENCE_HEADER: raw_reference}
         return {"link": done, "link_error": failed, "headers": headers}
