@@ -61,6 +61,9 @@ def make_cli_error(message: str, *, code: str, http_status: int, target: Sequenc
             hint = f"List its instances: {_COMMAND_PREFIX} ls --workflow {shlex.quote(target[0])}"
         case "INSTANCE_TERMINAL" | "INSTANCE_NOT_ERRORED":
             hint = f"To start a new run: {_COMMAND_PREFIX} restart {shlex.join(target)}"
+        case "STEP_NOT_OPEN":
+            rewind = f"To run it again: {_COMMAND_PREFIX} rewind {shlex.join(target)} STEP"
+            hint = hint.replace("Use restart(from_step=...) to run it again.", rewind)
         case "INSTANCE_ID_ALREADY_EXISTS":
             hint = f"Use another --id, or inspect this one: {_COMMAND_PREFIX} show {shlex.join(target)}"
     return CliError(error, hint, exit_code=_EXIT_CODES.get(http_status, REFUSED), code=code)

@@ -28,6 +28,10 @@ class Preflight:
     def __init__(self, store: Store, registry: Registry, check_replay: Callable[[RecordedRun], ReplayResult]) -> None:
         self._store, self._registry, self._check_replay = store, registry, check_replay
 
+    def is_known(self, workflow: str) -> bool:
+        """Whether the code has a workflow of this name."""
+        return self._registry.find(workflow) is not None
+
     def count_open_runs(self, workflow: str | None = None) -> dict[str, int]:
         """Count the open runs of each workflow in the store."""
         return self._store.read(lambda tx: open_runs.count(tx, workflow=workflow))

@@ -229,6 +229,18 @@ def test_exported_runs_need_no_database(trips: Shop, tmp_path: Path) -> None:
     assert said.code == 2
 
 
+def test_a_misspelt_workflow_does_not_pass(trips: Shop, tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(trips.pipe("export", "trip", "t-1").out)
+    for arguments in ([], ["--file", str(path)], ["-o", "json"]):
+        said = trips.pipe("preflight", "-w", "trp", *arguments)
+        assert (said.code, said.out) == (3, "")
+        assert said.err == (
+            "error: The app knows no workflow 'trp'.\n"
+            "hint: Did you mean 'trip'? To list them: celery -A <your app> durable workflows\n"
+        )
+
+
 def test_people_see_a_table_and_then_where_runs_diverge(trips: Shop) -> None:
     deploy(trips, lambda event, step: step.do("book", forbidden))
     shown = [line.rstrip() for line in click.unstyle(trips.terminal("preflight")).splitlines()]

@@ -120,7 +120,7 @@ def test_a_renamed_step_is_named_with_the_one_that_is_recorded(waiting: Shop, re
         ["step", "book", "do", "replayed"],
         ["step", "cool off", "sleep", "not called"],
         ["step", "pay", "do", "not called"],
-        ["step", "await approval", "waitForEvent", "not called"],
+        ["step", "await approval", "event", "not called"],
         [
             "differs",
             "The code calls step 'charge', which is not recorded, where the record has step 'cool off' (sleep), and 2 "

@@ -59,7 +59,12 @@ def test_steps_are_settled_by_hand_and_show_tells_by_whom(shop: Shop, monkeypatc
     assert paid[1:5] == ["set-result", "charge card", "waiting", "eve"]
     shop.no_color = True
     assert "BY HAND" in shop.terminal("show", "charge", "c-1")
-    assert shop.pipe("skip", "charge", "c-1", "charge card").code == 1
+    said = shop.pipe("skip", "charge", "c-1", "charge card")
+    assert said.code == 1
+    assert said.err.splitlines()[1] == (
+        "hint: Only an open step, or one that ended an errored instance, can be completed by hand. To run it again: "
+        "celery -A <your app> durable rewind charge c-1 STEP"
+    )
 
 
 @pytest.mark.parametrize("is_over_http", [False, True], ids=["direct", "http"])

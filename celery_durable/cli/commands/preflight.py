@@ -10,7 +10,7 @@ import click
 
 from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.commands.replay import open_runner, read_exported_runs
-from celery_durable.cli.errors import REFUSED
+from celery_durable.cli.errors import NOT_FOUND, REFUSED, CliError
 from celery_durable.cli.inputs import Context, ExportedFiles, Option
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
@@ -58,6 +58,8 @@ def preflight(
     with limit_database_time(None):  # it reads all that is open, however much that is (LAW 7)
         for result in results:
             reports.setdefault(result.ref.workflow, WorkflowReport()).add(result)
+    if workflow is not None and not reports and not check.is_known(workflow):  # a misspelt name must not pass
+        raise CliError(f"The app knows no workflow {workflow!r}.", exit_code=NOT_FOUND)
     _show(console, reports)
     if any(report.diverging for report in reports.values()):
         ctx.exit(REFUSED)

@@ -13,7 +13,7 @@ from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.errors import REFUSED, CliError
 from celery_durable.cli.inputs import Context, ExportedFiles, OptionalId, OptionalWorkflow, RunNumber
-from celery_durable.cli.output import documents
+from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
 from celery_durable.model import StepRow
@@ -101,7 +101,11 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
     ]
     target = f"{ref.workflow}/{ref.instance_id}"
     rows: list[list[Cell]] = [
-        [row.name, row.type, Styled("replayed", "green") if row.step_key in replayed else Styled("not called", "red")]
+        [
+            row.name,
+            render.type_word(row.type),
+            Styled("replayed", "green") if row.step_key in replayed else Styled("not called", "red"),
+        ]
         for row in steps
     ]
     if console.is_json:

@@ -146,9 +146,15 @@ STEP_TIMES = (Column("STARTED"), Column("FINISHED"))
 
 def step_cells(step: StepRecord, times: Times) -> list[Cell]:
     """Return a row of the steps in `show`."""
-    word = "event" if step.type is StepType.WAIT else step.type
     took, wait = format_time_taken(step, times.now), describe_wait(step, times)
-    return times.cells(step.name, word, step.status, format_attempts(step), took, wait, format_error(step.error))
+    return times.cells(
+        step.name, type_word(step.type), step.status, format_attempts(step), took, wait, format_error(step.error)
+    )
+
+
+def type_word(type_: StepType) -> str:
+    """Return the type of a step in tables and in a pipe. In JSON and in signals it is the type's value."""
+    return "event" if type_ is StepType.WAIT else type_
 
 
 def format_attempts(step: StepRecord) -> str:
