@@ -144,7 +144,7 @@ def force_index(select: sa.Select[Any], table: sa.Table, name: str) -> sa.Select
     """Make MariaDB use the index whose name ends like this: with another one, it would read all rows to sort them."""
     (index,) = (each.name for each in table.indexes if str(each.name).endswith(name))
     for dialect in ("mysql", "mariadb"):
-        select = select.with_hint(table, f"FORCE INDEX ({index})", dialect)
+        select = select.with_hint(table, f"FORCE INDEX (`{index}`)", dialect)
     return select
 
 
