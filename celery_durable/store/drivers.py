@@ -9,7 +9,7 @@ import sqlite3
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event
+from sqlalchemy import event, exc
 
 from celery_durable.errors import ConfigInvalid
 from celery_durable.runtime import real_monotonic
@@ -36,17 +36,35 @@ _POOL = {"pool_size": 20, "max_overflow": -1}
 
 
 def check_url(url: str | sa.URL | None) -> sa.URL:
-    """Return the URL of a store's database; raises ConfigInvalid if there is none, or if it is SQLite in memory."""
+    """Return the URL of a store's database.
+
+    Raises ConfigInvalid if there is none, if it cannot be read, or if it is SQLite in memory.
+    """
     if url is None:
         raise ConfigInvalid(
             "durable_database_url", None, "set it to your database, for example postgresql+psycopg://user@host/db"
         )
-    where = sa.make_url(url)
+    try:
+        where = sa.make_url(url)
+    except exc.ArgumentError:
+        raise ConfigInvalid(
+            "durable_database_url", "***", "it is no URL such as postgresql+psycopg://user@host/db"
+        ) from None  # the text may have a password
     if where.get_backend_name() == "sqlite" and where.database in (None, "", ":memory:"):
         raise ConfigInvalid(
             "durable_database_url", str(url), "in memory each thread has a database of its own; name a file"
         )
     return where
+
+
+def check_is_sync(engine: sa.Engine) -> None:
+    """Raise ConfigInvalid if the driver of an engine is for async code only."""
+    if engine.dialect.is_async:
+        raise ConfigInvalid(
+            "durable_database_url",
+            engine.url.drivername,
+            "this driver is for async code only; use postgresql+psycopg, mysql+pymysql or sqlite",
+        )
 
 
 def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:

@@ -101,6 +101,7 @@ class Store:
         if engine is None:
             where = drivers.check_url(url)
             engine, owns_engine = drivers.make_engine(where, prepared_statements=prepared_statements), True
+        drivers.check_is_sync(engine)
         self.owns_engine = owns_engine
         self.database: Database = dialects.database_from_url(engine.url)
         self.engine = drivers.configure_transactions(engine, owns_engine=self.owns_engine)

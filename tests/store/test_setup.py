@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.errors import ConfigInvalid, SchemaOutdated
-from celery_durable.store import instances
+from celery_durable.store import instances, migrate, outbox
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import REVISION
 from tests.store.world import World
@@ -42,6 +42,33 @@ def test_a_database_in_memory_is_rejected(url: str) -> None:
         f"Setting durable_database_url={url!r} cannot be used: "
         "in memory each thread has a database of its own; name a file"
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "remedy"),
+    [
+        ("shop:secret@db", "***", "it is no URL such as postgresql+psycopg://user@host/db"),
+        (
+            "sqlite+aiosqlite:///shop.sqlite3",
+            "sqlite+aiosqlite",
+            "this driver is for async code only; use postgresql+psycopg, mysql+pymysql or sqlite",
+        ),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_without_showing_passwords(url: str, shown: str, remedy: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        Store(url)
+    assert str(refused.value) == f"Setting durable_database_url={shown!r} cannot be used: {remedy}"
+
+
+def test_a_prefix_of_the_tables_may_need_quotes(store_url: str) -> None:
+    store = Store(store_url, prefix="shop-")
+    try:
+        migrate.upgrade(store)
+        assert store.transact(lambda tx: outbox.read_entries(tx, given_up=False, limit=1)) == []
+    finally:
+        store.tables.metadata.drop_all(store.engine)
+        store.close()
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
