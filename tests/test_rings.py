@@ -28,5 +28,4 @@ def collected(marks: str) -> set[str]:
 
 
 def test_repetitions_on_servers_are_left_to_the_floor() -> None:
-    assert collected("not slow") == {"sqlite"}
     assert collected("slow and floor") == {"postgresql", "mariadb"}

@@ -30,6 +30,8 @@ from tests.pairs.pausable_job import START, PausableJob, current_job, pass_gate
 from tests.store.world import has_lock_wait
 
 _SECONDS = 30.0
+_PAUSE_SECONDS = 0.003
+"""Between two questions whether a job waits for a lock. Without pauses they take the processor from the job."""
 app = Celery("pairs", set_as_current=False)
 
 
@@ -236,7 +238,7 @@ class Environment:
         deadline = time.monotonic() + _SECONDS
         engine = self.world.store.engine
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            while not job.is_stopped:
+            while not job.stops_within(_PAUSE_SECONDS):
                 if has_lock_wait(connection):
                     return True
                 assert time.monotonic() < deadline, "the second job neither waits for a lock nor ends"

@@ -49,11 +49,14 @@ _COMBINATIONS = [(first, second) for first in OPERATIONS for second in OPERATION
 _HOLDS = ((HoldAt.LOCK, False), (HoldAt.COMMIT, False), (HoldAt.COMMIT, True))
 DATABASES = ("postgresql", "mariadb")
 PAIRS = tuple(Pair(first, second, *way) for first, second in _COMBINATIONS for way in _HOLDS)
-SMOKE = frozenset(
+_ONCE = [
     (DATABASES[nth % len(DATABASES)], Pair(first, second, *_HOLDS[nth % len(_HOLDS)]))
     for nth, (first, second) in enumerate(_COMBINATIONS)
-)
+]
+FLOOR = frozenset(_ONCE)
 """Each combination once, on one of the databases and with one of the holds."""
+SMOKE = frozenset(pair for nth, pair in enumerate(_ONCE) if nth % 4 in (0, 3))
+"""Half of them, as many on each database, with all holds."""
 
 
 @dataclass

@@ -56,10 +56,9 @@ class PausableJob:
         """Wait until it stops at its gate or with its lock, or has ended."""
         assert self._stopped.wait(_SECONDS), "the job neither stops nor ends"
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it has stopped at its gate or with its lock, or has ended."""
-        return self._stopped.is_set()
+    def stops_within(self, seconds: float) -> bool:
+        """Return whether it stops at its gate or with its lock, or ends, in this time."""
+        return self._stopped.wait(seconds)
 
     def hold(self, at: HoldAt, *, rolls_back: bool = False, after: int = 0) -> None:
         """Make the job stop with the first lock that it takes from now on. `proceed` then rolls back or commits.

@@ -3,8 +3,8 @@
     pytest tests/pairs -k "postgresql and suspend and pause"
 
 The simulation has one writer, so it cannot show how two transactions affect each other. Here one transaction is held
-open while it has a lock, and the other one waits for it. `make test` runs each combination once, `make test-all` runs
-it on each database with each kind of hold.
+open while it has a lock, and the other one waits for it. `make test` runs half of the combinations once, the
+floor the other half, and `make test-all` runs each on each database with each kind of hold.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from __future__ import annotations
 import pytest
 
 from tests.pairs.environment import Environment
-from tests.pairs.matrix import DATABASES, PAIRS, SMOKE, Pair, run
+from tests.pairs.matrix import DATABASES, FLOOR, PAIRS, SMOKE, Pair, run
 
-ONLY_SLOW = (pytest.mark.slow, pytest.mark.bulk)
+
+def marks_of(name: str, pair: Pair) -> tuple[pytest.MarkDecorator, ...]:
+    if (name, pair) in SMOKE:
+        return ()
+    return (pytest.mark.floor,) if (name, pair) in FLOOR else (pytest.mark.slow, pytest.mark.bulk)
+
+
 CASES = [
-    pytest.param(name, pair, id=f"{name}-{pair}", marks=() if (name, pair) in SMOKE else ONLY_SLOW)
-    for name in DATABASES
-    for pair in PAIRS
+    pytest.param(name, pair, id=f"{name}-{pair}", marks=marks_of(name, pair)) for name in DATABASES for pair in PAIRS
 ]
 
 
