@@ -182,7 +182,7 @@ def task_id(event_type: str, pk: int, run_number: int) -> str:
 
 def child_event_type(workflow: str, instance_id: str, seq: int) -> str:
     """Return the event type for the answer of a child instance to the step that created it."""
-    return (f"{_CHILD}{seq}:" + workflow + "/" + instance_id)[:_MAX_TYPE_LENGTH]
+    return f"{_CHILD}{seq}:{workflow}/{instance_id}"[:_MAX_TYPE_LENGTH]
 
 
 def parse_child_event_type(event_type: str | None) -> tuple[str, str] | None:

@@ -87,7 +87,8 @@ def build_child_call(
 ) -> ChildCall:
     """Build a call of `child`; raises DefinitionInvalid, InvalidLabel, TooManyLabels."""
     definition = require_definition(f"step.child({name!r})", workflow)
-    return ChildCall(name, definition, params, id, timeout, values.check_labels(labels))
+    child_id = values.read_text(id) if isinstance(id, str) else id
+    return ChildCall(name, definition, params, child_id, timeout, values.check_labels(labels))
 
 
 def require_definition(call: str, workflow: HasDefinition) -> Definition:

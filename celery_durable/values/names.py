@@ -40,24 +40,24 @@ def check_topic(value: object) -> str:
     if not isinstance(value, str) or len(value) > MAX_TOPIC_LENGTH or not _TOPIC.fullmatch(value):
         rule = f"use 1 to {MAX_TOPIC_LENGTH} of the characters a-z A-Z 0-9 _ - . : / and begin with none of - . : /"
         raise InvalidTopic("Topic", value, rule)
-    return _read_text(value)
+    return read_text(value)
 
 
 def _check_identifier(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
     # fullmatch: "$" would let a trailing newline pass.
     if not isinstance(value, str) or len(value) > limit or not _IDENTIFIER.fullmatch(value):
         raise error(what, value, f"use 1 to {limit} of the characters a-z A-Z 0-9 _ - and do not begin with '-'")
-    return _read_text(value)
+    return read_text(value)
 
 
 def check_text_name(what: str, value: object, limit: int, error: type[NameInvalid] = NameInvalid) -> str:
     """Return a name of any characters but control characters, such as a step name. Raises ``error``."""
     if not isinstance(value, str) or not 0 < len(value) <= limit or _CONTROL_CHARACTERS.search(value):
         raise error(what, value, f"use text of 1 to {limit} characters without control characters")
-    return value if value.__class__ is str else _read_text(value)  # each step comes here: no call for plain text
+    return value if value.__class__ is str else read_text(value)  # each step comes here: no call for plain text
 
 
-def _read_text(value: str) -> str:
+def read_text(value: str) -> str:
     """Return the text of a subclass of str. An f-string would write the member of an enum as "Topic.PRICES"."""
     return str.__str__(value)
 

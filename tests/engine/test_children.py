@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pydantic
 import pytest
 
 from celery_durable import (
+    Child,
     LinearStep,
     LinearWorkflow,
     Step,
@@ -188,6 +190,18 @@ def test_parameters_that_do_not_fit_fail_the_step(world: World, billing) -> None
             return exc.error_name
 
     assert order.run().output == "WorkflowParamsInvalid"
+
+
+class Id(str, enum.Enum):  # noqa: UP042  # its members have a text of their own, unlike those of StrEnum
+    BILL = "b-1"
+
+
+def test_the_id_of_a_child_may_be_the_member_of_an_enum(world: World, billing) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> Any:
+        return step.child("bill", billing, Bill(cents=1), id=Id.BILL)
+
+    assert order.run().step("bill").child == Child("billing", "b-1")
 
 
 def test_what_is_no_workflow_is_refused(world: World) -> None:

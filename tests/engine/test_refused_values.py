@@ -172,3 +172,18 @@ def test_parameters_whose_validator_raises_fail_the_step(world: World, how: str)
 
     instance = order.run()
     assert (instance.error, instance.statuses()) == ("CustomsError: 7 boxes", {"send": "errored"})
+
+
+@on_one_database
+def test_the_id_of_a_child_is_text(world: World) -> None:
+    @world.workflow
+    def parcel(event: WorkflowEvent, step: Step) -> None: ...
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        step.child("send", parcel, id=event.payload)
+
+    assert order.run(5).error == (
+        "InvalidInstanceId: Instance id 5 is not allowed: "
+        "use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
+    )
