@@ -74,3 +74,11 @@ def test_the_time_of_its_step_is_that_after_the_wait(live: World) -> None:
     finished_at = runner.result().row.finished_at
     assert finished_at is not None
     assert to_us(finished_at) >= released_us
+
+
+@on_servers
+def test_all_times_of_its_step_are_the_same_moment(live: World) -> None:
+    claim = live.claim(live.create())
+    for number in range(10):
+        live.commit(claim, step(f"step {number}", seq=number + 1), changes_instance=False)
+    assert all(row.created_at == row.finished_at for row in live.steps(claim))

@@ -21,6 +21,17 @@ MUTANTS = (
         caught_by="tests/migration/test_online.py::"
         "test_an_applications_migration_and_a_writer_do_not_lock_each_other_out[postgresql]",
     ),
+    # --- steps on MariaDB -----------------------------------------------------------------------
+    mutant(
+        "a step added in one statement on MariaDB passes over a pause",
+        ("store.step_rows:_insert_if_unpaused", ".where(i.pause_requested == sa.false())", ""),
+        caught_by="tests/store/test_guards.py::test_it_sees_the_pause_that_it_waited_for[mariadb]",
+    ),
+    mutant(
+        "MariaDB reads the clock anew for each column of a step",
+        ("store.step_rows:_insert_if_unpaused", ".limit(1)", ""),
+        caught_by="tests/store/test_guards.py::test_all_times_of_its_step_are_the_same_moment[mariadb]",
+    ),
     # --- connections ----------------------------------------------------------------------------
     mutant(
         "the kept connections take turns, so none of them becomes idle",
