@@ -163,7 +163,7 @@ def read_settings(conf: Mapping[str, Any]) -> Settings:
         if field in _OF_INTEGRATIONS:
             continue
         if field not in _FIELDS:
-            near = difflib.get_close_matches(field, _FIELDS, n=1)
+            near = difflib.get_close_matches(field, _FIELDS, n=1, cutoff=0.5)  # `lease` is near `lease_seconds`
             raise SettingUnknown(name, f"durable_{near[0]}" if near else None)
         given[field] = conf[key]
     return Settings(**given)

@@ -24,6 +24,7 @@ from celery_durable.cli.command import Command, convert_arguments_to_options
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.cli.output.console import strip_control_characters
+from celery_durable.explain import YOUR_APP
 from celery_durable.runtime import Runtime
 
 _URL, _HEADERS = "DURABLE_URL", "DURABLE_HEADERS"
@@ -124,9 +125,27 @@ def _base_url(_: click.Context, __: click.Parameter, value: str | None) -> str |
     return value
 
 
+def _positive(_: click.Context, __: click.Parameter, value: timedelta) -> timedelta:
+    if not value:
+        raise click.BadParameter("it must be longer than 0")
+    return value
+
+
 def _shared_commands(*names: str) -> dict[str, str]:
     """Return the modules of commands that `celery -A proj durable` has too."""
     return {name: MODULES[name] for name in names}
+
+
+class RemoteCommands(CommandGroup):
+    """The commands of `celery-durable`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve the command that the user typed. No similar name is suggested for one that needs the database."""
+        if args[0] in MODULES and args[0] not in self.list_commands(ctx):
+            ctx.fail(f"{args[0]!r} does not work over HTTP. Use: celery -A {YOUR_APP} durable {args[0]}")
+        return super().resolve_command(ctx, args)
 
 
 class OptionCommands(CommandGroup):
@@ -173,7 +192,7 @@ _COMMANDS = _shared_commands(
 
 
 @click.group(
-    cls=CommandGroup,
+    cls=RemoteCommands,
     module_by_command=_COMMANDS,
     commands=[workflows, instances],
     epilog=f"""\b
@@ -206,6 +225,7 @@ Programs should call the API directly, for example
     "--timeout",
     type=DurationInput(),
     envvar="DURABLE_TIMEOUT",
+    callback=_positive,
     default="15s",
     show_default=True,
     help="Time limit of one request, up to the last byte of its response.",

@@ -50,6 +50,8 @@ def check_url(url: str | sa.URL | None) -> sa.URL:
         raise ConfigInvalid(
             "durable_database_url", "***", "it is no URL such as postgresql+psycopg://user@host/db"
         ) from None  # the text may have a password
+    if where.drivername == "postgres":  # as some hosts write it; SQLAlchemy knows no such name
+        raise ConfigInvalid("durable_database_url", "postgres", "use postgresql+psycopg")
     if where.get_backend_name() == "sqlite" and where.database in (None, "", ":memory:"):
         raise ConfigInvalid(
             "durable_database_url", str(url), "in memory each thread has a database of its own; name a file"

@@ -126,9 +126,19 @@ def test_no_database_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.
             4,
         ),
         ("postgresql+nodriver://nobody@127.0.0.1/none", "error: durable_database_url cannot be used: ", 1),
-        ("postgresql+pg8000://nobody@127.0.0.1/none", "error: The database driver is not installed: ", 1),
+        (
+            "postgresql+pg8000://nobody@127.0.0.1/none",
+            "error: The database driver is not installed: No module named 'pg8000'.\n"
+            "hint: Begin durable_database_url with postgresql+psycopg:// and pip install",
+            1,
+        ),
+        (
+            "postgresql+asyncpg://nobody@127.0.0.1/none",
+            "error: Setting durable_database_url='postgresql+asyncpg' cannot be used: this driver is for async",
+            1,
+        ),
         ("oracle://nobody@127.0.0.1/none", "error: oracle is not supported.\nhint: Use PostgreSQL 15", 1),
-        ("nonsense", "error: durable_database_url cannot be used: ", 1),
+        ("nonsense", "error: Setting durable_database_url='***' cannot be used: it is no URL", 1),
     ],
 )
 def test_a_database_that_cannot_be_used_is_no_traceback(url: str, error: str, code: int) -> None:

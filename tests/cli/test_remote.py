@@ -131,6 +131,31 @@ def test_an_older_api_lists_one_workflow_at_a_time(shop: Shop, monkeypatch: pyte
     )
 
 
+def test_a_server_without_the_api_is_no_older_api(shop: Shop) -> None:
+    with served(shop) as api:
+        said = remote("-b", f"{api.url}/nope", "-H", "X-Api-Key: sesame", "ls")
+    assert (said.code, said.err) == (
+        4,
+        f"error: {api.url}/nope knows no such route.\n"
+        "hint: The base URL is the one under which `GET /workflows` is served, such as https://shop.example/api\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["migrate", "emit", "leases"])
+def test_a_command_that_needs_the_database_says_where_it_works(command: str) -> None:
+    said = remote(command)
+    assert said.code == 2
+    assert said.err.endswith(
+        f"Error: {command!r} does not work over HTTP. Use: celery -A <your app> durable {command}\n"
+    )
+
+
+def test_a_request_without_time_is_wrong_usage() -> None:
+    said = remote("--timeout", "0", "ls")
+    assert said.code == 2
+    assert said.err.endswith("Error: Invalid value for '--timeout': it must be longer than 0\n")
+
+
 # --- address and headers ------------------------------------------------------------------------
 
 

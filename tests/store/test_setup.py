@@ -47,6 +47,7 @@ def test_a_database_in_memory_is_rejected(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "shown", "remedy"),
     [
+        ("postgres://eve:secret@db/shop", "postgres", "use postgresql+psycopg"),
         ("shop:secret@db", "***", "it is no URL such as postgresql+psycopg://user@host/db"),
         (
             "sqlite+aiosqlite:///shop.sqlite3",

@@ -70,6 +70,7 @@ def test_settings_of_others_are_left_alone() -> None:
     [
         ("durable_leese_seconds", "There is no setting durable_leese_seconds. Did you mean durable_lease_seconds?"),
         ("CELERY_DURABLE_DATABSE_URL", "There is no setting durable_databse_url. Did you mean durable_database_url?"),
+        ("durable_lease", "There is no setting durable_lease. Did you mean durable_lease_seconds?"),
         ("durable_zzz", "There is no setting durable_zzz. Remove it."),
     ],
 )

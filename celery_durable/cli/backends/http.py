@@ -184,6 +184,7 @@ def _read_page(
     try:
         data = client.get("instances", query=parameters).data
     except WrongApi as exc:
+        client.get("workflows")  # raises WrongApi if no version of the API is served there
         raise CliError(
             "This server lists one workflow at a time.",
             "Name a workflow. To list them: celery-durable workflows list",

@@ -107,7 +107,8 @@ def reaching_database() -> Iterator[None]:
     except ModuleNotFoundError as exc:
         raise CliError(
             f"The database driver is not installed: {exc}.",
-            'Install it, for example pip install "celery-durable[postgres]" or "celery-durable[mysql]"',
+            'Begin durable_database_url with postgresql+psycopg:// and pip install "celery-durable[postgres]", or with '
+            'mysql+pymysql:// and pip install "celery-durable[mysql]"',
         ) from exc
     except Exception as exc:
         if getattr(exc, "orig", None) is None:  # no driver was asked
