@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_durable.config import Settings
+from celery_durable.errors import ConfigInvalid
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
 
@@ -16,7 +17,12 @@ def open_store(settings: Settings, runtime: Runtime, **given: Any) -> Store:
 
 def open_read_store(settings: Settings, runtime: Runtime, store: Store) -> Store:
     """Return the database for lists and counts: the replica if the settings name one, else ``store``."""
-    return store if settings.read_database_url is None else _open(settings.read_database_url, settings, runtime)
+    if settings.read_database_url is None:
+        return store
+    try:
+        return _open(settings.read_database_url, settings, runtime)
+    except ConfigInvalid as exc:  # it names the setting of the other database
+        raise ConfigInvalid("durable_read_database_url", exc.value, exc.remedy) from None
 
 
 def _open(url: str | None, settings: Settings, runtime: Runtime, **given: Any) -> Store:

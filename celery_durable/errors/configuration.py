@@ -34,12 +34,13 @@ class ConfigInvalid(DurableError):
     Attributes:
         setting: The name of the setting or argument.
         value: Its value.
+        remedy: Which values can be used.
     """
 
     code = "CONFIG_INVALID"
 
     def __init__(self, setting: str, value: object, remedy: str) -> None:
-        self.setting, self.value = setting, value
+        self.setting, self.value, self.remedy = setting, value, remedy
         super().__init__(f"Setting {setting}={quote(value)} cannot be used: {remedy}")
 
 
@@ -50,11 +51,13 @@ class SettingUnknown(ConfigInvalid):
 
     Attributes:
         setting: The unknown name.
+        value: None.
+        remedy: What to do about it.
     """
 
     code = "SETTING_UNKNOWN"
 
     def __init__(self, setting: str, near: str | None) -> None:
-        self.setting = setting
         remedy = "Remove it." if near is None else f"Did you mean {near}?"
+        self.setting, self.value, self.remedy = setting, None, remedy
         DurableError.__init__(self, f"There is no setting {setting}. {remedy}")

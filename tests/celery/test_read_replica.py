@@ -12,6 +12,7 @@ from celery import Celery
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.app.workflows import Workflow
 from celery_durable.contrib.prometheus import InstanceCounts
+from celery_durable.errors import ConfigInvalid
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
 
@@ -74,3 +75,11 @@ def test_they_write_nothing(durable: Durable, store_url: str) -> None:
     durable.internals.app.conf.durable_read_database_url = read_only.render_as_string(hide_password=False)
     add_order(durable).create(id="o-1")
     assert read_lists(durable) == [1, 1, 0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("url", ["postgres://replica/shop", "no url", "sqlite://", "postgresql+asyncpg://replica/shop"])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_wrong_url_is_that_of_the_replica(durable: Durable, url: str) -> None:
+    durable.internals.app.conf.durable_read_database_url = url
+    with pytest.raises(ConfigInvalid, match="Setting durable_read_database_url="):
+        add_order(durable).list()
