@@ -29,15 +29,15 @@ _REST = (
            CASE WHEN status IN ('complete', 'errored') THEN updated_at END, 'c', 0, 0 FROM workflow_instance""",
     """INSERT INTO workflow_step (instance_pk, run_number, step_key, seq, name, type, status, attempts,
                                   wait_event_type, commit_id, created_at)
-    SELECT id, 1, 'approved', 1, 'approved', CASE WHEN mod(id, 300) = 0 THEN 'waitForEvent' ELSE 'sleep' END,
+    SELECT id, 1, 'approved', 1, 'approved', CASE WHEN mod({n}, 300) = 0 THEN 'waitForEvent' ELSE 'sleep' END,
            CASE WHEN status = 'waiting' THEN 'waiting' ELSE 'completed' END, 0,
-           CASE WHEN mod(id, 300) = 0 THEN 'approval' END, 'c', 0 FROM workflow_instance""",
+           CASE WHEN mod({n}, 300) = 0 THEN 'approval' END, 'c', 0 FROM workflow_instance""",
     """INSERT INTO workflow_label (instance_pk, name, value)
-    SELECT id, 'tenant', CASE WHEN mod(id, 20000) = 777 THEN 'rare' ELSE 'acme' END FROM workflow_instance
+    SELECT id, 'tenant', CASE WHEN mod({n}, 20000) = 777 THEN 'rare' ELSE 'acme' END FROM workflow_instance
     UNION ALL SELECT id, 'stage', 'new' FROM workflow_instance""",
     """INSERT INTO workflow_outbox (id, kind, name, payload, instance_pk, run_number, attempts, next_check_at,
                                     created_at)
-    SELECT {text_id}, 'event', 'Paid', '1', id, 1, 0, CASE WHEN mod(id, 2) = 0 THEN {later} + id END, 0
+    SELECT {text_id}, 'event', 'Paid', '1', id, 1, 0, CASE WHEN mod({n}, 2) = 0 THEN {later} + id END, 0
     FROM workflow_instance""",
 )
 _TABLES = "workflow_instance, workflow_run, workflow_step, workflow_label, workflow_outbox"
@@ -58,7 +58,9 @@ class Crowd:
             " SELECT n FROM c) n",
         }[self.name]
         id_, text_id = ("'s-' || n", "'m-' || id") if self.name == "sqlite" else ("concat('s-', n)", "concat('m-', id)")
+        # The keys of a database that is used again do not begin with 1.
         given = {"numbers": numbers, "id": id_, "text_id": text_id, "later": _LATER, "past": _PAST}
+        given["n"] = f"created_at - {_PAST}"
         with self.store.engine.begin() as connection:
             for statement in (_INSTANCES, *_REST):
                 connection.exec_driver_sql(statement.format(**given))
