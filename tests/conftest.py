@@ -94,7 +94,7 @@ class MovableRuntime(Runtime):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """The floor comes first and bulk last in the share of each process.
+    """The floor comes first, then what is repeated on a server, and bulk last in the share of each process.
 
     ``--dist worksteal`` deals out the list in equal pieces. DURABLE_SHARD=2/6 keeps the second of six parts of the
     tests, for machines that share the work.
@@ -105,9 +105,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
         part, count = map(int, shard.split("/"))
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == part - 1]
     shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    parts: dict[str, list[pytest.Item]] = {"floor": [], "others": [], "bulk": []}
+    parts: dict[str, list[pytest.Item]] = {"floor": [], "repeated": [], "others": [], "bulk": []}
     for item in items:
-        named = (name for name in ("floor", "bulk") if item.get_closest_marker(name))
+        named = (name for name in ("floor", "repeated", "bulk") if item.get_closest_marker(name))
         parts[next(named, "others")].append(item)
     items[:] = [
         item

@@ -1,13 +1,11 @@
 """What `make test` leaves to `make test-all`, beside the tests that are marked `slow` one by one.
 
-Both rules move only what another test of `make test` shows as well, and what they move is in the floor: the gate and CI
-always run it.
-
-1. A test that runs on SQLite, of a module in `SAME_ON_SERVERS`, runs on PostgreSQL and MariaDB in the floor. Such a
-   module is about what the engine decides, or what its callers see, with one writer at a time. `tests/store` tests
-   every statement that it uses on all databases. What two transactions do to each other, what a lost connection or a
-   cut commit does, and what a crash at each checkpoint costs stays on the servers in `make test`.
-2. What is marked `floor` is slow, too.
+1. A test that runs on SQLite, of a module in `SAME_ON_SERVERS`, is `repeated` on PostgreSQL and MariaDB: it is slow
+   there, and the gate runs it next after the floor. Such a module is about what the engine decides, or what its callers
+   see, with one writer at a time. `tests/store` tests every statement that it uses on all databases. What two
+   transactions do to each other, what a lost connection or a cut commit does, and what a crash at each checkpoint costs
+   stays on the servers in `make test`.
+2. What is marked `floor` or `repeated` is slow, too.
 """
 
 from __future__ import annotations
@@ -42,9 +40,10 @@ def mark_what_waits(items: list[pytest.Item]) -> None:
     on_sqlite = {_function_of(item) for item in same if _database_of(item) == "sqlite"}
     for item in same:
         if _database_of(item) != "sqlite" and _function_of(item) in on_sqlite:
-            item.add_marker(pytest.mark.floor)
+            item.add_marker(pytest.mark.repeated)
     for item in items:
-        if item.get_closest_marker("floor") and not item.get_closest_marker("slow"):
+        is_late = item.get_closest_marker("floor") or item.get_closest_marker("repeated")
+        if is_late and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.slow)
 
 

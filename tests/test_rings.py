@@ -27,5 +27,6 @@ def collected(marks: str) -> set[str]:
     return set(re.findall(r"\[(?:.*-)?(sqlite|postgresql|mariadb)\b", ran.stdout))
 
 
-def test_repetitions_on_servers_are_left_to_the_floor() -> None:
-    assert collected("slow and floor") == {"postgresql", "mariadb"}
+def test_repetitions_on_servers_are_slow() -> None:
+    assert collected("slow and repeated") == {"postgresql", "mariadb"}
+    assert collected("not slow") == {"sqlite"}
