@@ -142,7 +142,7 @@ def check(site: EndsSite, pool: str) -> None:
     worker = site.worker_of("ours", pool, "durable", "ends")
     got = run_all(site, worker, [*wanted])
     assert differences(got, wanted) == {}
-    assert answers_in(worker) == []
+    assert answers_in(worker) == [], site.logs()  # they say why
     assert worker.text().count("Errback") == 0
     assert worker.text().count("is sent as a message") == 0
     site.finish()
