@@ -6,6 +6,7 @@ PyMySQL stands in for mysqlclient, unless DURABLE_TEST_MYSQLCLIENT=1: mysqlclien
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ def set_up() -> None:
         # Django refuses PyMySQL by the version of mysqlclient that it claims to be.
         pymysql.version_info = (2, 3, 1, "final", 0)
         pymysql.install_as_MySQLdb()
+        # Otherwise Django imports its modules again, and `pymysql.err` becomes another module with other classes.
+        modules = [(name, module) for name, module in sys.modules.items() if name.startswith("pymysql.")]
+        sys.modules.update((name.replace("pymysql", "MySQLdb"), module) for name, module in modules)
     site = sqlite(Path(_FOLDER.name) / "site.sqlite3")
     settings.configure(
         DATABASES={"default": site, "sqlite": site},
