@@ -37,6 +37,7 @@ from celery_durable.store.claims import (
     guard_without_change,
     lock_held,
 )
+from celery_durable.store.dialects import MARIADB
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import Statement, param, statement, statement_for
 from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
@@ -256,10 +257,9 @@ def guard_and_write_step(
         with tx.store.conflict_as_superseded():
             if changes_instance:
                 guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
+            elif tx.store.database is MARIADB and (row := _lock_and_insert_unpaused(tx, claim, write)) is not None:
+                return WrittenStep(row, pause_requested=False)
             else:
-                row = None if tx.store.database.has_one_writer else _lock_and_insert_unpaused(tx, claim, write)
-                if row is not None:
-                    return WrittenStep(row, pause_requested=False)
                 guard_result = guard_without_change(tx, claim)
             return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
     parameters = STEPS.encode_write(write)
