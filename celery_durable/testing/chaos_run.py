@@ -116,7 +116,7 @@ class ChaosRun:
             if failed is not None or runtime.monotonic() > end:
                 last_line = (failed or self._workers[0]).read_log().strip().splitlines()[-1:]
                 raise WorkersNotStarted(" ".join(last_line))
-            runtime.sleep(0.1)
+            self._stop.wait(0.1)
 
     def _end_workers(self) -> None:
         for worker in self._workers:
@@ -132,8 +132,9 @@ class ChaosRun:
         started = runtime.monotonic()
         report_at = started + _REPORT_SECONDS
         actions = {self._kill_child: 6, self._kill_worker: 1, self._repeat_messages: 3}
-        while (now := runtime.monotonic()) < started + length.total_seconds() and not self._stop.is_set():
-            runtime.sleep(self._rng.uniform(*_PAUSE_SECONDS))
+        while (now := runtime.monotonic()) < started + length.total_seconds():
+            if self._stop.wait(self._rng.uniform(*_PAUSE_SECONDS)):
+                break
             action = self._rng.choices(list(actions), list(actions.values()))[0]
             with self._tolerating_outages():
                 self._observe()
@@ -220,7 +221,7 @@ class ChaosRun:
         if unrecovered and not self._stop.is_set():
             self._log(f"Waiting for {len(unrecovered)} interrupted runs to continue")
         while unrecovered and runtime.monotonic() < end and not self._stop.is_set():
-            runtime.sleep(0.5)
+            self._stop.wait(0.5)
             unrecovered = self._unrecovered()
 
     def _unrecovered(self) -> list[chaos_checks.HeldClaim]:
