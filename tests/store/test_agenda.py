@@ -56,11 +56,16 @@ def test_a_known_agenda_does_not_pass_the_entries_that_an_old_snapshot_keeps(liv
             known = schedule.read(tx)
             complete, again = (_blocks(tx, ask) for ask in (schedule.read, lambda tx: schedule.read_known(tx, known)))
     assert list(known.queues) == ["durable"]
-    assert again * 10 < complete  # in a database that is used again it meets more
+    assert again * 20 < complete
 
 
 def _insert_and_move(store: Store, old: sa.Connection) -> None:
-    """Instances that were due an hour ago, and sleep now. The snapshot of ``old`` sees them as they were."""
+    """Instances that were due an hour ago, and sleep now. The snapshot of ``old`` sees them as they were.
+
+    The entries of earlier tests are removed before: there may be no autovacuum.
+    """
+    with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("VACUUM workflow_instance")
     with store.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO workflow_instance (workflow, instance_id, kind, run_number, status, run_at, next_check_at,"
