@@ -118,26 +118,26 @@ def test_no_database_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("url", "error", "code"),
     [
-        ("postgresql+psycopg://nobody@127.0.0.1:1/none", "error: The database cannot be reached: ", 4),
-        ("mysql+pymysql://nobody@127.0.0.1:1/none", "error: The database cannot be reached: ", 4),
+        ("postgresql+psycopg://shop@127.0.0.1:1/none", "error: The database cannot be reached: ", 4),
+        ("mysql+pymysql://shop@127.0.0.1:1/none", "error: The database cannot be reached: ", 4),
         (
             "sqlite:////no/such/folder/x.sqlite3",
             "error: The database cannot be reached: unable to open database file\n",
             4,
         ),
-        ("postgresql+nodriver://nobody@127.0.0.1/none", "error: durable_database_url cannot be used: ", 1),
+        ("postgresql+nodriver://shop@127.0.0.1/none", "error: durable_database_url cannot be used: ", 1),
         (
-            "postgresql+pg8000://nobody@127.0.0.1/none",
+            "postgresql+pg8000://shop@127.0.0.1/none",
             "error: The database driver is not installed: No module named 'pg8000'.\n"
             "hint: Begin durable_database_url with postgresql+psycopg:// and pip install",
             1,
         ),
         (
-            "postgresql+asyncpg://nobody@127.0.0.1/none",
+            "postgresql+asyncpg://shop@127.0.0.1/none",
             "error: Setting durable_database_url='postgresql+asyncpg' cannot be used: this driver is for async",
             1,
         ),
-        ("oracle://nobody@127.0.0.1/none", "error: oracle is not supported.\nhint: Use PostgreSQL 15", 1),
+        ("oracle://shop@127.0.0.1/none", "error: oracle is not supported.\nhint: Use PostgreSQL 15", 1),
         ("nonsense", "error: Setting durable_database_url='***' cannot be used: it is no URL", 1),
     ],
 )

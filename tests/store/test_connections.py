@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.runtime import real_monotonic
-from celery_durable.store.connections import IDLE_SECONDS, MAX_KEPT
+from celery_durable.store.connections import IDLE_SECONDS, MAX_KEPT, _close_idle_connections
 from celery_durable.store.engine import Store, Tx
 from tests.store.lost_connections import session_id
 
@@ -55,7 +55,7 @@ def test_mariadb_is_asked_for_the_statements_and_their_end_alone(store: Store) -
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_a_read_of_mariadb_leaves_no_transaction_open(store: Store) -> None:
-    """Each of its statements sees what was committed meanwhile, and afterwards nobody waits for it."""
+    """Each of its statements sees what was committed before it, and its locks end with the read."""
 
     def count_rows(tx: Tx) -> int:
         return int(tx.conn.exec_driver_sql(f"SELECT count(*) FROM {store.prefix}some_rows").scalar_one())
@@ -76,6 +76,25 @@ def test_a_read_of_mariadb_leaves_no_transaction_open(store: Store) -> None:
         assert store.read(read_twice) == [0, 1]
     finally:
         change(f"DROP TABLE {store.prefix}some_rows")  # it would wait for the transaction that has read it
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_many_threads_use_a_file_of_sqlite_at_the_same_time(store: Store) -> None:
+    """SQLAlchemy's own pool would let the sixteenth wait."""
+    all_connected = threading.Barrier(MAX_KEPT + 3)
+
+    def work(tx: Tx) -> int:
+        all_connected.wait(30)
+        return int(tx.conn.execute(sa.text("SELECT 1")).scalar_one())
+
+    with ThreadPoolExecutor(MAX_KEPT + 3) as threads:
+        assert sum(threads.map(store.read, [work] * (MAX_KEPT + 3))) == MAX_KEPT + 3
+
+
+def test_connections_to_servers_are_closed_after_a_minute_and_those_to_sqlite_stay_open(store: Store) -> None:
+    assert store.read(lambda tx: tx.conn.execute(sa.text("SELECT 1")).scalar_one()) == 1
+    _close_idle_connections(real_monotonic() + IDLE_SECONDS + 1)  # as the watchdog's thread does
+    assert len(store._connections._idle) == (1 if store.database.has_one_writer else 0)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
