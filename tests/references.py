@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from celery_durable.model import ItemRef, RunRef, TaskReference
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import ensure_database_id
 from celery_durable.store.engine import Store
 
 
@@ -25,7 +25,7 @@ def reference_of(store: Store, ref: RunRef, event_type: str) -> TaskReference:
         )
     query = query.where(item.c.run_number == ref.run_number)
     row = store.read(lambda tx: tx.execute(query).first())
-    id_ = store.transact(read_database_id)
+    id_ = store.transact(ensure_database_id)
     if row is None:
         return TaskReference(id_, ref, event_type, "")
     return TaskReference(id_, ref, event_type, row.attempt_token or "", delivery=row.loss_count)

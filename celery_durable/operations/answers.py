@@ -19,7 +19,7 @@ from celery_durable.model import (
 )
 from celery_durable.operations.context import OperationContext
 from celery_durable.store import lost_tasks, task_answers
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Tx
 from celery_durable.store.lost_tasks import GiveUp, Resend
 from celery_durable.store.task_answers import AnswerOutcome, TaskFailure
@@ -44,17 +44,17 @@ class AnswerOperations:
     def __init__(self, context: OperationContext) -> None:
         self._context = context
 
-    def read_database_id(self) -> str:
-        """Return the random id of the database, which references in task messages contain."""
+    def find_database_id(self) -> str | None:
+        """Return the random id of the database, which references in task messages contain; None if it has none."""
         store = self._context.store
-        return store.database_id or store.transact_once(read_database_id, timeouts=DIRECT)
+        return store.database_id or store.read(find_database_id, timeouts=DIRECT)
 
     def accept(
         self,
         reference: TaskReference,
         payload: str,
         *,
-        may_retry: bool = True,
+        is_direct: bool = False,
         exception: TaskException | None = None,
     ) -> AnswerResult:
         """Accept the answer of a Celery task for the step or map item that waits for it, once.
@@ -62,7 +62,8 @@ class AnswerOperations:
         Args:
             reference: The reference that the task's message carried.
             payload: The answer, as `values.encode_answer` returns it.
-            may_retry: If False, there is one try of up to 2 s for each statement, and any error is raised.
+            is_direct: The caller is the process of the task, which must not wait long: all tries together take up to
+                2 s, then the database's error is raised.
             exception: What the task raised, if it ran in this process. The record of the failed attempt has its
                 traceback.
 
@@ -74,9 +75,10 @@ class AnswerOperations:
         event_id, item = context.runtime.new_id(), ItemRef.read(event_type)
         if item is None and not is_task_event_type(event_type):
             return AnswerResult.NOT_AWAITED
-        if item is not None and self._record_result(reference, item, payload, may_retry=may_retry):
+        timeouts = DIRECT if is_direct else ORDINARY
+        if item is not None and self._record_result(reference, item, payload, timeouts):
             return AnswerResult.TAKEN
-        failure = self._describe_failure(reference, payload, exception, ORDINARY if may_retry else DIRECT)
+        failure = self._describe_failure(reference, payload, exception, timeouts)
 
         def work(tx: Tx) -> AnswerOutcome:
             try:
@@ -95,8 +97,7 @@ class AnswerOperations:
                 failure=failure,
             )
 
-        store = context.store
-        accepted = store.transact(work) if may_retry else store.transact_once(work, timeouts=DIRECT)
+        accepted = context.store.transact(work, timeouts=timeouts)
 
         def notify_and_wake() -> None:
             context.publish_runs(accepted.due_runs)
@@ -129,7 +130,7 @@ class AnswerOperations:
         trace = redaction.clean_trace(exception.error, context.settings.tracebacks, step)
         return TaskFailure(*text, trace, exception.node, exception.pid)
 
-    def _record_result(self, reference: TaskReference, item: ItemRef, payload: str, *, may_retry: bool) -> bool:
+    def _record_result(self, reference: TaskReference, item: ItemRef, payload: str, timeouts: Timeouts) -> bool:
         """Record the result of a map item without the instance's lock; returns False if `accept` must take the lock.
 
         The items of one map then do not wait for each other. Whether the map needs a pass is checked after the commit:
@@ -139,7 +140,7 @@ class AnswerOperations:
         if values.read_answer_error(payload) is not None:
             return False
         context, store = self._context, self._context.store
-        budget = TimeBudget(ORDINARY if may_retry else DIRECT)
+        budget = TimeBudget(timeouts)
         record = functools.partial(task_answers.record_result, reference=reference, item=item, payload=payload)
         if not store.run_statement(record, timeouts=budget):
             return False

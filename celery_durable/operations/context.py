@@ -15,7 +15,7 @@ from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Scope, Vers
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runtime import Runtime
 from celery_durable.store import instances, scopes
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.values import UNSET
 
@@ -87,7 +87,7 @@ class OperationContext:
 
     def cursors(self, *of: object) -> values.Cursors:
         """Return the cursors of this list. They are valid only for callers with the same scope."""
-        return values.Cursors(self.store.database_id or self.store.read(read_database_id), (*of, self.scope_text))
+        return values.Cursors(self.store.database_id or self.store.read(find_database_id) or "", (*of, self.scope_text))
 
     def lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
         """Lock and return the instance's row. The lock lasts until the transaction ends.

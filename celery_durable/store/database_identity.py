@@ -22,18 +22,32 @@ def _read(s: Store) -> Any:
     return sa.select(s.tables.database.c.database_id)
 
 
-def read_database_id(tx: Tx) -> str:
-    """Return the id of this store's database, which is read once per Store.
+def find_database_id(tx: Tx) -> str | None:
+    """Return the id of this store's database, for a ``tx`` that only reads; it is read once per Store.
 
-    If the tables were emptied, there is no id, and this function inserts a new one.
+    Returns None if the tables were emptied, until a transaction has inserted a new id.
     """
     store = tx.store
     if store.database_id is None:
-        found = tx.run(_read).scalar()
-        if found is None:
-            # Several processes may insert at once. One row wins, and all of them read it.
-            values = {"singleton": _SINGLETON, "database_id": store.runtime.new_secret()}
-            tx.execute(dialects.insert_or_nothing(store.database, tx.t.database, values, ("singleton",)))
-            found = tx.run(_read).scalar_one()
-        store.database_id = str(found)
+        store.database_id = tx.run(_read).scalar()
     return store.database_id
+
+
+def ensure_database_id(tx: Tx) -> str:
+    """Return the id of this store's database; if the tables were emptied, insert a new one in this transaction.
+
+    The Store does not keep the id that it has inserted itself: the transaction may be rolled back.
+    """
+    store = tx.store
+    if store.database_id is not None:
+        return store.database_id
+    found = tx.run(_read).scalar()
+    if found is None:
+        store.inserted_database_id = store.runtime.new_secret()
+        # Several processes may insert at once. One row wins, and all of them read it.
+        values = {"singleton": _SINGLETON, "database_id": store.inserted_database_id}
+        tx.execute(dialects.insert_or_nothing(store.database, tx.t.database, values, ("singleton",)))
+        found = tx.run(_read).scalar_one()
+    if found != store.inserted_database_id:
+        store.database_id = str(found)
+    return str(found)

@@ -34,7 +34,7 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store import dialects, outbox
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import ensure_database_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import Statement, param, statement
 from celery_durable.values import build_replying_task_message, read_task_route
@@ -144,7 +144,7 @@ def build_message(
 ) -> tuple[TaskReference, OutboxMessage]:
     """Build the message for an attempt of an item, and the reference under which it is answered."""
     event_type = ItemRef(step.pk, step.step_key, position, attempt).type
-    reference = TaskReference(read_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+    reference = TaskReference(ensure_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
     id_ = task_id(event_type, step.pk, step.run_number)
     return reference, build_replying_task_message(body, id_=id_, reference=reference)
 
@@ -180,7 +180,7 @@ def mark_task_as_sent(
 
     ``body`` comes from `values.encode_step_task`.
     """
-    reference = TaskReference(read_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+    reference = TaskReference(ensure_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
     sent = attempt_values(body, reference, attempt, now=now, step=step)
     tx.run(_upsert_task_item, **key_parameters(step), task=body, on_lost=step.on_lost, **sent)
     return build_replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), reference=reference)

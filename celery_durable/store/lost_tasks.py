@@ -31,7 +31,7 @@ from celery_durable.model import (
     task_id,
 )
 from celery_durable.store import outbox, sent_attempts
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import param, statement
 from celery_durable.store.step_format import is_of_step
@@ -104,8 +104,10 @@ def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -
         query = query.where(key[0] >= after[0], sa.or_(key[0] > after[0], later))
     rows = tx.execute(query).all()
     last = rows[-1] if len(rows) == limit else None
-    database_id = read_database_id(tx)
-    tasks = [_sent_task(row, database_id) for row in rows if _is_awaited(row)]
+    awaited = [row for row in rows if _is_awaited(row)]
+    database_id = find_database_id(tx) if awaited else None
+    # Without an id, which only emptied tables lack, no answer to these tasks would be accepted.
+    tasks = [] if database_id is None else [_sent_task(row, database_id) for row in awaited]
     return SentPage(tasks, None if last is None else _cursor_at(last))
 
 

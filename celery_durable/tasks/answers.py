@@ -55,7 +55,7 @@ class AnswerCommitter:
 
     def is_awaited_here(self, reference: TaskReference) -> bool:
         """Whether this process's database waits for this answer."""
-        return self._operations().answers.read_database_id() == reference.database_id
+        return self._operations().answers.find_database_id() == reference.database_id
 
     def pause_direct_commits(self) -> None:
         """After a database error: for five seconds, send answers as messages without trying the database."""
@@ -96,7 +96,7 @@ class AnswerCommitter:
         found = TaskReference.read(reference)
         if found is None:
             return MALFORMED
-        result = self._operations().answers.accept(found, payload, may_retry=not is_direct, exception=exception)
+        result = self._operations().answers.accept(found, payload, is_direct=is_direct, exception=exception)
         if result is AnswerResult.FORGED:
             logger.warning(
                 "An answer to %s (%s) is refused: it does not have the task's token", found.ref, found.event_type

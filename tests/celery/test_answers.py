@@ -239,7 +239,7 @@ def test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it(
     monkeypatch.setattr(durable.internals.answers, "pause_before_resend", lambda: None)
     with caplog.at_level(logging.WARNING), worker(app, queues=[app.conf.durable_queue]):
         assert ask.create(["again"]).result(timeout=30) == [7]
-    assert [each["may_retry"] for each in refused] == [False, True]  # where the task ran, then from a message
+    assert [each["is_direct"] for each in refused] == [True, False]  # where the task ran, then from a message
     assert "is sent as a message: the database is away" in caplog.text
     assert "sends its message to the broker again: the database is away" in caplog.text
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.contrib import prometheus
 from celery_durable.model import RunRef, task_event_type
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import ensure_database_id
 from celery_durable.tasks import ADVANCE, DELIVER, MARKER, SWEEP, TASK_DONE, TASK_FAILED
 from celery_durable.tasks.start import START
 from tests.celery.embedded import messages, until, worker
@@ -84,7 +84,7 @@ def guesses(durable: Durable) -> list[list[Any]]:
         "map",
     ]
     tokens = ["", "0" * 32, "f" * 32, "\N{SNOWMAN}", "x" * 100_000]
-    stores = [durable.internals.store.transact(read_database_id), "other", ""]
+    stores = [durable.internals.store.transact(ensure_database_id), "other", ""]
     return [
         [store, "waits", "w-1", run, type_, token, queue, delivery]
         for store, type_, token in itertools.product(stores, types, tokens)

@@ -18,7 +18,7 @@ from kombu import Connection
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import RunRef, TaskReference
 from celery_durable.store import heartbeats, inventories, lost_tasks
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import ensure_database_id
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.inventories import ProcessRow
 from celery_durable.tasks.lost import duplicates
@@ -32,7 +32,7 @@ CALLER = "the dispatcher of this test"
 def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, store: str = "", **options: Any) -> str:
     """Send a task as a step does, of an instance that is not there any more; answers with its id."""
     reference = TaskReference(
-        store or durable.internals.store.transact(read_database_id),
+        store or durable.internals.store.transact(ensure_database_id),
         RunRef("gone", "i-1", 1),
         f"item:1:{number}:1:gone",
         "0" * 32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from celery_durable.store.engine import Store
 from tests.engine.answers import answer, resize
 from tests.engine.world import World, on_one_database
 from tests.smoke.fault_proxy import FaultProxy, Mode
+from tests.store.world import has_lock_wait
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
@@ -335,9 +337,9 @@ def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, medi
     )
     try:
         for ask in (
-            operations.answers.read_database_id,
-            lambda: operations.answers.accept(reference, values.encode_answer("1"), may_retry=False),
-            lambda: operations.answers.accept(reference, values.encode_error_answer("OSError", "no"), may_retry=False),
+            operations.answers.find_database_id,
+            lambda: operations.answers.accept(reference, values.encode_answer("1"), is_direct=True),
+            lambda: operations.answers.accept(reference, values.encode_error_answer("OSError", "no"), is_direct=True),
         ):
             store.read(lambda tx: tx.conn.exec_driver_sql("SELECT 1").scalar_one())
             proxy.set(Mode.MUTE)
@@ -349,3 +351,21 @@ def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, medi
     finally:
         proxy.close()
         store.close()
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_where_a_task_ends_a_deadlock_is_repeated(world: World, media: Any) -> None:
+    """As in any other transaction; the answer does not go as a message."""
+    media.run(128)
+    accept, reference, answer_ = world.operations.answers.accept, referred(world.sent[0]), values.encode_answer("1")
+    tables = world.store.tables
+    with ThreadPoolExecutor(1) as threads, world.store.engine.begin() as connection:
+        for number in range(20):
+            connection.execute(sa.update(tables.step).values(name=f"held {number}"))
+        answering = threads.submit(accept, reference, answer_, is_direct=True)
+        with world.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watching:
+            while not has_lock_wait(watching):
+                assert not answering.done(), answering.result()
+        # The answer has locked this row. InnoDB rolls it back, since it has written less.
+        connection.execute(sa.update(tables.instance).values(priority=1))
+    assert answering.result() is AnswerResult.TAKEN

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from celery_durable.errors import SchemaIncomplete, SchemaOutdated
 from celery_durable.store import instances, migrate
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import ensure_database_id
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import REVISION, build_tables
 from tests.migration.tables import TABLES, VERSION_TABLE, described, drop_all
@@ -160,7 +160,7 @@ def test_a_migration_gives_the_database_a_random_id_that_stays(empty: Store, sto
         migrate.upgrade(empty)
         migrate.upgrade(empty)
         first, again = Store(store_url), Store(store_url)
-        found.append({first.transact(read_database_id), again.transact(read_database_id)})
+        found.append({first.transact(ensure_database_id), again.transact(ensure_database_id)})
         first.close()
         again.close()
         drop_all(empty.engine)

@@ -155,11 +155,13 @@ class Environment:
         return self.first, self.second
 
     def clear(self) -> None:
-        """Delete all rows and everything that the processes remember."""
+        """Delete all rows, except the database's id, and everything that the processes remember."""
         world = World.current = self.world
+        tables = world.store.tables
         with world.store.engine.begin() as connection:
-            for table in [*world.store.tables.metadata.sorted_tables, ledger, names]:
-                connection.execute(sa.delete(table))
+            for table in [*tables.metadata.sorted_tables, ledger, names]:
+                if table is not tables.database:
+                    connection.execute(sa.delete(table))
         for remembered in (world.messages, world.sent, world.accepted, world.accepted_events, world.bodies):
             remembered.clear()
         world.prior_runs.clear()

@@ -20,7 +20,7 @@ from celery_durable.config import Settings
 from celery_durable.linear import LinearContext
 from celery_durable.model import DueRun, to_us
 from celery_durable.operations import OperationContext, Operations, topic_delivery
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import ensure_database_id
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Deployed
 from celery_durable.testing.databases import Database
@@ -86,7 +86,7 @@ class World:
         self.raw.create_function("author_now", 0, self.clock.read)
         self.raw.executescript(witnesses.SCRIPT + maps.SCRIPT + keeping.SCRIPT)
         for machine in self.machines:  # now: the first caller in a schedule would take a number from its chance
-            machine.store.transact(read_database_id)
+            machine.store.transact(ensure_database_id)
 
     def run(self, seed: int) -> Outcome:
         """Run the schedule of a seed, and in a share of them another act."""

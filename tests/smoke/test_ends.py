@@ -81,6 +81,11 @@ class EndsSite(Site):
         proc.wait_for_log(r"ready\.")
         return proc
 
+    def forgo_what_nobody_tells(self, wanted: dict[str, Any]) -> None:
+        """RabbitMQ itself drops an expired message that is not delivered at once, and tells nobody."""
+        if self.config.broker_url.startswith("amqp"):
+            del wanted["expires"]
+
 
 def same(got: Any, wanted: Any) -> bool:
     if not isinstance(wanted, list):
@@ -137,14 +142,13 @@ def need(pool: str) -> None:
 
 def check(site: EndsSite, pool: str) -> None:
     wanted = RETURNS | RAISES | ALSO | (PROCESSES if pool == "prefork" else {})
-    if pool == "solo":  # busy with another task while RabbitMQ itself lets the message expire, and tells nobody
-        del wanted["expires"]
+    site.forgo_what_nobody_tells(wanted)
     worker = site.worker_of("ours", pool, "durable", "ends")
     got = run_all(site, worker, [*wanted])
     assert differences(got, wanted) == {}
-    assert answers_in(worker) == [], site.logs()  # they say why
+    assert re.findall(r".* is sent as a message.*", worker.text()) == []
+    assert answers_in(worker) == [], worker.text()
     assert worker.text().count("Errback") == 0
-    assert worker.text().count("is sent as a message") == 0
     site.finish()
 
 
@@ -176,6 +180,7 @@ def test_every_end_is_committed_on_pools_that_run_no_workflows(
     site = site_of(make_site, broker_url, store_url)
     own = site.worker_of("ours", "threads", "durable")
     wanted = RETURNS | RAISES | ALSO
+    site.forgo_what_nobody_tells(wanted)
     theirs = site.worker_of("ours", pool, "ends")
     got = run_all(site, theirs, [*wanted])
     assert differences(got, wanted) == {}

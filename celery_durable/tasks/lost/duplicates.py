@@ -16,7 +16,7 @@ from typing import Any
 from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.runtime import Runtime
 from celery_durable.store import lost_tasks
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.tasks.background_queue import BackgroundQueue
 
@@ -51,7 +51,7 @@ class DuplicateFilter:
         from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 
         def is_over(tx: Tx) -> bool:
-            return read_database_id(tx) == reference.database_id and not lost_tasks.is_unanswered(tx, reference)
+            return find_database_id(tx) == reference.database_id and not lost_tasks.is_unanswered(tx, reference)
 
         if self._store().read(is_over):
             # Celery checks this set once more before it gives a task to its pool.

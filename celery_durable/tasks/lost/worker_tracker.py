@@ -12,7 +12,7 @@ from celery import signals
 from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.runtime import Runtime
 from celery_durable.store import lost_tasks
-from celery_durable.store.database_identity import read_database_id
+from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.lost.duplicates import DuplicateFilter
@@ -78,7 +78,7 @@ class WorkerLossTracker:
             return False
 
         def report() -> None:
-            if self._store().read(read_database_id) == found.database_id:
+            if self._store().read(find_database_id) == found.database_id:
                 self._loss_reporter().report_lost([(found, None)], why=why)
 
         return self._background.submit(report, what=f"A task of {found.ref} whose process died")
@@ -97,7 +97,7 @@ class WorkerLossTracker:
             return
         try:
             self._store().transact_once(
-                lambda tx: note(tx, reference) if read_database_id(tx) == reference.database_id else None
+                lambda tx: note(tx, reference) if find_database_id(tx) == reference.database_id else None
             )
         except Exception as exc:  # noqa: BLE001  # at worst the search sends the task once more
             logger.warning(

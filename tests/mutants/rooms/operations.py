@@ -147,7 +147,7 @@ MUTANTS = (
     # --- leases and deadlines -------------------------------------------------------------------
     mutant(
         "a task waits for a silent database as loops do",
-        ("operations.answers:AnswerOperations.accept", ", timeouts=DIRECT", ""),
+        ("operations.answers:AnswerOperations.accept", "DIRECT if is_direct else ORDINARY", "ORDINARY"),
         caught_by=_TASKS + "test_where_a_task_ends_nobody_waits_for_a_silent_database[postgresql]",
     ),
     mutant(

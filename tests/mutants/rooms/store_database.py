@@ -21,6 +21,12 @@ MUTANTS = (
         caught_by="tests/migration/test_online.py::"
         "test_an_applications_migration_and_a_writer_do_not_lock_each_other_out[postgresql]",
     ),
+    mutant(
+        "the id of the database is kept although its transaction was rolled back",
+        ("store.database_identity:ensure_database_id", "if found != store.inserted_database_id:", "if True:"),
+        caught_by="tests/store/test_database_identity.py"
+        "::test_an_id_whose_transaction_was_rolled_back_is_forgotten[postgresql]",
+    ),
     # --- steps on MariaDB -----------------------------------------------------------------------
     mutant(
         "a step added in one statement on MariaDB passes over a pause",

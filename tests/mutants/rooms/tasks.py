@@ -120,7 +120,7 @@ MUTANTS = (
         "an answer for another database is committed to this one",
         (
             "tasks.answers:AnswerCommitter.is_awaited_here",
-            "self._operations().answers.read_database_id() == reference.database_id",
+            "self._operations().answers.find_database_id() == reference.database_id",
             "True",
         ),
         caught_by=_ANSWERS + "test_a_task_of_another_database_answers_by_message[sqlite]",
@@ -129,7 +129,7 @@ MUTANTS = (
         "every answer is a message",
         (
             "tasks.answers:AnswerCommitter.is_awaited_here",
-            "self._operations().answers.read_database_id() == reference.database_id",
+            "self._operations().answers.find_database_id() == reference.database_id",
             "False",
         ),
         caught_by=_ANSWERS + "test_results_and_errors_come_back_from_a_worker[sqlite]",
