@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -94,6 +95,9 @@ class Settings:
             if (value := getattr(self, name)) is not None and value > most:
                 raise ConfigInvalid(f"durable_{name}", value, why)
         check_text_name("durable_queue", self.queue, 255)
+        if not _TABLE_PREFIX.fullmatch(self.table_prefix):
+            remedy = "use up to 33 characters, without %, ` and control characters"
+            raise ConfigInvalid("durable_table_prefix", self.table_prefix, remedy)
 
     @property
     def lease(self) -> timedelta:
@@ -142,6 +146,12 @@ _BOUNDS = {
     "max_sleep_seconds": (100 * 365 * 86400, "nothing sleeps longer than a hundred years"),
     "retention_seconds": (100 * 365 * 86400, "use a hundred years at most, or None to keep instances forever"),
 }
+
+_TABLE_PREFIX = re.compile(r"[^%`\x00-\x1f\x7f]{0,33}")
+"""With the longest name of an index, 33 characters are 63, the limit of PostgreSQL.
+
+SQLAlchemy doubles ``%`` and backticks, but not in the options of a table and not in hints of an index.
+"""
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 

@@ -82,6 +82,7 @@ def test_a_setting_that_does_not_exist_is_told_without_its_value(key: str, messa
 
 
 WHOLE, SECONDS = "use a whole number above 0", "use a number of seconds above 0"
+PREFIX = "use up to 33 characters, without %, ` and control characters"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,11 @@ WHOLE, SECONDS = "use a whole number above 0", "use a number of seconds above 0"
         ("prepared_statements", 1, "use True or False"),
         ("prepared_statements", "off", "use True or False"),
         ("table_prefix", None, "use text"),
+        ("table_prefix", "50%_", PREFIX),
+        ("table_prefix", "shop`", PREFIX),
+        ("table_prefix", "shop\n", PREFIX),
+        ("table_prefix", "\0", PREFIX),
+        ("table_prefix", "x" * 34, PREFIX),
         ("queue", 3, "use text"),
         ("database_schema", 3, "use text, or None"),
         ("database_url", b"sqlite://", "use text, or None"),
@@ -130,6 +136,13 @@ def test_a_value_that_cannot_work_is_refused(name: str, value: Any, remedy: str)
 def test_the_queue_must_fit_its_column(queue: str) -> None:
     with pytest.raises(NameInvalid):
         read_settings({"durable_queue": queue})
+
+
+def test_the_longest_prefix_of_tables_fits_the_names_of_all_databases() -> None:
+    prefix = read_settings({"durable_table_prefix": "x" * 33}).table_prefix
+    tables = build_tables(prefix=prefix).metadata.tables.values()
+    names = [named.name for table in tables for named in (table, *table.indexes, *table.constraints) if named.name]
+    assert max(map(len, names)) == 63  # PostgreSQL's limit; MariaDB allows one character more
 
 
 def test_the_longest_names_that_settings_allow_fit_their_columns() -> None:
