@@ -48,6 +48,8 @@ def durable_step(
     config = StepConfig(retries=retries, timeout=timeout, repeat=repeat)
 
     def mark(fn: F) -> F:
+        if not callable(fn):
+            raise DefinitionInvalid(f"{fn!r} cannot be a step: decorate a function, or write @durable_step(retries=3).")
         if is_async(fn):
             raise AsyncNotSupported("Step", getattr(fn, "__qualname__", repr(fn)))
         if inspect.isroutine(fn) and not isinstance(return_type := resolve_annotation(fn, "return"), str):

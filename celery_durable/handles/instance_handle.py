@@ -200,6 +200,7 @@ class InstanceHandle(abc.ABC):
 
         Raises:
             RunNotFound: There is no such run.
+            ValueRefused: ``run`` is no number.
         """
         return self._operations.history.read(self._workflow_name, self.id, run=run)
 
@@ -220,6 +221,9 @@ class InstanceHandle(abc.ABC):
             limit: The maximum number of lines.
             levels: Only lines with one of these levels. None: all.
             category: Only lines of this category. None: all.
+
+        Raises:
+            ValueRefused: An argument has the wrong type, a number is negative, or a level does not exist.
         """
         return self._operations.history.logs(
             self._workflow_name, self.id, run=run, after_id=after_id, limit=limit, levels=levels, category=category

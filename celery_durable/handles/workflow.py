@@ -270,11 +270,10 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
         Raises:
             CursorInvalid: The cursor is not from this list with this filter.
             InvalidLabel: A label breaks the rules.
-            ValueRefused: ``limit`` is not between 1 and 1000.
+            ValueRefused: ``limit`` is not between 1 and 1000, or the status does not exist.
         """
-        wanted = None if status is None else Status(status)
         return self.host.internals.operations.queries.list(
-            self.name, status=wanted, cursor=cursor, limit=limit, labels=labels
+            self.name, status=status, cursor=cursor, limit=limit, labels=labels
         )
 
     # --- the same for async code: each call runs on a thread ------------------------------------

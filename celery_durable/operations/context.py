@@ -11,7 +11,7 @@ from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
 from celery_durable.errors import InstanceNotFound, InstanceTerminal, NameInvalid, ValueRefused, VersionMismatch
-from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Scope, VersionedInstance
+from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Scope, Status, VersionedInstance
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runtime import Runtime
 from celery_durable.store import instances, scopes
@@ -171,3 +171,11 @@ def check_limit(limit: object) -> None:
     """Raise ValueRefused unless the page size is 1 to 1000."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_PAGE_SIZE:
         raise ValueRefused(f"A page of {limit!r} items is not possible: ask for 1 to {_MAX_PAGE_SIZE}.")
+
+
+def read_status(status: object) -> Status:
+    """Return the status of this name; raises ValueRefused."""
+    for known in Status:
+        if status == known:
+            return known
+    raise ValueRefused(f"status={status!r} is not known: use one of {', '.join(Status)}.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from celery_durable import ancestry
+from celery_durable import ancestry, values
 from celery_durable.errors import StepNotFound, ValueRefused
 from celery_durable.model import InstanceRow, Origin, RunPlan, StepRow, StepStatus, WorkflowKind
 from celery_durable.store.runs import Continuation, SourceRun
@@ -21,8 +21,10 @@ def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
     A step of a linear run is also found by its name, which is unique in the run.
 
     Raises:
+        NameInvalid: The key is no text.
         StepNotFound: The run has no such step; the error names the closest ones.
     """
+    values.require_text("Step", key)
     is_linear = row.kind is WorkflowKind.LINEAR
     for found in (lambda step: step.step_key == key, lambda step: is_linear and step.name == key):
         if step := next(filter(found, steps), None):

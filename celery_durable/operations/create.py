@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +28,7 @@ from celery_durable.model import (
     RunRef,
     Status,
 )
-from celery_durable.operations.context import OperationContext, Versions
+from celery_durable.operations.context import OperationContext, Versions, read_status
 from celery_durable.store import instance_batches, instances, lifecycle, runs, scopes, sessions
 from celery_durable.store.engine import Tx
 from celery_durable.store.instance_batches import NewInstance
@@ -233,7 +233,7 @@ class CreateOperations:
             WorkflowParamsInvalid: ``params`` does not fit. The other errors of `create` can occur, too.
         """
         definition = self._get_definition(workflow)
-        restartable = {Status(status) for status in if_status}
+        restartable = _read_conditions(if_status, if_version)
         instance_id = values.check_instance_id(id, self._context.settings.max_instance_id)
         new = self._build_row(definition, instance_id, params, labels)
         reason = self._context.clean_reason(reason)
@@ -349,6 +349,15 @@ def _describe_started(row: InstanceRow, number: int) -> _Started:
     outcome: Literal["created", "restarted"] = "created" if number == 1 else "restarted"
     due = DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
     return RestartOrCreateResult(outcome, row.instance_id, number, Status.ACTIVE), [due]
+
+
+def _read_conditions(if_status: object, if_version: object) -> set[Status]:
+    """Return the statuses in which an instance is restarted; raises ValueRefused, also for the versions."""
+    if isinstance(if_status, str) or not isinstance(if_status, Iterable):
+        raise ValueRefused(f"if_status={if_status!r} cannot be used: pass a list of statuses.")
+    if if_version is not None and not isinstance(if_version, Collection):
+        raise ValueRefused(f"if_version={if_version!r} cannot be used: pass a list of versions, or None.")
+    return {read_status(status) for status in if_status}
 
 
 def _check_batch(batch: object, *, limit: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 from celery_durable import values
-from celery_durable.errors import RunNotFound
+from celery_durable.errors import RunNotFound, ValueRefused
 from celery_durable.model import (
     AttemptRecord,
     History,
@@ -31,6 +31,7 @@ from celery_durable.store.engine import Tx
 
 _MAX_RUN_NUMBER = 2**31 - 1
 """The column has 32 bits."""
+_MAX_NUMBER = 2**63 - 1
 
 
 class _RunFields(TypedDict):
@@ -67,7 +68,9 @@ class HistoryOperations:
         Raises:
             InstanceNotFound: No instance has this id.
             RunNotFound: The instance has no such run.
+            ValueRefused: ``run`` is no number.
         """
+        _check_run(run)
 
         def work(tx: Tx) -> History:
             row, record = self._read_run(tx, workflow, instance_id, run)
@@ -214,7 +217,10 @@ class HistoryOperations:
 
         Raises:
             InstanceNotFound: No instance has this id.
+            ValueRefused: An argument has a value that it cannot have.
         """
+        _check_run(run)
+        _check_log_filter(after_id, limit, levels, category)
 
         def work(tx: Tx) -> list[LogRecord]:
             row = self._context.read_row(tx, workflow, instance_id)
@@ -315,3 +321,25 @@ def get_run(tx: Tx, row: InstanceRow, number: int) -> RunRow:
     if found is None:
         raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
     return found
+
+
+def _check_run(run: object) -> None:
+    """Raise ValueRefused unless it is a number that a run could have, or None."""
+    if run is not None and not _is_whole(run, least=-_MAX_NUMBER):
+        raise ValueRefused(f"run={run!r} cannot be used: pass the number of a run, from 1, or None.")
+
+
+def _check_log_filter(after_id: object, limit: object, levels: object, category: object) -> None:
+    """Raise ValueRefused unless log lines can be filtered by these."""
+    if not _is_whole(after_id, least=0):
+        raise ValueRefused(f"after_id={after_id!r} cannot be used: pass the id of a log line, or 0.")
+    if not _is_whole(limit, least=1):
+        raise ValueRefused(f"limit={limit!r} cannot be used: pass a whole number above 0.")
+    if levels is not None and not (isinstance(levels, Collection) and all(level in list(LogLevel) for level in levels)):
+        raise ValueRefused(f"levels={levels!r} cannot be used: pass a list of {', '.join(LogLevel)}.")
+    if category is not None:
+        values.require_text("Category", category)
+
+
+def _is_whole(value: object, *, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MAX_NUMBER

@@ -23,7 +23,13 @@ from celery_durable.model import (
     VersionedInstance,
 )
 from celery_durable.operations import links
-from celery_durable.operations.context import OperationContext, check_limit, is_possible_id, is_possible_workflow_name
+from celery_durable.operations.context import (
+    OperationContext,
+    check_limit,
+    is_possible_id,
+    is_possible_workflow_name,
+    read_status,
+)
 from celery_durable.operations.history import get_run
 from celery_durable.store import (
     attempts,
@@ -153,7 +159,7 @@ class QueryOperations:
         self,
         workflow: str | None = None,
         *,
-        status: Status | None = None,
+        status: Status | str | None = None,
         cursor: str | None = None,
         limit: int = 25,
         labels: Mapping[str, str] | None = None,
@@ -175,11 +181,11 @@ class QueryOperations:
             CursorInvalid: The cursor belongs to another filter or caller.
             InvalidLabel: A label breaks the rules for labels.
             TooManyLabels: There are too many labels.
-            ValueRefused: ``limit`` is out of range.
+            ValueRefused: ``limit`` is out of range, or the status does not exist.
         """
         check_limit(limit)
         chosen = InstanceFilter(
-            workflow, None if status is None else Status(status), values.check_labels(labels), self._context.scope
+            workflow, None if status is None else read_status(status), values.check_labels(labels), self._context.scope
         )
         cursors = self._context.cursors("instances", workflow, chosen.status, sorted(chosen.labels.items()))
         before = None if cursor is None else cast("int", cursors.read(cursor)[0])
@@ -223,7 +229,7 @@ class QueryOperations:
         self,
         workflow: str | None = None,
         *,
-        status: Status | None = None,
+        status: Status | str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Count:
         """Count the instances that `list` returns for this filter.
@@ -241,7 +247,7 @@ class QueryOperations:
             TooManyLabels: There are too many labels.
         """
         chosen = InstanceFilter(
-            workflow, None if status is None else Status(status), values.check_labels(labels), self._context.scope
+            workflow, None if status is None else read_status(status), values.check_labels(labels), self._context.scope
         )
         if workflow is not None and not is_possible_workflow_name(workflow):
             return Count(0)

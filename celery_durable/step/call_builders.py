@@ -53,7 +53,7 @@ def build_task_config(timeout: Duration, retries: Retries | int | None) -> StepC
 def build_map_call(
     name: str,
     task: Any,
-    items: Iterable[Any],
+    items: object,
     config: StepConfig,
     *,
     max_concurrency: Any,
@@ -66,6 +66,10 @@ def build_map_call(
     ):
         raise ValueRefused(
             f"max_concurrency={max_concurrency!r} of step {name!r} must be at least 1, or None for all at once."
+        )
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        raise ValueRefused(
+            f"step.map({name!r}) got {items!r} as its items: pass a list or another iterable that is no text."
         )
     given = tuple(items)
     if len(given) > MAX_MAP_ITEMS:

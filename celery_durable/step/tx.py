@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_durable import values
 from celery_durable.definitions import Definition
+from celery_durable.errors import ValueRefused
 from celery_durable.model import OutboxMessage
 from celery_durable.step.call_builders import require_definition
 from celery_durable.step.calls import HasDefinition
@@ -105,16 +106,22 @@ class StepTx:
         Args:
             fn: Called as ``fn(session)`` in the transaction that records the successful attempt. It may be called more
                 than once, if the transaction is repeated; only one of them commits.
+
+        Raises:
+            ValueRefused: ``fn`` is no function.
         """
-        self._buffer.user_writes.append(UserWrite(self.name, fn))
+        self._buffer.user_writes.append(UserWrite(self.name, _require_function("mutate", fn)))
 
     def on_terminal_error(self, fn: Callable[[Session], object]) -> None:
         """Call a function with a session if the step fails for good.
 
         Args:
             fn: Called as ``fn(session)`` in the transaction that records the failure; it may be called more than once.
+
+        Raises:
+            ValueRefused: ``fn`` is no function.
         """
-        self._buffer.on_terminal_error.append(UserWrite(self.name, fn))
+        self._buffer.on_terminal_error.append(UserWrite(self.name, _require_function("on_terminal_error", fn)))
 
     def create(
         self,
@@ -233,3 +240,9 @@ class StepTx:
     def _send(self, message: OutboxMessage) -> str:
         self._buffer.messages.append(message)
         return message.id
+
+
+def _require_function(method: str, fn: Callable[[Session], object]) -> Callable[[Session], object]:
+    if not callable(fn):
+        raise ValueRefused(f"tx.{method}() needs a function, and got {fn!r}: pass one that takes a session.")
+    return fn

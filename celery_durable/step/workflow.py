@@ -246,7 +246,7 @@ class Step(Branches):
 
         Raises:
             StepFailed: An item failed; the first one in the order of the items.
-            ValueRefused: There are too many items, or ``max_concurrency`` is less than 1.
+            ValueRefused: There are too many items, ``items`` is text, or ``max_concurrency`` is less than 1.
             TaskRefused: As in `task`.
             NotSerializable: As in `task`.
         """

@@ -37,9 +37,9 @@ class Cursors:
         mac = self._compute_mac(text)
         return base64.urlsafe_b64encode(mac + self._apply_mask(text, mac)).decode().rstrip("=")
 
-    def read(self, cursor: str) -> list[CursorPart]:
+    def read(self, cursor: object) -> list[CursorPart]:
         """Return the parts that `write` got. Raises CursorInvalid for a text that `write` did not return."""
-        if len(cursor) > _MAX_CURSOR_LENGTH:
+        if not isinstance(cursor, str) or len(cursor) > _MAX_CURSOR_LENGTH:
             raise CursorInvalid(cursor)
         try:
             found = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from celery_durable import step as step_module
 from celery_durable.definitions import describe_step, durable_step
-from celery_durable.errors import AsyncNotSupported, ConfigInvalid
+from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid
 from celery_durable.step import StepTx
 from celery_durable.step import StepTx as Transaction
 from celery_durable.values import PayloadLimits, StepConfig
@@ -282,6 +282,13 @@ def test_an_async_step_is_refused_where_it_is_marked(fn: Any) -> None:
 
 
 # --- defaults and the cache -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fn", [5, "pay", StepConfig()])
+def test_only_what_can_be_called_is_a_step(fn: Any) -> None:
+    with pytest.raises(DefinitionInvalid) as refused:
+        durable_step(fn)
+    assert str(refused.value) == f"{fn!r} cannot be a step: decorate a function, or write @durable_step(retries=3)."
 
 
 def test_defaults_stand_at_the_function_and_leave_it_as_it_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_durable import Step, WorkflowEvent
-from celery_durable.errors import InstanceAlreadyExists, VersionMismatch
+from celery_durable.errors import InstanceAlreadyExists, ValueRefused, VersionMismatch
 from celery_durable.model import Origin, Status
 from tests.engine.rewinds import fork, say
 from tests.engine.world import World
@@ -90,6 +90,6 @@ def test_restart_or_create_tells_which_happened(world: World, order) -> None:
 
 
 def test_restart_or_create_checks_what_it_would_create(world: World, order) -> None:
-    with pytest.raises(ValueError, match="asleep"):
+    with pytest.raises(ValueRefused, match="asleep"):
         world.operations.create.restart_or_create("order", id="i-1", if_status=["asleep"])
     assert world.operations.queries.list("order").items == ()
