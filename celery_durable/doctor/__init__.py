@@ -118,9 +118,8 @@ def _broker_url(conf: Any) -> str:
 
 _REDIS = ("socket_timeout", '{"socket_timeout": 5, "socket_connect_timeout": 5, "health_check_interval": 5}')
 _AMQP = ("read_timeout", '{"read_timeout": 5, "write_timeout": 5}, and broker_heartbeat = 10')
-_READ_TIMEOUT_OPTIONS = dict.fromkeys(("redis", "rediss", "sentinel"), _REDIS) | dict.fromkeys(
-    ("amqp", "amqps", "pyamqp"), _AMQP
-)
+_REDIS_TRANSPORTS = ("redis", "rediss", "sentinel")
+_READ_TIMEOUT_OPTIONS = dict.fromkeys(_REDIS_TRANSPORTS, _REDIS) | dict.fromkeys(("amqp", "amqps", "pyamqp"), _AMQP)
 """For each transport: the option that limits the time of a read, and the value to set."""
 
 
@@ -130,6 +129,11 @@ def _check_broker(durable: Durable) -> Generator[Finding, None, bool]:
     try:
         with durable.app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
             connection.ensure_connection(max_retries=0, timeout=CONNECT_SECONDS)
+    except ImportError as exc:
+        extra = "redis" if transport in _REDIS_TRANSPORTS else transport
+        sentence = f"The client library of the broker {url} cannot be imported: {exc}."
+        yield Finding(Level.FAIL, "broker", sentence, f'Install the library: pip install "celery[{extra}]"')
+        return False
     except Exception as exc:  # noqa: BLE001  # each transport has its own errors
         sentence = f"The broker {url} does not answer: {exc}."
         yield Finding(Level.FAIL, "broker", sentence, "Is the server running, and is broker_url right?")

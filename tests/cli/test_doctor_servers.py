@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -26,6 +27,28 @@ def test_a_broker_that_does_not_answer_is_a_failure(make: Make, url: str) -> Non
     assert (level, remedy) == ("FAIL", "Is the server running, and is broker_url right?")
     assert sentence.startswith("The broker ")
     assert "secret" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("redis://127.0.0.1:1/0", "packaging.version", "redis"),
+        ("rediss://127.0.0.1:1/0", "packaging.version", "redis"),
+        ("mongodb://127.0.0.1:1/", "pymongo", "mongodb"),
+    ],
+)
+def test_a_broker_whose_client_is_not_installed_is_a_failure_with_the_command_that_installs_it(
+    make: Make, url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kombu imports the library when it is first used. Without the extra, packaging is missing too."""
+    transport = f"kombu.transport.{extra}"
+    monkeypatch.delitem(sys.modules, transport, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("kombu.transport._transport_cache", {})
+    level, sentence, remedy = one(make(url), "broker")
+    assert (level, remedy) == ("FAIL", f'Install the library: pip install "celery[{extra}]"')
+    assert sentence.startswith(f"The client library of the broker {url} cannot be imported: ")
+    assert module in sentence
 
 
 @pytest.mark.parametrize(
