@@ -61,7 +61,7 @@ class CommandGroup(click.Group):
     the function has another name.
     """
 
-    aliases: Mapping[str, str] = {"cancel": "terminate"}
+    aliases: Mapping[str, str] = {"cancel": "terminate", "create": "start"}
     """Other names of commands. Help does not list them."""
 
     def __init__(self, *args: Any, module_by_command: Mapping[str, str], **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import the module of a command and return the command."""
-        cmd_name = self.aliases.get(cmd_name, cmd_name)
+        cmd_name = self._without_alias(cmd_name)
         if cmd_name not in self.module_by_command:
             return self.commands.get(cmd_name)
         module, _, name = self.module_by_command[cmd_name].partition(".")
@@ -87,13 +87,17 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve the command that the user typed. An unknown name fails and suggests the closest known one."""
-        name, known = self.aliases.get(args[0], args[0]), self.list_commands(ctx)
+        name, known = self._without_alias(args[0]), self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
             import difflib
 
             near = difflib.get_close_matches(name, known, n=1)
             ctx.fail(f"There is no command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+    def _without_alias(self, name: str) -> str:
+        """Return the name of the command. A command of this group comes before an alias."""
+        return name if name in self.module_by_command else self.aliases.get(name, name)
 
 
 @click.group(

@@ -267,3 +267,8 @@ def test_prune_counts_and_deletes_only_when_told_to(shop: Shop) -> None:
     assert shop.pipe("prune", "--older-than", "1 day", "--status", "complete", "--yes").out == "Deleted\t0\n"
     assert shop.pipe("prune", "--older-than", "1 day", "--workflow", "echo", "--yes").out == "Deleted\t1\n"
     assert [item.id for item in shop.durable.internals.operations.queries.list().items] == ["e-2"]
+
+
+@pytest.mark.parametrize("command", ["start", "create"])
+def test_start_has_the_name_of_the_method_too(shop: Shop, command: str) -> None:
+    assert shop.pipe(command, "order", "-P", "order_id=42", "--id", "o-1").rows == [["o-1"]]
