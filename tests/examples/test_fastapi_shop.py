@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable
 from examples import fastapi_shop as shop
+from tests.docs.blocks import blocks
 from tests.examples.databases import make_shop_database
+from tests.smoke.proc import Proc, python
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -125,3 +129,44 @@ def test_the_commands_in_its_docstring_name_routes_that_exist() -> None:
     for path in ("/orders", "/orders/{order_id}/payment", "/orders/{order_id}"):
         assert path in paths
         assert path.replace("{order_id}", "1") in (shop.__doc__ or "")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_the_code_of_the_page_works_with_the_driver_that_it_names(
+    store_url: str, broker: dict[str, str], tmp_path: Path
+) -> None:
+    """A connection of asyncpg belongs to one event loop: the page once left one of asyncio.run() in the pool."""
+    shop_code, client, errors = (block.text for block in blocks(ROOT / "docs" / "how-to" / "fastapi.md", "python"))
+    options = f"app.conf.broker_transport_options = {{'global_keyprefix': {broker['SHOP_KEY_PREFIX']!r}}}\n"
+    for old, new in {
+        "postgresql+psycopg://shop@localhost/shop": store_url,
+        "postgresql+asyncpg://shop@localhost/shop": store_url.replace("+psycopg", "+asyncpg"),
+        "redis://localhost:6379/0": broker["CELERY_BROKER_URL"],
+        "durable = Durable(app)\n": f"{options}durable = Durable(app)\n",
+    }.items():
+        assert shop_code.count(old) == 1, old
+        shop_code = shop_code.replace(old, new)
+    client, checks = re.subn(r"^(.+)  # -> (.+)$", r"assert (\1) == (\2)", client + errors, flags=re.MULTILINE)
+    assert checks == 4
+    (tmp_path / "shop.py").write_text(shop_code)
+    (tmp_path / "client.py").write_text(f"from shop import Base, engine, shipping, site\n\n{client}")
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    worker = Proc(
+        python("-m", "celery", "-A", "shop", "worker", "--beat", "--without-mingle"),
+        log=tmp_path / "worker.log",
+        env=env,
+        cwd=tmp_path,
+    )
+    try:
+        done = subprocess.run(
+            python("client.py"), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+    finally:
+        worker.clean_up()
+        engine = sa.create_engine(store_url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE IF EXISTS shop_order")
+        engine.dispose()
+    assert done.returncode == 0, done.stderr + worker.text()
+    assert "Traceback" not in worker.text()

@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from celery import current_app
 from celery._state import _set_current_app, set_default_app
 from flask import Flask
-from kombu import Connection
 
 from examples import flask_shop as shop
 from tests.docs.blocks import blocks
 from tests.examples.databases import make_shop_database
-from tests.services import BROKERS, missing
 from tests.smoke.proc import ROOT, Proc, python, until
 
 
@@ -72,21 +68,6 @@ def test_the_commands_in_its_docstring_name_routes_that_exist(site: Flask) -> No
     assert {path for path in routes if path.startswith("/orders") and f"127.0.0.1:5000{path}" in doc} == {
         "/orders", "/orders/1", "/orders/1/payment",
     }  # fmt: skip
-
-
-@pytest.fixture
-def broker() -> Iterator[dict[str, str]]:
-    """The environment of a worker on a Redis with keys of the test's own."""
-    try:
-        with Connection(BROKERS["redis"], connect_timeout=3) as connection:
-            connection.ensure_connection(max_retries=0)
-    except Exception as error:
-        missing("redis", f"{BROKERS['redis']} does not answer ({error})")
-    prefix = f"flask-{uuid.uuid4().hex[:10]}:"
-    yield {"CELERY_BROKER_URL": BROKERS["redis"], "SHOP_KEY_PREFIX": prefix}
-    with redis.Redis.from_url(BROKERS["redis"]) as client:
-        for key in client.scan_iter(f"{prefix}*", count=1000):
-            client.delete(key)
 
 
 @pytest.mark.smoke
