@@ -136,15 +136,22 @@ class Settings:
         return StepPolicy().override_with(self.step_defaults)
 
 
+_CENTURY = 100 * 365 * 86400
+
 _BOUNDS = {
+    **{
+        field.name: (_CENTURY, "use a hundred years at most")  # more overflows a timedelta, or a date of the database
+        for field in dataclasses.fields(Settings)
+        if "float" in str(field.type)
+    },
     "max_workflow_name": (255, "the column holds 255 characters"),
     "max_instance_id": (255, "the column holds 255 characters"),
     "max_event_type": (255, "the column holds 255 characters"),
     "max_step_name": (256, "the column holds 256 characters"),
     "max_log_category": (255, "the column holds 255 characters"),
     "max_payload_depth": (200, "pydantic reads JSON of up to 200 levels"),
-    "max_sleep_seconds": (100 * 365 * 86400, "nothing sleeps longer than a hundred years"),
-    "retention_seconds": (100 * 365 * 86400, "use a hundred years at most, or None to keep instances forever"),
+    "max_sleep_seconds": (_CENTURY, "nothing sleeps longer than a hundred years"),
+    "retention_seconds": (_CENTURY, "use a hundred years at most, or None to keep instances forever"),
 }
 
 _TABLE_PREFIX = re.compile(r"[^%`\x00-\x1f\x7f]{0,33}")

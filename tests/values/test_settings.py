@@ -123,6 +123,10 @@ PREFIX = "use up to 33 characters, without %, ` and control characters"
         ("max_log_category", 256, "the column holds 255 characters"),
         ("max_payload_depth", 201, "pydantic reads JSON of up to 200 levels"),
         ("max_sleep_seconds", 4e9, "nothing sleeps longer than a hundred years"),
+        ("lease_seconds", 4e9, "use a hundred years at most"),
+        ("stall_seconds", 4e9, "use a hundred years at most"),
+        ("grace_seconds", 1e300, "use a hundred years at most"),
+        ("poll_seconds", 10**30, "use a hundred years at most"),
         ("retention_seconds", 4e9, "use a hundred years at most, or None to keep instances forever"),
     ],
 )
