@@ -101,7 +101,7 @@ class RewindOperations:
                 raise InstanceNotErrored(workflow, instance_id, row.status)
             return build_continuation_from_failure(row, runs.read_source(tx, row))
 
-        starts_in = None if delay is None else values.parse_duration(delay, maximum=self._context.settings.max_sleep)
+        starts_in = None if delay is None else values.parse_pause(delay, maximum=self._context.settings.max_sleep)
         return self._start_run(
             workflow, instance_id, continuation, reason=reason, if_version=if_version, delay=starts_in
         )

@@ -165,7 +165,7 @@ class LinearStep:
                     step_commit = self._wait(attempt, value)
                 case Retry(backoff, error):
                     limit = self._env.settings.max_sleep
-                    delay = None if backoff is None else values.parse_duration(backoff, maximum=limit)
+                    delay = None if backoff is None else values.parse_pause(backoff, maximum=limit)
                     raise AttemptFailed(AttemptFailure("Retry", error, retry_in=delay))
                 case Dead(error):
                     raise AttemptFailed(AttemptFailure("Dead", error, is_final=True))
@@ -189,7 +189,7 @@ class LinearStep:
         """Build the commit that records the step as WAITING, or as READY if its event has already arrived."""
         row, settings, claim = self._row, self._env.settings, self._pass.claim
         event_type = values.check_event_type(outcome.event_type, settings.max_event_type)
-        timeout = values.parse_duration(outcome.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
+        timeout = values.parse_pause(outcome.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
         timeout = self._env.runtime.wait_duration(timeout, purpose="event", workflow=claim.ref.workflow, step=row.name)
         tx = self._build_tx(attempt)
         for name, payload in outcome.outbound_events:

@@ -200,7 +200,7 @@ class ReplayContext:
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():
             # The limit is checked against a time that is the same in every pass. Otherwise a later pass could accept
             # a call that an earlier pass refused, although the workflow function handled the refusal.
-            values.parse_duration(identity - self._now(), maximum=self._context.env.settings.max_sleep)
+            values.parse_pause(identity - self._now(), maximum=self._context.env.settings.max_sleep)
         if entry.is_repeated:
             self._context.add_log(
                 LogLevel.WARNING,
@@ -220,7 +220,7 @@ class ReplayContext:
         settings = self._context.env.settings
         match call:
             case SleepCall(until=None):
-                return values.parse_duration(call.duration, maximum=settings.max_sleep)
+                return values.parse_pause(call.duration, maximum=settings.max_sleep)
             case SleepCall(until=until):
                 return values.to_utc(until, "sleep_until")
             case WaitCall():
@@ -241,7 +241,7 @@ class ReplayContext:
                 assert_never(call)
 
     def _parse_timeout(self, timeout: Duration) -> timedelta:
-        return values.parse_duration(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
+        return values.parse_pause(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
 
     def _take_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
         """Return the branches of these futures, and release their names: the code may use them again."""

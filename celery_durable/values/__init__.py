@@ -13,7 +13,7 @@ from celery_durable.values.answers import (
     read_answer_output,
 )
 from celery_durable.values.cursors import CursorPart, Cursors, make_version_tag
-from celery_durable.values.durations import Duration, parse_duration, to_utc
+from celery_durable.values.durations import Duration, parse_duration, parse_pause, to_utc
 from celery_durable.values.failures import describe_error, forbids_retry, get_error_text
 from celery_durable.values.hooks import CompletionHook, CompletionHooks, build_completion_message
 from celery_durable.values.labels import check_label_changes, check_label_count, check_labels, parse_labels
@@ -86,6 +86,7 @@ __all__ = [
     "make_version_tag",
     "parse_duration",
     "parse_labels",
+    "parse_pause",
     "read_answer_error",
     "read_answer_output",
     "read_task_route",

@@ -19,18 +19,28 @@ _VAGUE_UNIT = re.compile(r"\d ?(?:y|mo|mt)", re.IGNORECASE)
 
 
 def parse_duration(
-    value: Duration, *, minimum: timedelta = timedelta(0), maximum: timedelta | None = None
+    value: Duration,
+    *,
+    minimum: timedelta = timedelta(0),
+    maximum: timedelta | None = None,
+    setting: str | None = None,
 ) -> timedelta:
     """Return a duration as a timedelta. A number means seconds.
 
     Raises DurationInvalid outside of ``minimum`` and ``maximum``, and for months and years, which have no fixed length.
+    ``setting`` names the setting that sets the maximum.
     """
     span = _read_duration(value)
     if span < minimum:
         raise DurationInvalid(value, f"it is shorter than {minimum}")
     if maximum is not None and span > maximum:
-        raise DurationInvalid(value, f"it is longer than {maximum}")
+        raise DurationInvalid(value, f"it is longer than {maximum}" + (f" ({setting})" if setting else ""))
     return span
+
+
+def parse_pause(value: Duration, *, maximum: timedelta, minimum: timedelta = timedelta(0)) -> timedelta:
+    """Return the duration of a sleep, a wait or a delay, as `parse_duration` does, up to the limit of the settings."""
+    return parse_duration(value, minimum=minimum, maximum=maximum, setting="durable_max_sleep_seconds")
 
 
 def _read_duration(value: Duration) -> timedelta:

@@ -206,7 +206,7 @@ def test_the_default_deadline_is_a_day(world: World) -> None:
     ("timeout", "reason"),
     [
         (0.999, "it is shorter than 0:00:01"),
-        ("366 days", "it is longer than 365 days, 0:00:00"),
+        ("366 days", "it is longer than 365 days, 0:00:00 (durable_max_sleep_seconds)"),
         (-5, "it is shorter than 0:00:01"),
     ],
 )

@@ -110,11 +110,12 @@ def test_a_sleep_of_nothing_ends_at_once(world: World) -> None:
         (lambda step: step.sleep("rest", -1), "Duration -1 cannot be used: it is shorter than 0:00:00."),
         (
             lambda step: step.sleep("rest", "366 days"),
-            "Duration '366 days' cannot be used: it is longer than 365 days, 0:00:00.",
+            "Duration '366 days' cannot be used: it is longer than 365 days, 0:00:00 (durable_max_sleep_seconds).",
         ),
         (
             lambda step: step.sleep_until("rest", START + timedelta(days=366)),
-            "Duration datetime.timedelta(days=366) cannot be used: it is longer than 365 days, 0:00:00.",
+            "Duration datetime.timedelta(days=366) cannot be used: "
+            "it is longer than 365 days, 0:00:00 (durable_max_sleep_seconds).",
         ),
     ],
 )
