@@ -33,9 +33,10 @@ from celery_durable import signals
 from celery_durable.definitions import SHARED, Definition, LinearDefinition
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
-from celery_durable.store import migrate, statements
+from celery_durable.store import migrate
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import Tables
+from celery_durable.store.statements import share_compiled_statements
 from tests import leftovers, open_connections, rings
 from tests.services import DATABASES, missing
 
@@ -53,7 +54,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Each test has stores of its own, with the same statements.
-statements.shared = {}
+share_compiled_statements()
 
 
 class PlainImports(MetaPathFinder):

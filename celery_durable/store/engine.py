@@ -32,7 +32,6 @@ T = TypeVar("T")
 logger = logging.getLogger("celery_durable.store")
 
 _TRIES = 8
-CompiledStatements = dict[tuple[Statement, str, str], CompiledStatement]
 
 
 class Tx:
@@ -108,8 +107,7 @@ class Store:
         self.schema, self.prefix = schema, prefix
         self.tables = build_tables(schema, prefix, self.database)
         self.runtime = runtime or Runtime()
-        self._statements: CompiledStatements = {}
-        self._imported: CompiledStatements = {}
+        self._statements: dict[tuple[Statement, str, str], CompiledStatement] = {}
         self._connections = Connections(self.engine, self.database, owns_engine=self.owns_engine)
         self._is_server_checked = False
         self.database_id: str | None = None
@@ -140,21 +138,8 @@ class Store:
         key = (statement, dialect.driver, dialect.paramstyle)
         found = self._statements.get(key)
         if found is None:
-            imported = self._imported.get(key)
-            found = imported.with_clock(self.runtime.clock) if imported else compile_for_store(self, statement, dialect)
-            self._statements[key] = found
+            found = self._statements[key] = compile_for_store(self, statement, dialect)
         return found
-
-    def export_statements(self) -> CompiledStatements:
-        """Return the statements used so far, for `import_statements` of another store."""
-        return dict(self._statements)
-
-    def import_statements(self, compiled_statements: CompiledStatements) -> None:
-        """Use the compiled statements of a store with the same schema, prefix and kind of clock.
-
-        This is for tests. A store that serves one test spends a third of its time on compiling, and uses few of these.
-        """
-        self._imported = compiled_statements
 
     # --- transactions ---------------------------------------------------------------------------
 

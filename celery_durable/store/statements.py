@@ -10,11 +10,18 @@ import sqlalchemy as sa
 
 from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement
 
-shared: dict[tuple[object, ...], CompiledStatement] | None = None
-"""What the stores of this process have compiled, by everything that the text depends on; None: nothing is shared.
+_shared: dict[tuple[object, ...], CompiledStatement] | None = None
+"""What the stores of this process have compiled, by everything that the text depends on; None: nothing is shared."""
 
-Only tests set it. Thousands of stores that serve one test each would spend a third of their time on compiling.
-"""
+
+def share_compiled_statements() -> None:
+    """From now on the stores of this process share what they compile.
+
+    This is for tests: thousands of stores that serve one test each would spend a third of their time on compiling.
+    """
+    global _shared  # noqa: PLW0603  # one for the process
+    if _shared is None:
+        _shared = {}
 
 
 class Statement:
@@ -25,15 +32,15 @@ class Statement:
 
 
 def compile_for_store(store: Any, statement: Statement, dialect: sa.Dialect) -> CompiledStatement:
-    """Compile a statement for a `Store`, or return what another store has compiled if these are `shared`."""
+    """Compile a statement for a `Store`, or return what another store has compiled if they share it."""
     clock = store.runtime.clock
-    if shared is None:
+    if _shared is None:
         return CompiledStatement(statement.build(store), dialect, clock)
     server = (type(dialect), dialect.driver, dialect.paramstyle, dialect.server_version_info)
     key = (statement, store.schema, store.prefix, store.database, *server, clock is None)
-    found = shared.get(key)
+    found = _shared.get(key)
     if found is None:  # without the clock, which would keep its store alive
-        found = shared[key] = CompiledStatement(statement.build(store), dialect, clock).with_clock(None)
+        found = _shared[key] = CompiledStatement(statement.build(store), dialect, clock).with_clock(None)
     return found.with_clock(clock)
 
 

@@ -17,15 +17,12 @@ from pathlib import Path
 from celery_durable.config import Settings
 from celery_durable.runtime import Runtime
 from celery_durable.store import migrate
-from celery_durable.store.engine import CompiledStatements, Store
+from celery_durable.store.engine import Store
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has files in memory
 
 MakeStore = Callable[[Settings, Runtime], Store]
 """Makes the store of a process on the database of a web framework, which migrates it."""
-
-compiled: dict[tuple[str | None, str], CompiledStatements] = {}
-"""The statements that earlier harnesses have compiled, by schema and prefix."""
 
 
 class Database:

@@ -16,7 +16,7 @@ from celery_durable.model import DueRun, OutboxMessage, PassResult, RunRef
 from celery_durable.runner import Runner
 from celery_durable.runtime import is_ctrl_c
 from celery_durable.store.compiled import Rows
-from celery_durable.store.engine import CompiledStatements, Store, Tx
+from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import Statement
 from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.tasks.publishing import PublishReport
@@ -90,8 +90,6 @@ class Process:
         url: str | sa.URL | MakeStore,
         runtime: HarnessRuntime,
         settings: Settings,
-        *,
-        compiled_statements: CompiledStatements | None = None,
     ) -> None:
         self.name, self.runtime = name, runtime
         if callable(url):
@@ -104,7 +102,6 @@ class Process:
                 prepared_statements=settings.prepared_statements,
                 runtime=runtime,
             )
-        self.store.import_statements({} if compiled_statements is None else compiled_statements)
         if not callable(url):
             engine = self.store.engine
             engine.update_execution_options(compiled_cache=_shared_caches[engine.dialect.driver])
@@ -153,11 +150,10 @@ class RunnerProcess(Process):
         *,
         registry: Registry,
         publish_runs: PublishRuns,
-        compiled_statements: CompiledStatements | None = None,
         interruptions: tuple[type[BaseException], ...] = (),
         send: Send | None = None,
     ) -> None:
-        super().__init__(name, url, runtime, settings, compiled_statements=compiled_statements)
+        super().__init__(name, url, runtime, settings)
         self.is_second = False
         """Whether it gets only what a test delivers to it."""
         self.should_stop = False

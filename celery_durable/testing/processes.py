@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable.config import Settings
 from celery_durable.model import DueRun
+from celery_durable.store.statements import share_compiled_statements
 from celery_durable.tasks.outbox import Send
 from celery_durable.testing import databases
 from celery_durable.testing.clock import Clock
@@ -24,7 +25,7 @@ AnyProcess = TypeVar("AnyProcess", bound=Process)
 
 
 class Processes:
-    """Starts processes over one database and one clock. They share the compiled statements.
+    """Starts processes over one database and one clock. They share what they compile.
 
     Attributes:
         database: The database of all processes.
@@ -46,14 +47,11 @@ class Processes:
     ) -> None:
         self._settings, self._clock, self._seed, self._mocks = settings, clock, seed, mocks
         self._code, self._messages, self._send = code, messages, send
-        kind = settings.database_schema, settings.table_prefix
-        self._compiled_statements = databases.compiled.setdefault(kind, {})
+        share_compiled_statements()  # also with those of later harnesses
         self._runners: list[RunnerProcess] = []
-        self.database = databases.Database(store_url, schema=kind[0], prefix=kind[1])
+        self.database = databases.Database(store_url, schema=settings.database_schema, prefix=settings.table_prefix)
         runtime = _WebRuntime(clock, seed=seed, wait=wait)
-        self.web = self._started(
-            Process("web", self.database.url, runtime, settings, compiled_statements=self._compiled_statements)
-        )
+        self.web = self._started(Process("web", self.database.url, runtime, settings))
 
     def __iter__(self) -> Iterator[Process]:
         return iter((*self._runners, self.web))
@@ -76,7 +74,6 @@ class Processes:
 
     def start_runner(self, code: Deployed | None = None) -> RunnerProcess:
         """Start a runner. ``code`` None: it always knows what is deployed."""
-        self._learn()
         name = f"runner-{len(self._runners) + 1}"
         runtime = HarnessRuntime(self._clock, name=name, seed=self._seed, mocks=self._mocks)
         runner = RunnerProcess(
@@ -86,7 +83,6 @@ class Processes:
             self._settings,
             registry=code or self._code,
             publish_runs=functools.partial(self._capture, runtime),
-            compiled_statements=self._compiled_statements,
             send=self._send,
         )
         self._runners.append(self._started(runner))
@@ -98,16 +94,10 @@ class Processes:
             runner.runtime.is_dead = True  # a held runner must not write when it continues to its end
         for barrier in self._mocks.barriers:
             barrier.abandon()
-        self._learn()
         for process in self:
             process.close()
         self._runners.clear()
         self.database.remove()
-
-    def _learn(self) -> None:
-        """Keep the compiled statements for later processes and harnesses."""
-        for process in self:
-            self._compiled_statements.update(process.store.export_statements())
 
     def _started(self, process: AnyProcess) -> AnyProcess:
         if self.database.is_own:

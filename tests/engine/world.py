@@ -26,7 +26,6 @@ from celery_durable.redispatch import SLACK
 from celery_durable.runtime import ConcurrentBody, Runtime
 from celery_durable.step import StepTx
 from celery_durable.store import schedule
-from celery_durable.store.engine import CompiledStatements
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
@@ -122,7 +121,6 @@ class Worker(RunnerProcess):
             world.settings,
             registry=registry,
             publish_runs=world.messages.extend,
-            compiled_statements=World.statements,
             interruptions=interruptions,
             send=world.take,
         )
@@ -130,10 +128,7 @@ class Worker(RunnerProcess):
     def advance(self, ref: RunRef) -> str:
         """Deliver a message; a crash kills this worker, and the world goes on."""
         self.runtime.thread = threading.get_ident()
-        try:
-            return super().advance(ref)
-        finally:
-            World.statements.update(self.store.export_statements())
+        return super().advance(ref)
 
 
 class Producer(Process):
@@ -141,9 +136,7 @@ class Producer(Process):
 
     def __init__(self, world: World, name: str) -> None:
         self.settings = world.settings
-        super().__init__(
-            name, world.url, WorldRuntime(world, name), world.settings, compiled_statements=World.statements
-        )
+        super().__init__(name, world.url, WorldRuntime(world, name), world.settings)
         self.operations = Operations(
             OperationContext(self.store, world.settings, world.registry, self.runtime, world.messages.extend)
         )
@@ -153,9 +146,7 @@ class Beat(Process):
     """A process with a sweeper."""
 
     def __init__(self, world: World, name: str) -> None:
-        super().__init__(
-            name, world.url, WorldRuntime(world, name), world.settings, compiled_statements=World.statements
-        )
+        super().__init__(name, world.url, WorldRuntime(world, name), world.settings)
         self.sweeper = Sweeper(
             self.store,
             world.settings,
@@ -171,8 +162,6 @@ class World:
 
     current: ClassVar[World | None] = None
     """The world whose clock statements read."""
-    statements: ClassVar[CompiledStatements] = {}
-    """Compiled once for all processes of all worlds: that is a third of a short test."""
 
     def __init__(self, url: str, **settings: Any) -> None:
         World.current = self
@@ -194,9 +183,7 @@ class World:
         self.registry = Deployed([])
         self._processes: list[Process] = []
         self._workers: list[Worker] = []
-        self._web = self._started(
-            Process("web", url, WorldRuntime(self, "web"), self.settings, compiled_statements=World.statements)
-        )
+        self._web = self._started(Process("web", url, WorldRuntime(self, "web"), self.settings))
         self.store = self._web.store
         self.operations = Operations(
             OperationContext(self.store, self.settings, self.registry, self._web.runtime, self.messages.extend)
@@ -215,7 +202,6 @@ class World:
 
     def close(self) -> None:
         for process in self._processes:
-            World.statements.update(process.store.export_statements())
             if process.is_dead:
                 process.close()
             else:

@@ -88,7 +88,6 @@ class PairProcess(RunnerProcess):
             world.settings,
             registry=world.registry,
             publish_runs=self.published.extend,
-            compiled_statements=World.statements,
         )
         self.operations = Operations(
             OperationContext(self.store, world.settings, world.registry, self.runtime, self.published.extend)
@@ -146,7 +145,6 @@ class Environment:
     def close(self) -> None:
         self.threads.shutdown()
         for process in (self.first, self.second):
-            World.statements.update(process.store.export_statements())
             process.close()
         self.world.close()
 

@@ -92,7 +92,7 @@ def test_what_is_shared_keeps_no_clock(store_url: str, read_clock: statements.St
 def test_nothing_is_shared_unless_a_test_run_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, make: MakeStore, read_clock: statements.Statement, built: list[Store]
 ) -> None:
-    monkeypatch.setattr(statements, "shared", None)
+    monkeypatch.setattr(statements, "_shared", None)
     stores = [make(), make()]
     for store in stores:
         read(store, read_clock)
