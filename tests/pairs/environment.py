@@ -137,7 +137,7 @@ class Environment:
     def __init__(self, url: str, inspector: sa.Engine) -> None:
         self.url = url
         self.world = World(url)
-        self.world.inspector = inspector
+        self.world.inspector = self._inspector = inspector
         self.threads = ThreadPoolExecutor(4)
         self.first, self.second = PairProcess(self, "first"), PairProcess(self, "second")
         self._register()
@@ -236,8 +236,7 @@ class Environment:
     def wait_until_blocked(self, job: PausableJob) -> bool:
         """Wait until a job waits for a lock (returns True) or stops (returns False)."""
         deadline = time.monotonic() + _SECONDS
-        engine = self.world.store.engine
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with self._inspector.connect() as connection:
             while not job.stops_within(_PAUSE_SECONDS):
                 if has_lock_wait(connection):
                     return True
