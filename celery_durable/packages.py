@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from celery_durable.definitions import Definition, Registry
-from celery_durable.errors import BindingKeyTaken, DefinitionInvalid, WorkflowNameTaken
+from celery_durable.errors import BindingKeyTaken, DefinitionInvalid, ValueRefused, WorkflowNameTaken
 from celery_durable.handles import Workflow
 
 ENTRY_POINT_GROUP = "celery_durable.workflows"
@@ -73,8 +73,13 @@ class Bindings:
         return iter(self._bound)
 
 
-def load_from_packages(packages: Iterable[str], related_name: str) -> list[RequiredWorkflows]:
-    """Import ``<package>.<related_name>`` for each package that has this module; returns what the modules export."""
+def load_from_packages(packages: object, related_name: str) -> list[RequiredWorkflows]:
+    """Import ``<package>.<related_name>`` for each package that has this module; returns what the modules export.
+
+    Raises ValueRefused for a single name.
+    """
+    if isinstance(packages, (str, bytes)) or not isinstance(packages, Iterable):
+        raise ValueRefused(f"packages={packages!r} cannot be used: pass a list of import names, such as ['shop'].")
     found = []
     for package in packages:
         importlib.import_module(package)

@@ -242,6 +242,7 @@ class Durable:
             WorkflowNameTaken: As in `register`.
             BindingKeyTaken: As in `register`.
             DefinitionInvalid: As in `register`.
+            ValueRefused: ``packages`` is a single name.
         """
         for required in load_from_packages(packages, related_name):
             self.register(required)

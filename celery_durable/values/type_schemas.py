@@ -51,7 +51,7 @@ def build_type_schema(annotation: Any, what: str) -> TypeSchema | None:
         return _build_cached_schema(annotation, repr(annotation))
     except NameError as exc:
         raise UndefinedName(str(exc).partition("\n")[0]) from exc
-    except (PydanticUserError, pydantic_core.SchemaError, TypeError, RecursionError) as exc:
+    except (PydanticUserError, pydantic_core.SchemaError, TypeError, KeyError, ValueError, RecursionError) as exc:
         shown = annotation.__qualname__ if isinstance(annotation, type) else annotation
         why = str(exc).partition("\n")[0].rstrip(".")
         raise DefinitionInvalid(f"{what} is declared as {shown}, which cannot be read: {why}. {_REMEDY}") from exc

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent, WorkflowNotFound, durable_workflow, packages
-from celery_durable.errors import BindingKeyTaken, DefinitionInvalid, WorkflowNameTaken
+from celery_durable.errors import BindingKeyTaken, DefinitionInvalid, ValueRefused, WorkflowNameTaken
 
 SOURCE = """
 from celery_durable import durable_workflow
@@ -116,6 +117,13 @@ def test_an_import_that_fails_inside_is_told(durable: Durable, package) -> None:
     package("shop_broken", "import surely_not_installed")
     with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
         durable.autodiscover(["shop_broken"], with_entry_points=False)
+
+
+@pytest.mark.parametrize("packages", ["shop", b"shop", 5, None])
+def test_the_packages_to_look_in_are_a_list(durable: Durable, packages: Any) -> None:
+    with pytest.raises(ValueRefused) as refused:
+        durable.autodiscover(packages, with_entry_points=False)
+    assert str(refused.value) == f"packages={packages!r} cannot be used: pass a list of import names, such as ['shop']."
 
 
 @pytest.mark.parametrize("value", ["shop_plugin.workflows:required_workflows", "shop_plugin.workflows"])

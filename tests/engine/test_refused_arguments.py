@@ -145,3 +145,14 @@ def test_a_step_transaction_takes_functions(world: World, method: str) -> None:
     assert [str(error) for error in refused] == [
         f"tx.{method}() needs a function, and got 'INSERT': pass one that takes a session."
     ]
+
+
+@on_one_database
+@pytest.mark.parametrize("schema", [{"a": 1}, {"type": "object"}, "NUL \0"])
+def test_the_schema_of_an_event_is_a_type(world: World, schema: Any) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent[Any], step: Step) -> None:
+        step.wait_for_event("wait", "paid", schema=schema)
+
+    start = f"DefinitionInvalid: The schema of wait 'wait' is declared as {schema}, which cannot be read: "
+    assert order.run().error.startswith(start.replace("\0", ""))  # stored text has no NUL
