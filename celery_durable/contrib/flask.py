@@ -84,7 +84,11 @@ class FlaskDurable:
         """
         found = current_app.extensions.get(_KEY) if has_app_context() else None
         if not isinstance(found, Durable):
-            raise NotConfigured("FlaskDurable.durable, which needs an app context,")
+            remedy = (
+                "Use it in an app context, `with app.app_context():`, of an application to which init_app(app) has "
+                "attached one."
+            )
+            raise NotConfigured("FlaskDurable.durable", remedy)
         return found
 
 

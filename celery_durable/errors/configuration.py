@@ -17,12 +17,14 @@ class NotConfigured(DurableError):
 
     code = "NOT_CONFIGURED"
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, remedy: str | None = None) -> None:
         self.what = what
         super().__init__(
             f"{what} needs a Durable, and this process has none (or several and no current Celery app). "
             "Either attach one to your app, `durable = Durable(app)`, and import that module first, "
             "or make the app current with `app.set_current()`."
+            if remedy is None
+            else f"{what} needs a Durable, and there is none here. {remedy}"
         )
 
 

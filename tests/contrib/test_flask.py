@@ -326,8 +326,12 @@ def test_a_celery_app_of_the_application_is_used(store_url: str) -> None:
     with flask.app_context():
         assert extension.durable is flask.extensions["celery_durable"]
         assert extension.durable.app is celery
-    with pytest.raises(NotConfigured):
+    with pytest.raises(NotConfigured) as raised:
         _ = extension.durable
+    assert str(raised.value) == (
+        "FlaskDurable.durable needs a Durable, and there is none here. Use it in an app context, "
+        "`with app.app_context():`, of an application to which init_app(app) has attached one."
+    )
     with pytest.raises(ConfigInvalid):
         extension.init_app(flask)
     flask.extensions["celery_durable"].close()
