@@ -21,7 +21,7 @@ from django.urls import reverse
 
 from celery_durable.commands import Target
 from celery_durable.contrib.django import wiring
-from celery_durable.contrib.django.admin_actions import ACTIONS, Action, FormInvalid
+from celery_durable.contrib.django.admin_actions import ACTIONS, Action, EventRepeated, FormInvalid
 from celery_durable.contrib.django.admin_pages import InstancePage, ListPage, ListQuery
 from celery_durable.contrib.django.models import Instance, join_key, split_key
 from celery_durable.errors import DurableError, InstanceNotFound
@@ -133,6 +133,8 @@ class InstanceAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
                 self._act_on(request, action, target)
             except (DurableError, FormInvalid) as error:
                 messages.error(request, f"Instance {name}: {error}")
+            except EventRepeated as repeated:
+                messages.warning(request, f"Instance {name}: {repeated}")
             else:
                 messages.success(request, f"Instance {name}: {action.done}.")
         return HttpResponseRedirect(back)

@@ -21,6 +21,13 @@ class FormInvalid(Exception):
     """A field of the form has a value that cannot be used."""
 
 
+class EventRepeated(Exception):
+    """An event with this id was accepted before, so nothing has changed."""
+
+    def __init__(self, event_id: str | None) -> None:
+        super().__init__(f"An event with the id {event_id!r} was accepted before, so this one is ignored.")
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One action.
@@ -86,7 +93,10 @@ def _send_event(operations: Operations, target: Target, form: Form, _: str) -> o
     except ValueError as error:
         raise FormInvalid(f"The payload is not JSON: {error}.") from None
     event = SendEvent(type=form.get("type", "").strip(), payload=payload, id=form.get("event_id", "").strip() or None)
-    return commands.send_event.run(operations, target, event)
+    sent = commands.send_event.run(operations, target, event)
+    if not sent.accepted:
+        raise EventRepeated(event.id)
+    return sent
 
 
 def _is_open(row: InstanceRow) -> bool:

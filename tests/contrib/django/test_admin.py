@@ -309,7 +309,11 @@ def test_an_event_is_sent_once_for_its_id(site: DurableHarness, alias: str) -> N
     client = log_in("view_instance", "send_event_instance")
     event = {"action": "send_event", "type": "answer", "payload": '"yes"', "event_id": "e-1"}
     client.post(address("a"), event)
+    assert "wait/a: event sent." in text_of(client, address("a"))
     client.post(address("a"), event)
+    repeated = "wait/a: An event with the id 'e-1' was accepted before, so this one is ignored."
+    assert repeated in text_of(client, address("a"))
+    assert len(changes()) == 1
     site.run_until_idle()
     assert wait.get("a").status().output == "yes"
     assert [event.event_id for event in wait.get("a").history().events] == ["e-1"]
