@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from celery.fixups.django import DjangoFixup
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from celery_durable.app import Durable
@@ -177,9 +177,10 @@ def _find_database_faults(alias: str, store: Store) -> Iterator[CheckMessage]:
     if found is None or found < REVISION:
         # A warning, because an error would also stop `migrate` when it is called by a program.
         state = "do not exist" if found is None else f"are at revision {found}"
+        option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         yield Warning(
             f"The tables of workflows {state}; this version needs revision {REVISION}.",
-            hint="Run: python manage.py migrate",
+            hint=f"Run: python manage.py migrate{option}",
             id="celery_durable.W002",
         )
     if not server_info.has_lock_timeout(store):

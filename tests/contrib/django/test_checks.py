@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django.db import connections
 
 from celery_durable import Durable
 from celery_durable.contrib.django import checks
+from celery_durable.store.schema import REVISION
 from tests.contrib.django import site
 from tests.contrib.django.workflows import wait
 
@@ -141,3 +143,15 @@ def test_a_pooler_and_prepared_statements(alias: str, make_project: Any, monkeyp
     assert [id_ for id_, _, _ in find()] == ["celery_durable.W003"]
     make_project(durable_prepared_statements=False)
     assert find() == []
+
+
+def test_a_database_without_tables_is_migrated_by_its_alias(alias: str, make_project: Any, tmp_path: Path) -> None:
+    """`migrate` without `--database` makes the tables in "default"."""
+    make_project(durable_database_url=f"sqlite:///{tmp_path}/empty.sqlite3")
+    assert [_describe(each) for each in checks.check_database([alias])] == [
+        (
+            "celery_durable.W002",
+            f"The tables of workflows do not exist; this version needs revision {REVISION}.",
+            "Run: python manage.py migrate --database sqlite",
+        )
+    ]
