@@ -180,7 +180,9 @@ def _find_database_faults(alias: str, store: Store) -> Iterator[CheckMessage]:
         option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         yield Warning(
             f"The tables of workflows {state}; this version needs revision {REVISION}.",
-            hint=f"Run: python manage.py migrate{option}",
+            # Django records our migrations also in databases that held no workflows when it ran.
+            hint=f"Run: python manage.py migrate{option}. If it finds nothing to apply, run: python manage.py durable "
+            "migrate",
             id="celery_durable.W002",
         )
     if not server_info.has_lock_timeout(store):

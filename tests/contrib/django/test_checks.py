@@ -152,6 +152,7 @@ def test_a_database_without_tables_is_migrated_by_its_alias(alias: str, make_pro
         (
             "celery_durable.W002",
             f"The tables of workflows do not exist; this version needs revision {REVISION}.",
-            "Run: python manage.py migrate --database sqlite",
+            "Run: python manage.py migrate --database sqlite. "
+            "If it finds nothing to apply, run: python manage.py durable migrate",
         )
     ]
