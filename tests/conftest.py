@@ -7,7 +7,6 @@ DURABLE_REQUIRE_SERVICES=1 they fail.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import os
@@ -17,17 +16,13 @@ import sys
 import time
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
-from typing import Any
 
 import hypothesis
 import pytest
 import sqlalchemy as sa
-from pymysql.constants import CLIENT
 
 from celery_durable import signals
 from celery_durable.definitions import SHARED, Definition, LinearDefinition
@@ -35,9 +30,9 @@ from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
-from celery_durable.store.schema import Tables
 from celery_durable.store.statements import share_compiled_statements
-from tests import leftovers, open_connections, rings
+from tests import leftovers, rings
+from tests.databases import IS_FIRST, OwnDatabase, own_database
 from tests.services import DATABASES, missing
 
 # How long an example takes says something of the machine, not of the code.
@@ -72,9 +67,7 @@ class PlainImports(MetaPathFinder):
 sys.meta_path.insert(0, PlainImports())
 
 _LEFT_OUT = "LEFT OUT"
-_IS_FIRST = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
 os.environ[leftovers.OWNER] = str(os.getpid())  # for the processes that tests start
-_NAME = f"{leftovers.PREFIX}{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
 
 
 class MovableRuntime(Runtime):
@@ -163,13 +156,13 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def postgresql_database() -> Iterator[OwnDatabase]:
-    with _own_database("postgresql") as own:
+    with own_database("postgresql") as own:
         yield own
 
 
 @pytest.fixture(scope="session")
 def mariadb_database() -> Iterator[OwnDatabase]:
-    with _own_database("mariadb") as own:
+    with own_database("mariadb") as own:
         yield own
 
 
@@ -224,7 +217,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    if _IS_FIRST:
+    if IS_FIRST:
         leftovers.kill_processes_of_the_dead()
 
 
@@ -275,55 +268,3 @@ def _unreachable(name: str) -> str | None:
     finally:
         admin.dispose()
     return None
-
-
-@dataclass(frozen=True)
-class OwnDatabase:
-    """A process's database on one server. Its engine waits for the server, where a store's gives up after 3 seconds."""
-
-    engine: sa.Engine
-    tables: Tables
-
-    @property
-    def url(self) -> str:
-        return self.engine.url.render_as_string(hide_password=False)
-
-    @property
-    def inspector(self) -> sa.Engine:
-        """The same connection, but in autocommit: psycopg forgets what is prepared after each rollback."""
-        return self.engine.execution_options(isolation_level="AUTOCOMMIT")
-
-    def empty(self) -> None:
-        tables = (table for table in self.tables.metadata.sorted_tables if table is not self.tables.database)
-        with self.engine.begin() as connection:  # in one round trip
-            connection.exec_driver_sql("; ".join(f"DELETE FROM {table.name}" for table in tables))
-
-
-@contextmanager
-def _own_database(name: str) -> Iterator[OwnDatabase]:
-    server = sa.make_url(DATABASES[name])
-    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
-    force = " WITH (FORCE)" if name == "postgresql" else ""
-    if _IS_FIRST:
-        leftovers.drop_databases_of_the_dead(admin)
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {_NAME}{force}")
-        connection.exec_driver_sql(f"CREATE DATABASE {_NAME}")
-        if name == "postgresql":  # nobody crashes this server: what outlives a crash is for tests/smoke and tests/chaos
-            connection.exec_driver_sql(f"ALTER DATABASE {_NAME} SET synchronous_commit = off")
-    connect_args: dict[str, Any] = {
-        "postgresql": {"options": "-c plan_cache_mode=force_generic_plan", "prepare_threshold": 1},
-        "mariadb": {"client_flag": CLIENT.MULTI_STATEMENTS},
-    }[name]
-    engine = sa.create_engine(server.set(database=_NAME), isolation_level="READ COMMITTED", connect_args=connect_args)
-    try:
-        with contextlib.closing(Store(engine=engine)) as store:
-            migrate.upgrade(store)
-            tables = store.tables
-        yield OwnDatabase(engine, tables)
-    finally:
-        open_connections.close_all(engine.url.render_as_string(hide_password=False))
-        engine.dispose()
-        with admin.connect() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {_NAME}{force}")
-        admin.dispose()

@@ -16,8 +16,8 @@ from tests.migration.tables import TABLES, VERSION_TABLE
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-def test_the_callers_rollback_undoes_the_upgrade(empty: Store, store_url: str) -> None:
-    engine = sa.create_engine(store_url)  # the application's own
+def test_the_callers_rollback_undoes_the_upgrade(empty: Store, empty_url: str) -> None:
+    engine = sa.create_engine(empty_url)  # the application's own
     with engine.connect() as connection:
         transaction = connection.begin()
         assert migrate.upgrade_connection(connection) == (None, REVISION)
@@ -27,8 +27,8 @@ def test_the_callers_rollback_undoes_the_upgrade(empty: Store, store_url: str) -
     assert migrate.read_revision(empty) is None
 
 
-def test_the_callers_commit_keeps_the_upgrade(empty: Store, store_url: str) -> None:
-    engine = sa.create_engine(store_url)
+def test_the_callers_commit_keeps_the_upgrade(empty: Store, empty_url: str) -> None:
+    engine = sa.create_engine(empty_url)
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE shop (id INTEGER)")
         assert migrate.upgrade_connection(connection) == (None, REVISION)
@@ -40,8 +40,8 @@ def test_the_callers_commit_keeps_the_upgrade(empty: Store, store_url: str) -> N
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_the_callers_lock_timeout_is_left_as_it_was(empty: Store, store_url: str) -> None:
-    engine = sa.create_engine(store_url)
+def test_the_callers_lock_timeout_is_left_as_it_was(empty: Store, empty_url: str) -> None:
+    engine = sa.create_engine(empty_url)
     with engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL lock_timeout = '7s'")
         migrate.upgrade_connection(connection)
@@ -49,7 +49,7 @@ def test_the_callers_lock_timeout_is_left_as_it_was(empty: Store, store_url: str
     engine.dispose()
 
 
-def test_an_applications_migration_can_use_its_op_afterwards(empty: Store, store_url: str, tmp_path: Any) -> None:
+def test_an_applications_migration_can_use_its_op_afterwards(empty: Store, empty_url: str, tmp_path: Any) -> None:
     """The usual way to call us: `upgrade_connection(op.get_bind())` in a revision of the application's own."""
     from alembic import command
     from alembic.config import Config
@@ -75,7 +75,7 @@ def test_an_applications_migration_can_use_its_op_afterwards(empty: Store, store
     )
     config = Config()
     config.set_main_option("script_location", str(tmp_path))
-    engine = sa.create_engine(store_url)
+    engine = sa.create_engine(empty_url)
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
@@ -85,9 +85,9 @@ def test_an_applications_migration_can_use_its_op_afterwards(empty: Store, store
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-def test_an_application_migrates_in_a_transaction_of_its_own_with_its_prefix(empty: Store, store_url: str) -> None:
+def test_an_application_migrates_in_a_transaction_of_its_own_with_its_prefix(empty: Store, empty_url: str) -> None:
     app = Celery("shop", set_as_current=False)
-    app.conf.durable_database_url, app.conf.durable_table_prefix = store_url, "shop_"
+    app.conf.durable_database_url, app.conf.durable_table_prefix = empty_url, "shop_"
     durable = Durable(app)
     with empty.engine.connect() as connection:
         transaction = connection.begin()
@@ -98,9 +98,9 @@ def test_an_application_migrates_in_a_transaction_of_its_own_with_its_prefix(emp
     durable.close()
 
 
-def test_an_application_migrates_without_a_connection(empty: Store, store_url: str) -> None:
+def test_an_application_migrates_without_a_connection(empty: Store, empty_url: str) -> None:
     app = Celery("shop", set_as_current=False)
-    app.conf.durable_database_url = store_url
+    app.conf.durable_database_url = empty_url
     durable = Durable(app)
     assert durable.migrate() == (None, REVISION)
     assert durable.migrate() == (REVISION, REVISION)

@@ -18,20 +18,8 @@ from tests.engine import invariants
 from tests.engine.world import World
 from tests.migration import states
 from tests.migration.dump import FOLDER, load, write
-from tests.migration.tables import drop_all
 
 REVISIONS = sorted({path.name.partition("-")[0] for path in FOLDER.glob("*.sql")})
-
-
-@pytest.fixture
-def empty_url(store_url: str) -> Iterator[str]:
-    """The URL of a database without tables, which are there again afterwards."""
-    store = Store(store_url)
-    drop_all(store.engine)
-    yield store_url
-    drop_all(store.engine)
-    migrate.upgrade(store)
-    store.close()
 
 
 def dump_of(revision: str, database: str) -> Path:

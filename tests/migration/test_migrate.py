@@ -154,12 +154,12 @@ def _upgrade(url: str, start: Any, answers: Any) -> None:
 # --- the database's id ---------------------------------------------------------------------------
 
 
-def test_a_migration_gives_the_database_a_random_id_that_stays(empty: Store, store_url: str) -> None:
+def test_a_migration_gives_the_database_a_random_id_that_stays(empty: Store, empty_url: str) -> None:
     found = []
     for _ in range(2):
         migrate.upgrade(empty)
         migrate.upgrade(empty)
-        first, again = Store(store_url), Store(store_url)
+        first, again = Store(empty_url), Store(empty_url)
         found.append({first.transact(ensure_database_id), again.transact(ensure_database_id)})
         first.close()
         again.close()
@@ -173,8 +173,8 @@ def test_a_migration_gives_the_database_a_random_id_that_stays(empty: Store, sto
 # --- schema and prefix --------------------------------------------------------------------------
 
 
-def test_a_prefix_goes_before_every_name(empty: Store, store_url: str) -> None:
-    store = Store(store_url, prefix="shop_")
+def test_a_prefix_goes_before_every_name(empty: Store, empty_url: str) -> None:
+    store = Store(empty_url, prefix="shop_")
     assert migrate.upgrade(store) == (None, REVISION)
     found = described(store.engine)
     assert set(found) == {f"shop_{name}" for name in TABLES}
@@ -186,21 +186,21 @@ def test_a_prefix_goes_before_every_name(empty: Store, store_url: str) -> None:
     store.close()
 
 
-def test_two_prefixes_live_side_by_side(empty: Store, store_url: str) -> None:
+def test_two_prefixes_live_side_by_side(empty: Store, empty_url: str) -> None:
     for prefix in ("", "shop_", "Shop "):
-        store = Store(store_url, prefix=prefix)
+        store = Store(empty_url, prefix=prefix)
         assert migrate.upgrade(store) == (None, REVISION)
         _is_usable(store)
         store.close()
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_a_schema_holds_all_tables(empty: Store, store_url: str) -> None:
+def test_a_schema_holds_all_tables(empty: Store, empty_url: str) -> None:
     schema = f"{empty.engine.url.database}_durable"
     with empty.engine.begin() as connection:
         connection.exec_driver_sql(f"DROP SCHEMA IF EXISTS {schema}")
         connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
-    store = Store(store_url, schema=schema, prefix="p_")
+    store = Store(empty_url, schema=schema, prefix="p_")
     try:
         assert migrate.read_revision(store) is None
         assert migrate.upgrade(store) == (None, REVISION)
@@ -301,8 +301,8 @@ def test_the_offline_script_makes_the_same_database(empty: Store) -> None:
     assert described(empty.engine) == offline
 
 
-def test_the_offline_script_honours_schema_and_prefix(empty: Store, store_url: str) -> None:
-    store = Store(store_url, schema="durable", prefix="shop_")
+def test_the_offline_script_honours_schema_and_prefix(empty: Store, empty_url: str) -> None:
+    store = Store(empty_url, schema="durable", prefix="shop_")
     script = migrate.render_sql(store)
     for name in TABLES | {VERSION_TABLE}:
         assert f"durable.shop_{name} (" in script
