@@ -98,6 +98,8 @@ class Settings:
         if not _TABLE_PREFIX.fullmatch(self.table_prefix):
             remedy = "use up to 33 characters, without %, ` and control characters"
             raise ConfigInvalid("durable_table_prefix", self.table_prefix, remedy)
+        if "%" in (self.database_schema or ""):  # SQLAlchemy doubles it, also where it must not
+            raise ConfigInvalid("durable_database_schema", self.database_schema, "use a schema without % in its name")
 
     @property
     def lease(self) -> timedelta:

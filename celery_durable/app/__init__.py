@@ -58,7 +58,7 @@ class Durable:
         runtime: For tests of this package.
 
     Raises:
-        ConfigInvalid: ``redact`` is not a function, or ``app`` has a Durable already.
+        ConfigInvalid: ``redact`` is not a function, or ``app`` is no Celery app or has a Durable already.
     """
 
     def __init__(
@@ -91,8 +91,10 @@ class Durable:
             app: The app. Attaching it a second time does nothing.
 
         Raises:
-            ConfigInvalid: The app has another Durable.
+            ConfigInvalid: ``app`` is no Celery app, or has another Durable.
         """
+        if not isinstance(app, Celery):
+            raise ConfigInvalid("Durable(app)", app, "pass the Celery app")
         present = vars(app).get("durable")
         if present is self:
             return

@@ -52,9 +52,10 @@ class AliasMismatch(DurableError):
 
 
 class StoreUnavailable(DurableError):
-    """The database did not respond in time to a request of the HTTP API.
+    """The database did not respond in time: to a request of the HTTP API, or to any try of an operation.
 
-    Try again in a few seconds.
+    If the database refuses the connection, an operation raises `sqlalchemy.exc.OperationalError` instead. Try again in
+    a few seconds.
     """
 
     code, http_status = "STORE_UNAVAILABLE", 503

@@ -284,6 +284,12 @@ def test_a_second_durable_on_one_app_is_refused(app: Celery) -> None:
     )
 
 
+def test_what_is_no_app_is_refused() -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        Durable("shop")  # type: ignore[arg-type]
+    assert str(refused.value) == "Setting Durable(app)='shop' cannot be used: pass the Celery app"
+
+
 def test_a_worker_refuses_to_start_under_a_setting_that_does_not_exist(
     make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -111,6 +111,7 @@ PREFIX = "use up to 33 characters, without %, ` and control characters"
         ("table_prefix", "x" * 34, PREFIX),
         ("queue", 3, "use text"),
         ("database_schema", 3, "use text, or None"),
+        ("database_schema", "a%b", "use a schema without % in its name"),
         ("database_url", b"sqlite://", "use text, or None"),
         ("dispatcher", "cron", "use one of beat, worker, both, none"),
         ("dispatcher", None, "use one of beat, worker, both, none"),
