@@ -15,7 +15,7 @@ from celery.schedules import schedstate, schedule
 
 from celery_durable import values
 from celery_durable.config import Settings
-from celery_durable.errors import ConfigInvalid, NameInvalid, WorkflowFailed
+from celery_durable.errors import ConfigInvalid, NameInvalid, StoreUnavailable, WorkflowFailed
 from celery_durable.model import RunRef
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
@@ -57,6 +57,8 @@ class TaskDependencies(Protocol):
     @property
     def settings(self) -> Settings: ...
     @property
+    def store(self) -> Store: ...
+    @property
     def unsupported_pool(self) -> str | None: ...
     @property
     def runner(self) -> Runner: ...
@@ -83,7 +85,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
     """
 
     # ``throws``: Celery logs an expected exception in one line, and error trackers leave it out.
-    @app.task(name=ADVANCE, bind=True, throws=(WorkflowFailed,), **INTERNAL_OPTIONS)
+    @app.task(name=ADVANCE, bind=True, throws=(WorkflowFailed, StoreUnavailable), **INTERNAL_OPTIONS)
     def advance(self: Any, workflow: Any, instance_id: Any, run_number: Any) -> str:
         """Advance one run of a durable workflow; a lost or repeated message does no harm (LAW 1)."""
         ref = _parse_run(workflow, instance_id, run_number)
@@ -91,7 +93,17 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
             return MALFORMED
         if dependencies.unsupported_pool is not None and not self.request.is_eager:
             return dependencies.runner.postpone_for_other_pools(ref, pool=dependencies.unsupported_pool)
-        result = dependencies.runner.advance(ref, task_id=str(self.request.id), node=get_node_name(self.request))
+        try:
+            result = dependencies.runner.advance(ref, task_id=str(self.request.id), node=get_node_name(self.request))
+        except Exception as exc:
+            if self.request.is_eager or not dependencies.store.is_transient(exc):
+                raise
+            # Not the exception itself: in an outage, Celery would log its traceback for every message.
+            cause = str(getattr(exc, "orig", None) or exc).strip().partition("\n")[0]
+            logger.warning(
+                "A pass of %s ended early, and a sweep will find its run again. The database: %s", ref, cause
+            )
+            raise StoreUnavailable from exc
         if (failure := result.failure) is not None and _fails_task(self, dependencies):
             error = (failure.error_name, failure.error_message)
             raise WorkflowFailed(ref.workflow, ref.instance_id, failure.status, *error)

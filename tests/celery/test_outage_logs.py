@@ -1,0 +1,45 @@
+"""What a worker logs about each message while the database is away."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import sqlalchemy as sa
+
+from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable.tasks import ADVANCE
+from tests.celery.conftest import MakeApp
+from tests.celery.embedded import until, worker
+from tests.smoke.fault_proxy import FaultProxy, Mode
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_pass_that_the_database_refuses_has_no_traceback(
+    make_app: MakeApp, store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = sa.make_url(store_url)
+    proxy = FaultProxy((url.host or "127.0.0.1", url.port or 0))
+    through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+    app = make_app(durable_database_url=through, durable_dispatcher="none")
+    durable = Durable(app)
+
+    @durable.workflow(name="order")
+    def order(event: WorkflowEvent[None], step: Step) -> str:
+        return "paid"
+
+    try:
+        with worker(app, queues=[app.conf.durable_queue]), caplog.at_level(logging.INFO):
+            assert order.create(id="o-1").result(timeout=30) == "paid"
+            proxy.set(Mode.REFUSE)
+            app.send_task(ADVANCE, ("order", "o-2", 1), queue=app.conf.durable_queue)
+            until(lambda: [each for each in caplog.records if "raised expected" in each.getMessage()])
+            proxy.set(Mode.PASS)
+            assert order.create(id="o-3").result(timeout=30) == "paid"
+    finally:
+        proxy.close()
+    lines = [each for each in caplog.records if "o-2" in each.getMessage() or "raised expected" in each.getMessage()]
+    assert [each.exc_info for each in lines] == [None] * len(lines)
+    early, ended = (each.getMessage() for each in lines if each.name != "celery.worker.strategy")
+    assert early.startswith("A pass of order/o-2#1 ended early, and a sweep will find its run again. The database: ")
+    assert "StoreUnavailable('The database does not answer. Nothing is lost" in ended
