@@ -41,7 +41,7 @@ def test_children_publish_and_do_not_disturb_their_parent(line: Line) -> None:
 
     def publish() -> None:
         number = 0
-        while not stop.wait(0.001):  # leaves the processor to the children
+        while not stop.wait(0.01):  # leaves the processor to the children
             number += 1
             due_runs = line.due_runs("ok", 5, f"parent{number}")
             states.update(state.value for state in line.publisher.publish(due_runs).states)
