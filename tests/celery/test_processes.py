@@ -194,12 +194,12 @@ def test_a_worker_compiles_the_statements_of_a_pass_before_its_pool_forks(store_
         durable = Durable(Worker.app)
         signals.worker_init.send(sender=Worker)
         store = durable.internals.store
-        print(len(store.export_statements()), store.engine.pool.checkedin(), store.engine.pool.checkedout())
+        print(len(store._statements), store.engine.pool.checkedin(), store.engine.pool.checkedout())
 
         order.create(id="o-1")
-        before = set(store.export_statements())
+        before = set(store._statements)
         print(durable.internals.runner.advance(RunRef("order", "o-1", 1), task_id="t", node="n").summary)
-        compiled = set(store.export_statements()) - before
+        compiled = set(store._statements) - before
         print({statement.build.__module__ for statement, *_ in compiled} - {"celery_durable.store.queues"})
         """,
         store_url,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import celery_durable
+from celery_durable.store import statements
 from celery_durable.store.statements import Statement
-from celery_durable.testing import databases
 from tests.mutants.mutant import Edit, Mutant
 
 
@@ -29,7 +29,8 @@ def plant(mutant: Mutant) -> None:
     """Change the code of this process; there is no way back."""
     for edit in mutant.edits:
         _change(edit)
-    databases.compiled.clear()
+    if statements._shared is not None:
+        statements._shared.clear()  # it was compiled without the change
 
 
 def unknown_names(mutant: Mutant) -> set[str]:
