@@ -110,10 +110,12 @@ class Line:
             publisher.close()
         self.proxy.close()
         with self.direct() as connection:
-            for queue in self.queues:
-                channel = connection.channel()
-                channel.queue_delete(queue)
-                if self.broker == "rabbitmq":
+            if self.broker == "redis":  # kombu deletes only what the same connection has declared
+                client = connection.default_channel.client
+                client.delete(self.name, *client.scan_iter(f"*{self.name}*"))
+            else:
+                for queue in self.queues:
+                    connection.channel().queue_delete(queue)
                     connection.channel().exchange_delete(queue)
         self.app.close()
 
