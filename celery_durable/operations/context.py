@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from celery_durable import values
 from celery_durable.config import Settings
@@ -173,9 +173,9 @@ def check_limit(limit: object) -> None:
         raise ValueRefused(f"A page of {limit!r} items is not possible: ask for 1 to {_MAX_PAGE_SIZE}.")
 
 
-def read_status(status: object) -> Status:
+def read_status(status: Any) -> Status:
     """Return the status of this name; raises ValueRefused."""
-    for known in Status:
-        if status == known:
-            return known
-    raise ValueRefused(f"status={status!r} is not known: use one of {', '.join(Status)}.")
+    try:
+        return Status(status)
+    except ValueError:
+        raise ValueRefused(f"status={status!r} is not known: use one of {', '.join(Status)}.") from None
