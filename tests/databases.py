@@ -70,7 +70,7 @@ def empty_database(name: str, label: str = "") -> Iterator[sa.Engine]:
     with admin.connect() as connection:
         connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {database}{force}")
         connection.exec_driver_sql(f"CREATE DATABASE {database}")
-        if name == "postgresql":  # nobody crashes this server: what outlives a crash is for tests/smoke and tests/chaos
+        if name == "postgresql":  # no test kills this server; tests/smoke and tests/chaos kill servers of their own
             connection.exec_driver_sql(f"ALTER DATABASE {database} SET synchronous_commit = off")
     url = server.set(database=database)
     engine = sa.create_engine(url, isolation_level="READ COMMITTED", connect_args=_CONNECT_ARGS[name])

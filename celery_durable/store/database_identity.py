@@ -23,7 +23,7 @@ def _read(s: Store) -> Any:
 
 
 def find_database_id(tx: Tx) -> str | None:
-    """Return the id of this store's database, for a ``tx`` that only reads; it is read once per Store.
+    """Return the id of this store's database, for a ``tx`` that inserts none; it is read once per Store.
 
     Returns None if the tables were emptied, until a transaction has inserted a new id.
     """

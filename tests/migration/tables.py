@@ -31,11 +31,9 @@ VERSION_TABLE = "workflow_schema_version"
 def drop_all(engine: sa.Engine, schema: str | None = None) -> None:
     """Drop all tables. No reflection, which takes as long as a migration."""
     names = sa.inspect(engine).get_table_names(schema=schema)
-    quoted = [engine.dialect.identifier_preparer.format_table(sa.table(name, schema=schema)) for name in names]
-    together = 1 if engine.dialect.name == "sqlite" else len(quoted)
     with engine.begin() as connection:
-        for start in range(0, len(quoted), together or 1):
-            connection.exec_driver_sql(f"DROP TABLE {', '.join(quoted[start : start + together])}")
+        for name in names:
+            connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData(schema=schema))))
 
 
 def described(engine: sa.Engine, schema: str | None = None) -> dict[str, Any]:

@@ -81,8 +81,8 @@ class EndsSite(Site):
         proc.wait_for_log(r"ready\.")
         return proc
 
-    def forgo_what_nobody_tells(self, wanted: dict[str, Any]) -> None:
-        """RabbitMQ itself drops an expired message that is not delivered at once, and tells nobody."""
+    def remove_unreported_ends(self, wanted: dict[str, Any]) -> None:
+        """Remove an end that RabbitMQ may not report: it drops an expired message that it cannot deliver at once."""
         if self.config.broker_url.startswith("amqp"):
             del wanted["expires"]
 
@@ -142,7 +142,7 @@ def need(pool: str) -> None:
 
 def check(site: EndsSite, pool: str) -> None:
     wanted = RETURNS | RAISES | ALSO | (PROCESSES if pool == "prefork" else {})
-    site.forgo_what_nobody_tells(wanted)
+    site.remove_unreported_ends(wanted)
     worker = site.worker_of("ours", pool, "durable", "ends")
     got = run_all(site, worker, [*wanted])
     assert differences(got, wanted) == {}
@@ -180,7 +180,7 @@ def test_every_end_is_committed_on_pools_that_run_no_workflows(
     site = site_of(make_site, broker_url, store_url)
     own = site.worker_of("ours", "threads", "durable")
     wanted = RETURNS | RAISES | ALSO
-    site.forgo_what_nobody_tells(wanted)
+    site.remove_unreported_ends(wanted)
     theirs = site.worker_of("ours", pool, "ends")
     got = run_all(site, theirs, [*wanted])
     assert differences(got, wanted) == {}
