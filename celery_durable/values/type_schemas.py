@@ -37,6 +37,17 @@ _REMEDY = (
     "Declare a pydantic model, a dataclass, a TypedDict or plain types; or leave the annotation out, and the values "
     "are plain JSON data that nothing checks."
 )
+# The last three come also from a type that is given as text.
+_UNREADABLE = (
+    PydanticUserError,
+    pydantic_core.SchemaError,
+    KeyError,
+    RecursionError,
+    ValueError,
+    AttributeError,
+    SyntaxError,
+    TypeError,
+)
 _UNTYPED_ANNOTATIONS: tuple[Any, ...] = (None, Any, object, typing.NoReturn, typing.Never)
 
 
@@ -51,7 +62,7 @@ def build_type_schema(annotation: Any, what: str) -> TypeSchema | None:
         return _build_cached_schema(annotation, repr(annotation))
     except NameError as exc:
         raise UndefinedName(str(exc).partition("\n")[0]) from exc
-    except (PydanticUserError, pydantic_core.SchemaError, TypeError, KeyError, ValueError, RecursionError) as exc:
+    except _UNREADABLE as exc:
         shown = annotation.__qualname__ if isinstance(annotation, type) else annotation
         why = str(exc).partition("\n")[0].rstrip(".")
         raise DefinitionInvalid(f"{what} is declared as {shown}, which cannot be read: {why}. {_REMEDY}") from exc

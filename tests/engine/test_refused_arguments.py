@@ -148,7 +148,7 @@ def test_a_step_transaction_takes_functions(world: World, method: str) -> None:
 
 
 @on_one_database
-@pytest.mark.parametrize("schema", [{"a": 1}, {"type": "object"}, "NUL \0"])
+@pytest.mark.parametrize("schema", [{"a": 1}, {"type": "object"}, "NUL \0", "list[", "str.missing"])
 def test_the_schema_of_an_event_is_a_type(world: World, schema: Any) -> None:
     @world.workflow
     def order(event: WorkflowEvent[Any], step: Step) -> None:
