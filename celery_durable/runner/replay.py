@@ -188,13 +188,13 @@ class ReplayContext:
             for config in (fn.config, call.config):
                 policy = policy if config is None else policy.override_with(config)
             name = fn.name if name is None else name
+            if name is None:
+                raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
             identity: Any = CallFingerprint.of(call)
         else:
             if isinstance(call, (TaskCall, MapCall)):
                 policy = TASK_POLICY.override_with(call.config)
             identity = self._identify_arguments(call)
-        if name is None:
-            raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
         name = values.check_text_name("Step name", name, self._max_name_length)
         entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
         if isinstance(identity, datetime) and entry.row is None and identity > self._now():

@@ -25,6 +25,8 @@ def build_body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
     name = rest.pop(0) if rest and isinstance(rest[0], str) else None
     config = rest.pop(0) if rest and isinstance(rest[0], StepConfig) else None
     if not rest or not callable(rest[0]):
+        if name is None and any(map(callable, rest)):  # the function is behind something else: behind its name
+            values.require_text("Step name", rest[0])
         raise DefinitionInvalid(
             "step.do() needs a function: step.do('name', fn, *args) or step.do('name', StepConfig(...), fn, *args); "
             f"it got {args!r}."

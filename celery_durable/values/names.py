@@ -37,24 +37,28 @@ def check_event_type(value: object, limit: int) -> str:
 
 def check_topic(value: object) -> str:
     """Return a valid topic: like an event type, but it may contain ``.``, ``:`` and ``/``. Raises InvalidTopic."""
-    if not isinstance(value, str) or len(value) > MAX_TOPIC_LENGTH or not _TOPIC.fullmatch(value):
+    text = require_text("Topic", value, InvalidTopic)
+    if len(text) > MAX_TOPIC_LENGTH or not _TOPIC.fullmatch(text):
         rule = f"use 1 to {MAX_TOPIC_LENGTH} of the characters a-z A-Z 0-9 _ - . : / and begin with none of - . : /"
         raise InvalidTopic("Topic", value, rule)
-    return read_text(value)
+    return read_text(text)
 
 
 def _check_identifier(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
+    text = require_text(what, value, error)
     # fullmatch: "$" would let a trailing newline pass.
-    if not isinstance(value, str) or len(value) > limit or not _IDENTIFIER.fullmatch(value):
+    if len(text) > limit or not _IDENTIFIER.fullmatch(text):
         raise error(what, value, f"use 1 to {limit} of the characters a-z A-Z 0-9 _ - and do not begin with '-'")
-    return read_text(value)
+    return read_text(text)
 
 
 def check_text_name(what: str, value: object, limit: int, error: type[NameInvalid] = NameInvalid) -> str:
     """Return a name of any characters but control characters, such as a step name. Raises ``error``."""
-    if not isinstance(value, str) or not 0 < len(value) <= limit or _CONTROL_CHARACTERS.search(value):
+    # Each step comes here: no call for plain text.
+    text = value if type(value) is str else read_text(require_text(what, value, error))
+    if not 0 < len(text) <= limit or _CONTROL_CHARACTERS.search(text):
         raise error(what, value, f"use text of 1 to {limit} characters without control characters")
-    return value if value.__class__ is str else read_text(value)  # each step comes here: no call for plain text
+    return text
 
 
 def read_text(value: str) -> str:
@@ -72,10 +76,10 @@ def check_label_value(name: str, value: object) -> str:
     return check_text_name(f"Label {name!r} with the value", value, MAX_ID_LENGTH, InvalidLabel)
 
 
-def require_text(what: str, value: object) -> str:
-    """Return free text that was passed in; raises NameInvalid for anything else. ``what`` names the argument."""
+def require_text(what: str, value: object, error: type[NameInvalid] = NameInvalid) -> str:
+    """Return text that was passed in. Raises ``error`` for anything else. ``what`` names the argument."""
     if not isinstance(value, str):
-        raise NameInvalid(what, value, "write text, for example with str()")
+        raise error(what, value, f"it is of type {type(value).__name__}; pass text (str)")
     return value
 
 

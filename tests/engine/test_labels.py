@@ -189,6 +189,7 @@ def test_labels_are_deleted_with_their_instance(world: World) -> None:
 # --- refusals -----------------------------------------------------------------------------------
 
 NAME_RULE = "use 1 to 64 of the characters a-z A-Z 0-9 _ - and do not begin with '-'"
+TYPE_RULE = "it is of type int; pass text (str)"
 VALUE_RULE = "use text of 1 to 255 characters without control characters"
 
 
@@ -201,9 +202,9 @@ VALUE_RULE = "use text of 1 to 255 characters without control characters"
         ({"-a": "a"}, f"Label name '-a' is not allowed: {NAME_RULE}."),
         ({"tenant\n": "a"}, f"Label name 'tenant\\n' is not allowed: {NAME_RULE}."),
         ({"x" * 65: "a"}, f"Label name '{'x' * 65}' is not allowed: {NAME_RULE}."),
-        ({7: "a"}, f"Label name 7 is not allowed: {NAME_RULE}."),
+        ({7: "a"}, f"Label name 7 is not allowed: {TYPE_RULE}."),
         ({"tenant": ""}, f"Label 'tenant' with the value '' is not allowed: {VALUE_RULE}."),
-        ({"tenant": 7}, f"Label 'tenant' with the value 7 is not allowed: {VALUE_RULE}."),
+        ({"tenant": 7}, f"Label 'tenant' with the value 7 is not allowed: {TYPE_RULE}."),
         ({"tenant": "a\x00"}, f"Label 'tenant' with the value 'a\\x00' is not allowed: {VALUE_RULE}."),
         ({"tenant": "a\tb"}, f"Label 'tenant' with the value 'a\\tb' is not allowed: {VALUE_RULE}."),
         ({"tenant": "\ud800"}, f"Label 'tenant' with the value '\\ud800' is not allowed: {VALUE_RULE}."),

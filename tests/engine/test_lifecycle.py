@@ -305,7 +305,7 @@ def test_a_reason_that_is_no_text_is_refused(world: World, everything) -> None:
     instance = everything.create()
     with pytest.raises(NameInvalid) as refused:
         instance.terminate(ValueError("no"))
-    assert str(refused.value) == "Reason ValueError('no') is not allowed: write text, for example with str()."
+    assert str(refused.value) == "Reason ValueError('no') is not allowed: it is of type ValueError; pass text (str)."
     assert instance.status == "active"
 
 

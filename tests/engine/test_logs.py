@@ -209,7 +209,7 @@ def test_a_long_message_is_cut_and_an_impossible_one_is_sanitized(world: World) 
         (
             lambda log: log.error(ValueError("no")),
             NameInvalid,
-            "Log message ValueError('no') is not allowed: write text, for example with str().",
+            "Log message ValueError('no') is not allowed: it is of type ValueError; pass text (str).",
         ),
         (
             lambda log: log.info("x", category="system"),

@@ -108,7 +108,7 @@ def test_what_stops_a_body_stops_it_also_while_it_publishes(world: World) -> Non
             7,
             1,
             NameInvalid,
-            "Published key 7 is not allowed: use text of 1 to 64 characters without control characters.",
+            "Published key 7 is not allowed: it is of type int; pass text (str).",
         ),
         (
             "n",

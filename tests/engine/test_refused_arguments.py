@@ -11,7 +11,6 @@ from celery_durable.errors import CursorInvalid, DurableError, NameInvalid, Valu
 from tests.engine.world import World, on_one_database
 
 never = StepConfig(retries=0)
-TEXT = "write text, for example with str()."
 STATUSES = "active, waiting, paused, complete, errored, terminated"
 
 
@@ -37,7 +36,7 @@ def test_a_step_is_named_by_text(world: World, order: Any, method: str, key: Any
     }
     with pytest.raises(NameInvalid) as refused:
         calls[method]()
-    assert str(refused.value) == f"Step {key!r} is not allowed: {TEXT}"
+    assert str(refused.value) == f"Step {key!r} is not allowed: it is of type {type(key).__name__}; pass text (str)."
 
 
 @pytest.mark.parametrize("read", ["read", "logs"])
@@ -60,7 +59,7 @@ def test_a_run_is_named_by_its_number(world: World, order: Any, read: str, run: 
         ({"levels": "info"}, "levels='info' cannot be used: pass a list of debug, info, warn, error."),
         ({"levels": 7}, "levels=7 cannot be used: pass a list of debug, info, warn, error."),
         ({"levels": ["loud"]}, "levels=['loud'] cannot be used: pass a list of debug, info, warn, error."),
-        ({"category": 7}, f"Category 7 is not allowed: {TEXT}"),
+        ({"category": 7}, "Category 7 is not allowed: it is of type int; pass text (str)."),
     ],
 )
 def test_the_filter_of_log_lines_is_checked(world: World, order: Any, options: Any, message: str) -> None:

@@ -184,6 +184,5 @@ def test_the_id_of_a_child_is_text(world: World) -> None:
         step.child("send", parcel, id=event.payload)
 
     assert order.run(5).error == (
-        "InvalidInstanceId: Instance id 5 is not allowed: "
-        "use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
+        "InvalidInstanceId: Instance id 5 is not allowed: it is of type int; pass text (str)."
     )

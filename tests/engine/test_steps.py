@@ -6,6 +6,7 @@ import threading
 import uuid
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,21 @@ def test_a_step_name_is_checked(world: World, name: str) -> None:
     assert order.run().status == "complete"
     shown = repr(name) if len(name) < 100 else repr(name)[:117] + "..."
     assert seen == [f"Step name {shown} is not allowed: use text of 1 to 256 characters without control characters."]
+
+
+@on_one_database
+@pytest.mark.parametrize("method", ["do", "sleep"])
+@pytest.mark.parametrize("name", [5, None])
+def test_a_step_name_that_is_no_text_is_refused_by_its_type(world: World, name: Any, method: str) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        if method == "do":
+            step.do(name, lambda: 1)
+        step.sleep(name, "1 hour")
+
+    assert order.run().error == (
+        f"NameInvalid: Step name {name!r} is not allowed: it is of type {type(name).__name__}; pass text (str)."
+    )
 
 
 # --- where methods may be called ------------------------------------------------------------------

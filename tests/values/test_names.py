@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_durable.errors import InvalidEventType, InvalidInstanceId, NameInvalid
-from celery_durable.values import check_event_type, check_identifier, check_instance_id, check_text_name, sanitize_text
+from celery_durable.errors import InvalidEventType, InvalidInstanceId, InvalidTopic, NameInvalid
+from celery_durable.values import (
+    check_event_type,
+    check_identifier,
+    check_instance_id,
+    check_text_name,
+    check_topic,
+    require_text,
+    sanitize_text,
+)
 
 IDENTIFIERS: list[tuple[Callable[[object, int], str], type[NameInvalid], str]] = [
     (check_instance_id, InvalidInstanceId, "Instance id"),
@@ -40,9 +48,6 @@ def test_letters_digits_dashes_and_underscores_make_an_identifier(
         "a\x00",
         "\xe9",
         "\N{FULLWIDTH DIGIT ONE}",
-        None,
-        7,
-        b"a",
     ],
 )
 def test_anything_else_is_no_identifier(
@@ -54,6 +59,25 @@ def test_anything_else_is_no_identifier(
     assert str(refused.value) == (
         f"{what} {value!r} is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
     )
+
+
+@pytest.mark.parametrize(
+    ("check", "error", "what"),
+    [
+        *IDENTIFIERS,
+        (lambda value, limit: check_text_name("Step name", value, limit), NameInvalid, "Step name"),
+        (lambda value, limit: check_topic(value), InvalidTopic, "Topic"),
+        (lambda value, limit: require_text("Reason", value), NameInvalid, "Reason"),
+    ],
+)
+@pytest.mark.parametrize(("value", "type_name"), [(7, "int"), (None, "NoneType"), (b"a", "bytes"), (["a"], "list")])
+def test_what_is_no_text_is_refused_by_its_type(
+    check: Callable[[object, int], str], error: type[NameInvalid], what: str, value: object, type_name: str
+) -> None:
+    with pytest.raises(error) as refused:
+        check(value, 100)
+    assert type(refused.value) is error
+    assert str(refused.value) == f"{what} {value!r} is not allowed: it is of type {type_name}; pass text (str)."
 
 
 def test_an_identifier_may_be_exactly_as_long_as_its_limit() -> None:
@@ -92,7 +116,7 @@ def test_a_step_name_may_be_any_text(value: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", "x" * 257, "a\nb", "a\n", "\x00", "\x1f", "\x1b[2J", "\x7f", "\x80", "\x9b2J", "\ud800", None, 3, b"x"],
+    ["", "x" * 257, "a\nb", "a\n", "\x00", "\x1f", "\x1b[2J", "\x7f", "\x80", "\x9b2J", "\ud800"],
 )
 def test_a_step_name_without_length_or_with_control_characters_is_refused(value: object) -> None:
     with pytest.raises(NameInvalid) as refused:
