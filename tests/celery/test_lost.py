@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import uuid
 from datetime import timedelta
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy as sa
-from celery import Celery
+from celery import Celery, signals
 from celery.exceptions import Reject
-from kombu import Connection
+from kombu import Connection, Message
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import RunRef, TaskReference
@@ -101,6 +102,49 @@ def test_a_worker_holds_what_it_has_received_until_it_has_ended(
         until(lambda: 5 in started)
         until(lambda: active not in call_roll(durable, "w@here"))
         assert len(call_roll(durable, "w@here")) == 2
+
+
+def test_a_worker_does_not_hold_what_came_over_a_lost_connection(make_app: MakeApp) -> None:
+    """The broker gives it to another consumer, while the worker's request still exists."""
+    url = BROKERS["rabbitmq"]
+    try:
+        with Connection(url, connect_timeout=3) as connection:
+            connection.ensure_connection(max_retries=0)
+    except Exception as error:
+        missing("rabbitmq", f"{url} does not answer ({error})")
+    app = make_app(
+        broker_url=url, broker_transport_options={}, worker_cancel_long_running_tasks_on_connection_loss=True
+    )
+    durable, requests, taken = Durable(app), list[Any](), list[str]()
+
+    @app.task(name="work", shared=False)
+    def work(number: int) -> None: ...
+
+    def keep(request: Any, **_: Any) -> None:  # as the garbage of an idle worker stays
+        requests.append(request)
+
+    def take(_: object, message: Message) -> None:
+        taken.append(message.headers["id"])
+        message.ack()
+
+    signals.task_received.connect(keep)
+    try:
+        with worker(app, hostname="w@here") as running, app.connection_for_read() as other:
+            waiting = send(durable, "work", 1, countdown=3600)
+            until(lambda: waiting in call_roll(durable, "w@here"))
+            queue = app.amqp.queues[app.conf.task_default_queue](other.default_channel)
+            queue.consumer_arguments = {"x-priority": 10}
+            with other.Consumer(queue, callbacks=[take]):
+                running.consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+                until(lambda: taken or other.drain_events(timeout=30))
+            assert taken == [waiting]
+            assert waiting not in call_roll(durable, "w@here")
+        with app.connection_for_write() as connection:
+            for name in (app.conf.task_default_queue, app.conf.durable_queue):
+                connection.default_channel.queue_delete(name)
+                connection.default_channel.exchange_delete(name)
+    finally:
+        signals.task_received.disconnect(keep)
 
 
 def test_a_marker_is_reported_when_it_is_received(

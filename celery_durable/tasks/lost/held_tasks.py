@@ -30,33 +30,45 @@ class HeldTasks:
 
     def __init__(self, marker: str) -> None:
         self._marker_task = marker
-        self._requests: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Each request with the connection over which it came.
+        self._requests: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self._received_markers: deque[str] = deque(maxlen=_MAX_MARKERS)
 
-    def record_received(self, request: Any) -> bool:
-        """Record a received task, before it waits for an ETA or a rate limit; returns True if it is a marker."""
+    def record_received(self, request: Any, connection: Any) -> bool:
+        """Record a received task, before it waits for an ETA or a rate limit; returns True if it is a marker.
+
+        ``connection``: the connection to the broker over which the task came.
+        """
         if request.name == self._marker_task:
             self._received_markers.append(str(request.id))
             return True
         if REFERENCE_HEADER in request.request_dict:
-            self._requests.add(request)
+            self._requests[request] = weakref.ref(connection)
         return False
 
     def received_markers(self) -> list[str]:
         """The markers, oldest first."""
         return list(self._received_markers)
 
-    def list_ids(self) -> list[str]:
+    def list_ids(self, consumer: Any) -> list[str]:
         """The ids of the tasks that the worker holds now.
 
         Call it in the thread that receives messages, so that no message is received meanwhile. Celery has no list of
         all held tasks. A task that waits for its ETA or a rate limit is neither reserved nor active, but its message is
         not acknowledged. A task that has ended is acknowledged and is in neither set.
+
+        When a connection is lost, Celery drops what waits, and the broker delivers it again, maybe to another worker.
+        The dropped request is never acknowledged. It is part of a reference cycle, so it exists until Python's garbage
+        collector runs, which an idle worker may not do for hours. So a message of an earlier connection is not held.
+
+        ``consumer``: the worker's Celery consumer. None: the worker shuts down, and any connection counts.
         """
         from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 
         return [
             str(request.id)
-            for request in list(self._requests)
-            if not request.acknowledged or request in state.active_requests or request in state.reserved_requests
+            for request, connection in list(self._requests.items())
+            if (not request.acknowledged and (consumer is None or connection() is consumer.connection))
+            or request in state.active_requests
+            or request in state.reserved_requests
         ]

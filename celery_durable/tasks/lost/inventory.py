@@ -56,9 +56,9 @@ class InventoryReporter(ForkSafeThread):
         self._loop_thread = 0
         self._is_failing = False
 
-    def record_received(self, request: Any) -> None:
-        """Record that the worker has received a task; a marker is reported at once."""
-        if self._held.record_received(request):
+    def record_received(self, request: Any, connection: Any) -> None:
+        """Record that the worker has received a task over a connection; a marker is reported at once."""
+        if self._held.record_received(request, connection):
             self._wake.set()
 
     def start(self, consumer: Callable[[], Any]) -> None:
@@ -117,7 +117,7 @@ class InventoryReporter(ForkSafeThread):
         self._requested_number, self._requested_at = number, now
         consumer = self._consumer()
         if consumer is None:  # the worker receives no messages now, so this thread can make the list
-            self._list_held_tasks(number)
+            self._list_held_tasks(None, number)
             return
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -141,11 +141,11 @@ class InventoryReporter(ForkSafeThread):
         if iterations:
             consumer.call_soon(self._list_after_iterations, consumer, number, iterations - 1)
         else:
-            self._list_held_tasks(number)
+            self._list_held_tasks(consumer, number)
 
-    def _list_held_tasks(self, number: int) -> None:
+    def _list_held_tasks(self, consumer: Any, number: int) -> None:
         # One assignment: this may run in the main loop, while the reporting thread reads the number and the ids.
-        self._answer = (number, self._held.list_ids())
+        self._answer = (number, self._held.list_ids(consumer))
         self._unanswered_since = None
         if self._is_loop_stuck:
             self._is_loop_stuck = False

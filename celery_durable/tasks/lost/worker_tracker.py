@@ -53,7 +53,7 @@ class WorkerLossTracker:
 
         def received(sender: Any, request: Any, **_: Any) -> None:
             if is_own_app(sender.app):
-                self.inventories.record_received(request)
+                self.inventories.record_received(request, sender.connection)
                 self._duplicates.check(request)
 
         def retried(sender: Any, request: Any, reason: Any, **_: Any) -> None:

@@ -92,9 +92,18 @@ MUTANTS = (
     ),
     mutant(
         "a worker forgets what waits for its ETA",
-        ("tasks.lost.held_tasks:HeldTasks.list_ids", "not request.acknowledged or ", ""),
+        ("tasks.lost.held_tasks:HeldTasks.list_ids", "not request.acknowledged", "False"),
         caught_by="tests/celery/test_lost.py::"
         "test_a_worker_holds_what_it_has_received_until_it_has_ended[sqlite-threads]",
+    ),
+    mutant(
+        "a worker holds what a lost connection has returned",
+        (
+            "tasks.lost.held_tasks:HeldTasks.list_ids",
+            " and (consumer is None or connection() is consumer.connection)",
+            "",
+        ),
+        caught_by="tests/celery/test_lost.py::test_a_worker_does_not_hold_what_came_over_a_lost_connection[sqlite]",
     ),
     mutant(
         "a copy of what was answered runs",
