@@ -19,7 +19,7 @@ SAME_ON_SERVERS = {
     "celery": {"processes", "publishing", "task_tracebacks", "workers"},
     "cli": {"*"},
     "contrib": {"flask"},
-    "contrib/django": {"admin", "api", "async", "task_backend"},
+    "contrib/django": {"admin", "admin_actions", "api", "async", "task_backend"},
     "engine": {
         "attempt_contract", "attempt_workers", "branches", "children", "create", "endings", "event_payloads", "events",
         "failed_attempts", "forks", "handles", "hazards", "interventions", "labels", "lifecycle", "linear",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_durable import notify, values
-from celery_durable.model import DueRun, RunRef, Status, WakeReason
+from celery_durable.model import DueRun, InstanceRow, RunRef, Status, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
 from celery_durable.store import answers, instances, lifecycle
 from celery_durable.store.engine import Tx
@@ -15,7 +15,7 @@ class LifecycleOperations:
     def __init__(self, context: OperationContext) -> None:
         self._context = context
 
-    def pause(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
+    def pause(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> InstanceRow:
         """Pause an instance: at once if no worker holds it, else when the running step ends.
 
         Timers keep running while the instance is paused.
@@ -25,21 +25,25 @@ class LifecycleOperations:
             instance_id: The instance's id.
             if_version: The version tags at which the change applies; None means any.
 
+        Returns:
+            The instance before the change.
+
         Raises:
             InstanceNotFound: No instance has this id.
             InstanceTerminal: The instance has ended.
             VersionMismatch: The version tag is not in ``if_version``.
         """
 
-        def work(tx: Tx) -> RunRef | None:
+        def work(tx: Tx) -> tuple[InstanceRow, bool]:
             row = self._context.lock_unfinished(tx, workflow, instance_id, "pause", if_version)
-            return row.ref if lifecycle.pause(tx, row) else None
+            return row, lifecycle.pause(tx, row)
 
-        ref = self._context.store.transact(work)
-        if ref is not None:
-            self._context.after_commit(lambda: notify.send_workflow_paused(ref))
+        row, is_paused_now = self._context.store.transact(work)
+        if is_paused_now:
+            self._context.after_commit(lambda: notify.send_workflow_paused(row.ref))
+        return row
 
-    def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> None:
+    def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> InstanceRow:
         """End a pause, or cancel a requested pause. Does nothing if there is neither.
 
         Args:
@@ -47,22 +51,26 @@ class LifecycleOperations:
             instance_id: The instance's id.
             if_version: The version tags at which the change applies; None means any.
 
+        Returns:
+            The instance before the change.
+
         Raises:
             InstanceNotFound: No instance has this id.
             VersionMismatch: The version tag is not in ``if_version``.
         """
 
-        def work(tx: Tx) -> list[DueRun]:
+        def work(tx: Tx) -> tuple[InstanceRow, list[DueRun]]:
             row = self._context.lock_row(tx, workflow, instance_id, if_version)
             if row.status is Status.PAUSED:
                 due = lifecycle.resume(tx, row, grace=self._context.grace)
-                return [] if due is None else [due]
+                return row, [] if due is None else [due]
             if row.pause_requested:
                 lifecycle.cancel_pause_request(tx, row)
-            return []
+            return row, []
 
-        due_runs = self._context.store.transact(work)
+        row, due_runs = self._context.store.transact(work)
         self._context.after_commit(lambda: self._context.publish_runs(due_runs))
+        return row
 
     def wake(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> bool:
         """Make a worker check the instance now.

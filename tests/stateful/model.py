@@ -91,18 +91,22 @@ class Model:
             it.status, it.due = "active", self.now
         return True
 
-    def pause(self, id: str) -> None:
+    def pause(self, id: str) -> tuple[str, bool]:
         it = self._get(id, must_live=True)
+        before = (it.status, it.pause_asked)
         if it.held_until is not None:
             it.pause_asked = True
         else:
             it.status = "paused"
+        return before
 
-    def resume(self, id: str) -> None:
+    def resume(self, id: str) -> tuple[str, bool]:
         it = self._get(id)
+        before = (it.status, it.pause_asked)
         it.pause_asked = False
         if it.status == "paused":
             it.status, it.due = "active", self.now
+        return before
 
     def terminate(self, id: str) -> None:
         it = self._get(id, must_live=True)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from celery_durable import CreateOptions, EventTimeout, Step, WorkflowEvent
 from celery_durable.errors import DurableError
+from celery_durable.model import InstanceRow
 from celery_durable.testing import DurableHarness
 from tests.stateful.model import SLEEP, WAIT, Model, Refused
 
@@ -28,6 +29,10 @@ def order(event: WorkflowEvent, step: Step) -> list[Any]:
         got = "late"
     step.sleep("rest", SLEEP)
     return [a, got, step.do("b", lambda: "b")]
+
+
+def _pausing(before: InstanceRow) -> tuple[str, bool]:
+    return str(before.status), before.pause_requested
 
 
 class PublicApi(RuleBasedStateMachine):
@@ -82,11 +87,11 @@ class PublicApi(RuleBasedStateMachine):
 
     @rule(id=ids)
     def pause(self, id: str) -> None:
-        self.both(lambda: self.api.lifecycle.pause("order", id), lambda: self.model.pause(id))
+        self.both(lambda: _pausing(self.api.lifecycle.pause("order", id)), lambda: self.model.pause(id))
 
     @rule(id=ids)
     def resume(self, id: str) -> None:
-        self.both(lambda: self.api.lifecycle.resume("order", id), lambda: self.model.resume(id))
+        self.both(lambda: _pausing(self.api.lifecycle.resume("order", id)), lambda: self.model.resume(id))
 
     @rule(id=ids, method=st.sampled_from(["terminate", "restart"]))
     def end(self, id: str, method: str) -> None:

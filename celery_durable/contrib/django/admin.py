@@ -21,7 +21,7 @@ from django.urls import reverse
 
 from celery_durable.commands import Target
 from celery_durable.contrib.django import wiring
-from celery_durable.contrib.django.admin_actions import ACTIONS, Action, EventRepeated, FormInvalid
+from celery_durable.contrib.django.admin_actions import ACTIONS, Action, FormInvalid, NothingChanged
 from celery_durable.contrib.django.admin_pages import InstancePage, ListPage, ListQuery
 from celery_durable.contrib.django.models import Instance, join_key, split_key
 from celery_durable.errors import DurableError, InstanceNotFound
@@ -130,29 +130,30 @@ class InstanceAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
         for target in targets:
             name = join_key(target.workflow, target.instance_id)
             try:
-                self._act_on(request, action, target)
+                done = self._act_on(request, action, target)
             except (DurableError, FormInvalid) as error:
                 messages.error(request, f"Instance {name}: {error}")
-            except EventRepeated as repeated:
-                messages.warning(request, f"Instance {name}: {repeated}")
+            except NothingChanged as why:
+                messages.warning(request, f"Instance {name}: {why}")
             else:
-                messages.success(request, f"Instance {name}: {action.done}.")
+                messages.success(request, f"Instance {name}: {done}.")
         return HttpResponseRedirect(back)
 
-    def _act_on(self, request: HttpRequest, action: Action, target: Target) -> None:
+    def _act_on(self, request: HttpRequest, action: Action, target: Target) -> str:
         username, operations = request.user.get_username(), wiring.find_durable().internals.operations
         # Both are committed together if the log is in the database with the workflows, else the action comes first.
         with transaction.atomic(using=router.db_for_write(LogEntry)):
             with transaction.atomic(using=wiring.get_alias()):
-                action.run(operations, target, request.POST, username)
+                done = action.run(operations, target, request.POST, username)
             LogEntry.objects.create(
                 user_id=request.user.pk,
                 content_type_id=ContentType.objects.get_for_model(Instance).pk,
                 object_id=join_key(target.workflow, target.instance_id),
                 object_repr=join_key(target.workflow, target.instance_id)[:200],
                 action_flag=CHANGE,
-                change_message=action.describe(request.POST),
+                change_message=action.describe(done, request.POST),
             )
+        return done
 
     def _permitted(self, request: HttpRequest) -> list[Action]:
         return [each for each in ACTIONS.values() if self.has_action_permission(request, each)]

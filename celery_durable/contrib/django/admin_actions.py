@@ -10,7 +10,7 @@ from celery_durable import commands
 from celery_durable.commands import Target
 from celery_durable.model import InstanceRow, Status
 from celery_durable.operations import Operations
-from celery_durable.wire.requests import EmptyRequest, Reason, Retry, SendEvent
+from celery_durable.wire.requests import Reason, Retry, SendEvent
 
 Form = Mapping[str, str]
 _MAX_REASON = 1000
@@ -21,11 +21,8 @@ class FormInvalid(Exception):
     """A field of the form has a value that cannot be used."""
 
 
-class EventRepeated(Exception):
-    """An event with this id was accepted before, so nothing has changed."""
-
-    def __init__(self, event_id: str | None) -> None:
-        super().__init__(f"An event with the id {event_id!r} was accepted before, so this one is ignored.")
+class NothingChanged(Exception):
+    """The action has changed nothing. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +32,9 @@ class Action:
     Attributes:
         name: Its name in the form.
         label: What its button says.
-        done: What a message says afterwards.
         permission: The codename of the permission that it requires.
         is_possible: Whether the page of an instance offers it.
-        run: Does it, for the user of this name.
+        run: Does it, for the user of this name, and returns what has happened. Raises NothingChanged.
         is_for_many: Whether the list offers it for the selected instances.
         is_confirmed: Whether the user is asked first.
         takes_reason: Whether its form has a field for a reason.
@@ -46,38 +42,50 @@ class Action:
 
     name: str
     label: str
-    done: str
     permission: str
     is_possible: Callable[[InstanceRow], bool]
-    run: Callable[[Operations, Target, Form, str], object]
+    run: Callable[[Operations, Target, Form, str], str]
     is_for_many: bool = True
     is_confirmed: bool = False
     takes_reason: bool = False
 
-    def describe(self, form: Form) -> str:
-        """Return the text for Django's log of changes."""
+    def describe(self, done: str, form: Form) -> str:
+        """Return the text for Django's log of changes. ``done`` is what has happened."""
         details = form.get("type", "") if self.name == "send_event" else form.get("reason", "")
-        return f"{self.done.capitalize()}: {details}" if details else f"{self.done.capitalize()}."
+        return f"{done.capitalize()}: {details}" if details else f"{done.capitalize()}."
 
 
-def _pause(operations: Operations, target: Target, _: Form, __: str) -> object:
-    return commands.pause.run(operations, target, EmptyRequest())
+def _pause(operations: Operations, target: Target, _: Form, __: str) -> str:
+    before = operations.lifecycle.pause(target.workflow, target.instance_id)
+    if before.status is Status.PAUSED:
+        raise NothingChanged("It was paused before, so nothing has changed.")
+    if before.pause_requested:
+        raise NothingChanged("A pause was requested before, so nothing has changed.")
+    return "paused" if before.claim_token is None else "will pause when the running step ends"
 
 
-def _resume(operations: Operations, target: Target, _: Form, __: str) -> object:
-    return commands.resume.run(operations, target, EmptyRequest())
+def _resume(operations: Operations, target: Target, _: Form, __: str) -> str:
+    before = operations.lifecycle.resume(target.workflow, target.instance_id)
+    if before.status is Status.PAUSED:
+        return "resumed"
+    if before.pause_requested:
+        return "requested pause cancelled"
+    raise NothingChanged("It was not paused, so nothing has changed.")
 
 
-def _retry(operations: Operations, target: Target, form: Form, username: str) -> object:
-    return commands.retry.run(operations, target, Retry(reason=_reason(form, username).reason))
+def _retry(operations: Operations, target: Target, form: Form, username: str) -> str:
+    commands.retry.run(operations, target, Retry(reason=_reason(form, username).reason))
+    return "retried"
 
 
-def _restart(operations: Operations, target: Target, form: Form, username: str) -> object:
-    return commands.restart.run(operations, target, _reason(form, username))
+def _restart(operations: Operations, target: Target, form: Form, username: str) -> str:
+    commands.restart.run(operations, target, _reason(form, username))
+    return "restarted"
 
 
-def _terminate(operations: Operations, target: Target, form: Form, username: str) -> object:
-    return commands.terminate.run(operations, target, _reason(form, username))
+def _terminate(operations: Operations, target: Target, form: Form, username: str) -> str:
+    commands.terminate.run(operations, target, _reason(form, username))
+    return "terminated"
 
 
 def _reason(form: Form, username: str) -> Reason:
@@ -86,17 +94,16 @@ def _reason(form: Form, username: str) -> Reason:
     return Reason(reason=f"{given} (by {username})" if given else f"by {username}")
 
 
-def _send_event(operations: Operations, target: Target, form: Form, _: str) -> object:
+def _send_event(operations: Operations, target: Target, form: Form, _: str) -> str:
     text = form.get("payload", "").strip()
     try:
         payload = json.loads(text) if text else None
     except ValueError as error:
         raise FormInvalid(f"The payload is not JSON: {error}.") from None
     event = SendEvent(type=form.get("type", "").strip(), payload=payload, id=form.get("event_id", "").strip() or None)
-    sent = commands.send_event.run(operations, target, event)
-    if not sent.accepted:
-        raise EventRepeated(event.id)
-    return sent
+    if not commands.send_event.run(operations, target, event).accepted:
+        raise NothingChanged(f"An event with the id {event.id!r} was accepted before, so this one is ignored.")
+    return "event sent"
 
 
 def _is_open(row: InstanceRow) -> bool:
@@ -107,27 +114,27 @@ ACTIONS = {
     action.name: action
     for action in (
         Action(
-            "pause", "Pause", "pause requested", "pause_instance",
+            "pause", "Pause", "pause_instance",
             lambda row: row.status in (Status.ACTIVE, Status.WAITING) and not row.pause_requested, _pause,
         ),
         Action(
-            "resume", "Resume", "resumed", "pause_instance",
+            "resume", "Resume", "pause_instance",
             lambda row: row.status is Status.PAUSED or row.pause_requested, _resume,
         ),
         Action(
-            "retry", "Retry the failed step", "retried", "retry_instance",
+            "retry", "Retry the failed step", "retry_instance",
             lambda row: row.status is Status.ERRORED, _retry, takes_reason=True,
         ),
         Action(
-            "restart", "Restart from the beginning", "restarted", "retry_instance",
+            "restart", "Restart from the beginning", "retry_instance",
             lambda row: row.status.is_terminal, _restart, is_confirmed=True, takes_reason=True,
         ),
         Action(
-            "terminate", "Terminate", "terminated", "terminate_instance",
+            "terminate", "Terminate", "terminate_instance",
             _is_open, _terminate, is_confirmed=True, takes_reason=True,
         ),
         Action(
-            "send_event", "Send the event", "event sent", "send_event_instance",
+            "send_event", "Send the event", "send_event_instance",
             _is_open, _send_event, is_for_many=False,
         ),
     )

@@ -1,4 +1,4 @@
-"""The admin's pages of instances: what they show, to whom, and what each action does. Users are on another alias."""
+"""The admin's pages of instances: what they show, and to whom. Users are on another alias."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import html
 import re
 from typing import Any
 
-import pytest
-from django.contrib.admin.models import LogEntry
-from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
 from django.test import Client
 from sqlalchemy import event
@@ -16,33 +13,11 @@ from sqlalchemy import event
 from celery_durable import Step, StepConfig, WorkflowEvent
 from celery_durable.redaction import RedactionContext
 from celery_durable.testing import DurableHarness
+from tests.contrib.django.admin_client import LIST, address, start, text_of
 from tests.contrib.django.site import log_in, site, users
 from tests.contrib.django.workflows import wait
 
 __all__ = ["site", "users"]
-
-LIST = "/admin/celery_durable/instance/"
-
-
-def address(instance_id: str, workflow: str = "wait") -> str:
-    return f"{LIST}{quote(f'{workflow}/{instance_id}')}/change/"
-
-
-def text_of(client: Client, where: str, **query: str) -> str:
-    """The text of a page, without tags and repeated blanks."""
-    response = client.get(where, query, follow=True)
-    assert response.status_code == 200
-    page = re.sub(r"<style>.*?</style>|<[^>]+>", " ", response.content.decode(), flags=re.DOTALL)
-    return re.sub(r"\s+", " ", html.unescape(page))
-
-
-def start(site: DurableHarness, alias: str, id: str, **options: Any) -> Any:
-    handle = site.create(wait, alias, id=id, **options)
-    site.run_until_idle()
-    return handle
-
-
-# --- reading ------------------------------------------------------------------------------------
 
 
 def test_the_list_shows_instances_by_status_workflow_and_label(site: DurableHarness, alias: str) -> None:
@@ -240,138 +215,3 @@ def test_nothing_can_be_added_edited_or_deleted(site: DurableHarness, alias: str
     assert client.post(address("a").replace("change", "delete"), {"post": "yes"}).status_code == 403
     client.post(address("a"), {"status": "complete"})
     assert wait.get("a").status().status == "waiting"
-
-
-# --- actions ------------------------------------------------------------------------------------
-
-
-def test_pause_and_resume(site: DurableHarness, alias: str) -> None:
-    start(site, alias, "a")
-    client = log_in("view_instance", "pause_instance")
-    page = text_of(client, address("a"))
-    assert "Pause" in page
-    assert "Terminate" not in page
-    client.post(address("a"), {"action": "pause"})
-    assert wait.get("a").status().status == "paused"
-    assert "Resume" in text_of(client, address("a"))
-    client.post(address("a"), {"action": "resume"})
-    assert wait.get("a").status().status == "active"
-    assert changes() == [("alice", "wait/a", "Pause requested."), ("alice", "wait/a", "Resumed.")]
-    assert "Pause requested." in text_of(client, address("a").replace("change", "history"))
-
-
-def changes() -> list[tuple[str, str, str]]:
-    """Who has done what, as Django's log of changes has it."""
-    entries = LogEntry.objects.order_by("id").select_related("user")
-    return [(entry.user.get_username(), entry.object_id, entry.change_message) for entry in entries]
-
-
-def test_retry_and_restart_name_the_user(site: DurableHarness) -> None:
-    fails = [True]
-
-    @site.durable.workflow(name="flaky")
-    def flaky(event: WorkflowEvent[Any], step: Step) -> str:
-        if fails:
-            raise ValueError("no paper")
-        return "printed"
-
-    site.create(flaky, id="f-1")
-    site.run_until_idle()
-    client = log_in("view_instance", "retry_instance")
-    fails.clear()
-    client.post(address("f-1", "flaky"), {"action": "retry", "reason": "new paper"})
-    site.run_until_idle()
-    assert flaky.get("f-1").status().output == "printed"
-    assert flaky.get("f-1").history().reason == "new paper (by alice)"
-    client.post(address("f-1", "flaky"), {"action": "restart", "confirmed": "yes"})
-    assert flaky.get("f-1").history().run_number == 3
-    assert flaky.get("f-1").history().reason == "by alice"
-    assert [message for _, _, message in changes()] == ["Retried: new paper", "Restarted."]
-    client.post(address("f-1", "flaky"), {"action": "restart", "confirmed": "yes", "reason": "x" * 3000})
-    assert flaky.get("f-1").history().reason == "x" * 1000 + " (by alice)"
-
-
-def test_terminate_asks_first(site: DurableHarness, alias: str) -> None:
-    start(site, alias, "a")
-    client = log_in("view_instance", "terminate_instance")
-    response = client.post(address("a"), {"action": "terminate", "reason": "stuck"})
-    assert b'name="confirmed" value="yes"' in response.content
-    assert b'value="stuck"' in response.content
-    assert wait.get("a").status().status == "waiting"
-    client.post(address("a"), {"action": "terminate", "reason": "stuck", "confirmed": "yes"})
-    assert wait.get("a").status().status == "terminated"
-    assert "It was terminated" in text_of(client, address("a"))
-    assert "stuck (by alice)" in text_of(client, address("a"))
-
-
-def test_an_event_is_sent_once_for_its_id(site: DurableHarness, alias: str) -> None:
-    start(site, alias, "a")
-    client = log_in("view_instance", "send_event_instance")
-    event = {"action": "send_event", "type": "answer", "payload": '"yes"', "event_id": "e-1"}
-    client.post(address("a"), event)
-    assert "wait/a: event sent." in text_of(client, address("a"))
-    client.post(address("a"), event)
-    repeated = "wait/a: An event with the id 'e-1' was accepted before, so this one is ignored."
-    assert repeated in text_of(client, address("a"))
-    assert len(changes()) == 1
-    site.run_until_idle()
-    assert wait.get("a").status().output == "yes"
-    assert [event.event_id for event in wait.get("a").history().events] == ["e-1"]
-
-
-def test_an_event_that_cannot_be_sent_is_explained(site: DurableHarness, alias: str) -> None:
-    start(site, alias, "a")
-    client = log_in("view_instance", "send_event_instance")
-    client.post(address("a"), {"action": "send_event", "type": "answer", "payload": "{no json"})
-    assert "wait/a: The payload is not JSON" in text_of(client, address("a"))
-    client.post(address("a"), {"action": "send_event", "type": "a:b"})
-    assert "wait/a: Event type 'a:b'" in text_of(client, address("a"))
-    assert wait.get("a").history().events == ()
-    assert changes() == []
-
-
-def test_an_action_on_several_instances_does_what_it_can(site: DurableHarness, alias: str) -> None:
-    start(site, alias, "a")
-    start(site, alias, "b")
-    wait.get("b").terminate()
-    client = log_in("view_instance", "pause_instance")
-    response = client.post(LIST, {"action": "pause", "selected": ["wait/a", "wait/b", "wait/c"]}, follow=True)
-    page = html.unescape(response.content.decode())
-    assert wait.get("a").status().status == "paused"
-    assert "wait/a: pause requested." in page
-    assert "Instance wait/b: " in page
-    assert "wait/c: Workflow 'wait' has no instance 'c'" in page
-    assert changes() == [("alice", "wait/a", "Pause requested.")]
-
-
-@pytest.mark.parametrize(
-    ("action", "permission"),
-    [
-        ("pause", "pause_instance"),
-        ("resume", "pause_instance"),
-        ("retry", "retry_instance"),
-        ("restart", "retry_instance"),
-        ("terminate", "terminate_instance"),
-        ("send_event", "send_event_instance"),
-    ],
-)
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_each_action_requires_its_permission(site: DurableHarness, alias: str, action: str, permission: str) -> None:
-    start(site, alias, "a")
-    others = {"pause_instance", "retry_instance", "terminate_instance", "send_event_instance"} - {permission}
-    client = log_in("view_instance", *others)
-    form = {"action": action, "type": "answer", "confirmed": "yes", "selected": "wait/a"}
-    before = wait.get("a").history()
-    assert client.post(address("a"), form).status_code == 403
-    assert client.post(LIST, form).status_code == 403
-    assert wait.get("a").history() == before
-    assert changes() == []
-
-
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_an_unknown_action_does_nothing(site: DurableHarness, alias: str) -> None:
-    start(site, alias, "a")
-    client = log_in("view_instance")
-    assert client.post(address("a"), {"action": "delete"}).status_code == 302
-    assert client.post(LIST, {"action": "pause"}).status_code == 302
-    assert "Select an action and at least one instance." in text_of(client, LIST)
