@@ -182,10 +182,22 @@ def read_settings(conf: Mapping[str, Any]) -> Settings:
         if field in _OF_INTEGRATIONS:
             continue
         if field not in _FIELDS:
-            near = difflib.get_close_matches(field, _FIELDS, n=1, cutoff=0.5)  # `lease` is near `lease_seconds`
-            raise SettingUnknown(name, f"durable_{near[0]}" if near else None)
+            raise _make_unknown(str(key), field)
         given[field] = conf[key]
     return Settings(**given)
+
+
+def is_setting(name: str) -> bool:
+    """Whether this is the name of a setting, such as ``durable_queue``."""
+    return name.removeprefix("durable_") in _FIELDS
+
+
+def _make_unknown(key: str, field: str) -> SettingUnknown:
+    """Return the error for a key, which names it and its like in the form in which the key is written."""
+    near = difflib.get_close_matches(field, _FIELDS, n=1, cutoff=0.5)  # `lease` is near `lease_seconds`
+    if not near:
+        return SettingUnknown(key, None)
+    return SettingUnknown(key, key[: -len(field)] + (near[0].upper() if key.isupper() else near[0]))
 
 
 def _check(field: dataclasses.Field[Any], value: object) -> None:

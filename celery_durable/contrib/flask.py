@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from celery_durable import signals
 from celery_durable.app import Durable
-from celery_durable.config import Settings
+from celery_durable.config import Settings, is_setting
 from celery_durable.errors import ConfigInvalid, DurableError, NotConfigured
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
@@ -66,7 +66,8 @@ class FlaskDurable:
         celery = app.extensions.get("celery") or _make_celery(app)
         for key, value in app.config.items():
             if key.startswith(_CONFIG_PREFIX):
-                celery.conf[key.lower()] = value
+                # The error for an unknown setting names it as it is written here.
+                celery.conf[key.lower() if is_setting(key.lower()) else key] = value
         durable = app.extensions[_KEY] = Durable(celery)
         durable.internals.runtime.pass_context = app.app_context
         if self._db is not None and celery.conf.get("durable_database_url") is None:

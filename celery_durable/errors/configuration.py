@@ -52,7 +52,7 @@ class SettingUnknown(ConfigInvalid):
     Correct the name or remove the setting. Its value is not shown, since it may be a URL with a password.
 
     Attributes:
-        setting: The unknown name.
+        setting: The unknown name, as it is written in the configuration.
         value: None.
         remedy: What to do about it.
     """

@@ -69,7 +69,11 @@ def test_settings_of_others_are_left_alone() -> None:
     ("key", "message"),
     [
         ("durable_leese_seconds", "There is no setting durable_leese_seconds. Did you mean durable_lease_seconds?"),
-        ("CELERY_DURABLE_DATABSE_URL", "There is no setting durable_databse_url. Did you mean durable_database_url?"),
+        (
+            "CELERY_DURABLE_DATABSE_URL",
+            "There is no setting CELERY_DURABLE_DATABSE_URL. Did you mean CELERY_DURABLE_DATABASE_URL?",
+        ),
+        ("DURABLE_LEASE", "There is no setting DURABLE_LEASE. Did you mean DURABLE_LEASE_SECONDS?"),
         ("durable_lease", "There is no setting durable_lease. Did you mean durable_lease_seconds?"),
         ("durable_zzz", "There is no setting durable_zzz. Remove it."),
     ],
@@ -78,6 +82,7 @@ def test_a_setting_that_does_not_exist_is_told_without_its_value(key: str, messa
     with pytest.raises(SettingUnknown) as refused:
         read_settings({key: "postgresql://shop:secret@host/shop"})
     assert str(refused.value) == message
+    assert refused.value.setting == key
     assert isinstance(refused.value, ConfigInvalid)
 
 
