@@ -53,6 +53,13 @@ MODULES = {
     "chaos": "chaos",
 }
 
+_CELERY = "celery -A proj durable"
+
+
+def program_name(ctx: click.Context) -> str:
+    """Return what the user types before a command, as help shows it."""
+    return getattr(ctx.obj, "name", None) or _CELERY
+
 
 class CommandGroup(click.Group):
     """A group that imports the module of a command when the command is called.
@@ -94,6 +101,13 @@ class CommandGroup(click.Group):
             near = difflib.get_close_matches(name, known, n=1)
             ctx.fail(f"There is no command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog, with the program that the user called."""
+        if self.epilog:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(self.epilog.replace(_CELERY, program_name(ctx)))
 
     def _without_alias(self, name: str) -> str:
         """Return the name of the command. A command of this group comes before an alias."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 
+from celery_durable.cli import program_name
 from celery_durable.cli.backends.backend import Backend, Connection
 from celery_durable.cli.errors import INTERRUPTED, NOT_FOUND, CliError, command_line, convert_error
 from celery_durable.cli.inputs import Given, Option
@@ -88,7 +89,7 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, with the program that the user called."""
-        name = ctx.obj.name if isinstance(ctx.obj, Connection) else "celery -A proj durable"
+        name = program_name(ctx)
         formatter.write_paragraph()
         formatter.write("  Examples:\n")
         for example in self.examples:

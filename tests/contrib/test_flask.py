@@ -357,7 +357,9 @@ def test_flask_durable_has_every_command(flask: Flask, durable: Durable) -> None
     missing = run(args=["durable", "show", "order", "o-2"])
     assert missing.exit_code == 3
     assert "hint: List its instances: flask durable ls --workflow order" in missing.output
-    assert "Usage: flask durable ls [OPTIONS]" in run(args=["durable", "ls", "--help"]).output
+    assert "Usage: flask durable ls [OPTIONS]" in (shown := run(args=["durable", "ls", "--help"]).output)
+    assert " flask durable ls -w order\n" in shown
+    assert " flask durable show order order-42\n" in run(args=["durable", "--help"]).output
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
