@@ -84,16 +84,91 @@ def test_the_tests_of_the_shop_pass_without_migrations(environment: dict[str, st
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--migrations", "--nomigrations"])
 def test_the_tests_of_the_shop_pass_with_pytest_django(environment: dict[str, str], option: str) -> None:
-    options = ["-q", "--ds=proj.settings", "-c", os.devnull, "--rootdir=.", option]
+    assert "9 passed" in run_pytest_django(environment, option, "shop/tests.py")
+
+
+NO_TEST_DATABASE = """
+import pytest
+from django.test import SimpleTestCase
+from celery_durable.contrib.django.testing import assert_crash_safe, make_harness
+from celery_durable.testing import HarnessMisuse
+from shop.models import Order
+from shop.workflows import order
+
+NOT_ALLOWED = "Database (access not allowed, use the .django_db. mark|.* are not allowed in SimpleTestCase subclasses)"
+
+def use_a_harness():
+    with pytest.raises(Exception, match=NOT_ALLOWED):
+        make_harness([order])
+    with pytest.raises(Exception, match=NOT_ALLOWED):
+        assert_crash_safe(order, 1, side_effects=[Order])
+
+def test_without_the_mark():
+    use_a_harness()
+
+class WithoutTransactions(SimpleTestCase):
+    def test_a_simple_test_case(self):
+        use_a_harness()
+
+@pytest.fixture(scope="session")
+def django_db_setup():
+    "As pytest-django documents it for tests on an existing database."
+
+@pytest.mark.django_db(transaction=True)
+def test_on_an_existing_database():
+    with pytest.raises(HarnessMisuse) as refused:
+        assert_crash_safe(order, 1, side_effects=[Order])
+    assert str(refused.value) == (
+        "The database 'default' is not a test database, and assert_crash_safe() deletes all instances in its database. "
+        "Run the test with Django's test runner or pytest-django, which replace the database."
+    )
+"""
+
+IN_A_TRANSACTION = """
+import pytest
+from celery_durable.contrib.django.testing import assert_crash_safe, make_harness
+from celery_durable.testing import HarnessMisuse
+from shop.models import Order
+from shop.workflows import order
+
+@pytest.mark.django_db
+def test_crash_safety_in_a_transaction():
+    with pytest.raises(HarnessMisuse) as refused:
+        assert_crash_safe(order, 1, side_effects=[Order])
+    assert str(refused.value) == (
+        "assert_crash_safe() cannot run in a transaction: use a TransactionTestCase, or with pytest-django "
+        "@pytest.mark.django_db(transaction=True)."
+    )
+"""
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_no_harness_gets_the_database_of_the_project(environment: dict[str, str], tmp_path: Path) -> None:
+    manage(environment, "migrate", "--verbosity", "0")
+    manage(environment, "shell", "-c", "from shop.workflows import order; order.create(1, id='real')")
+    (tmp_path / "test_misuse.py").write_text(NO_TEST_DATABASE)
+    assert "3 passed" in run_pytest_django(environment, tmp_path)
+    assert "real" in manage(environment, "durable", "ls")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_crash_safety_is_not_tested_in_a_transaction(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "test_misuse.py").write_text(IN_A_TRANSACTION)
+    assert "1 passed" in run_pytest_django(environment, tmp_path)
+
+
+def run_pytest_django(environment: dict[str, str], *arguments: object) -> str:
+    """Run pytest in the shop's folder, and return what it printed."""
+    options = ["-q", "--ds=proj.settings", "-c", os.devnull, "--rootdir=.", *map(str, arguments)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "shop/tests.py"],
+        [sys.executable, "-m", "pytest", *options],
         cwd=SHOP,
         env=environment | {"PYTHONPATH": f"{ROOT}:{SHOP}"},
         capture_output=True,
         text=True,
         timeout=150,
     )
-    assert "9 passed" in done.stdout, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.floor

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, models
 
 from celery_durable.contrib.django import wiring
 from celery_durable.contrib.django.database import DjangoDatabase
-from celery_durable.testing import CrashReport, DurableHarness
+from celery_durable.testing import CrashReport, DurableHarness, HarnessMisuse
 from celery_durable.testing import assert_crash_safe as _assert_crash_safe
 from celery_durable.testing.code import Code, Codes
 from celery_durable.testing.databases import MakeStore
@@ -22,7 +24,8 @@ def make_harness(workflows: Codes | None = None, *, using: str | None = None, **
     """Make a `DurableHarness` on the database of Django's tests.
 
     In a ``TestCase`` everything that it does is part of the test's transaction. The instances that an earlier
-    ``TransactionTestCase`` has left are deleted: Django empties only the tables of its models.
+    ``TransactionTestCase`` has left are deleted: Django empties only the tables of its models. In a test that may not
+    use the database, this raises the error of Django or pytest-django.
 
     Args:
         workflows: As for `DurableHarness`.
@@ -30,6 +33,7 @@ def make_harness(workflows: Codes | None = None, *, using: str | None = None, **
         options: The other options of `DurableHarness`.
     """
     alias = using or wiring.get_alias()
+    _check_access(alias)
     options.setdefault("wipe", wiring.is_test_database(alias))
     harness = DurableHarness(workflows, make_store=_store_factory(alias), **options)
     wiring.join_calls(harness.durable, alias)
@@ -56,8 +60,22 @@ def assert_crash_safe(
         using: As for `make_harness`.
         setup: As for `celery_durable.testing.assert_crash_safe`. It may also create rows.
         options: The other options of `celery_durable.testing.assert_crash_safe`.
+
+    Raises:
+        HarnessMisuse: The database is not that of Django's tests, or the test is inside a transaction.
     """
     alias = using or wiring.get_alias()
+    _check_access(alias)
+    if not wiring.is_test_database(alias):
+        raise HarnessMisuse(
+            f"The database {alias!r} is not a test database, and assert_crash_safe() deletes all instances in its "
+            "database. Run the test with Django's test runner or pytest-django, which replace the database."
+        )
+    if connections[alias].in_atomic_block:
+        raise HarnessMisuse(
+            "assert_crash_safe() cannot run in a transaction: use a TransactionTestCase, or with pytest-django "
+            "@pytest.mark.django_db(transaction=True)."
+        )
 
     def prepare(harness: DurableHarness) -> None:
         wiring.join_calls(harness.durable, alias)
@@ -77,6 +95,21 @@ def assert_crash_safe(
         make_store=_store_factory(alias),
         **options,
     )
+
+
+def _check_access(alias: str) -> None:
+    """Raise Django's or pytest-django's error if this test may not use the database.
+
+    Such a test may run before the test runner has replaced the database, and a harness has connections of its own. So
+    without this check, the harness would write to the project's own database.
+    """
+    connection = connections[alias]
+    # pytest-django replaces the first method, and Django's SimpleTestCase the second one. In an async test, the
+    # original methods raise SynchronousOnlyOperation, so access is allowed.
+    with contextlib.suppress(SynchronousOnlyOperation):
+        connection.ensure_connection()
+    with contextlib.suppress(SynchronousOnlyOperation):
+        connection.cursor().close()
 
 
 def _store_factory(alias: str) -> MakeStore:
