@@ -100,6 +100,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except DurableError as exc:
+            _connection(ctx).explain(exc)
             raise _name_unknown_workflow(ctx, convert_error(exc)) from exc
         except CliError as exc:
             raise _name_unknown_workflow(ctx, exc) from exc

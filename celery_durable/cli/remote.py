@@ -24,6 +24,7 @@ from celery_durable.cli.command import Command, convert_arguments_to_options
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.cli.output.console import strip_control_characters
+from celery_durable.errors import DurableError
 from celery_durable.explain import YOUR_APP
 from celery_durable.runtime import Runtime
 
@@ -76,7 +77,7 @@ class HttpConnection(Connection):
 
     def explain(self, exc: Exception) -> None:
         """Hide tracebacks without --verbose. An OSError means a closed pipe, which click handles."""
-        if self.verbose or isinstance(exc, OSError):
+        if self.verbose or isinstance(exc, (OSError, DurableError)):
             return
         what = textwrap.shorten(f"{type(exc).__name__}: {exc}", 200)
         raise CliError(

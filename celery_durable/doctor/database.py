@@ -11,6 +11,7 @@ from celery_durable.errors import UnsupportedDatabase
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import Heartbeat, format_duration
 from celery_durable.store import heartbeats, migrate, server_info
+from celery_durable.store.faults import find_driver_error
 from celery_durable.store.schema import REVISION
 from celery_durable.testing import local_servers
 
@@ -34,8 +35,8 @@ def check_database(durable: Durable) -> Generator[Finding, None, Processes | Non
         yield Finding(Level.FAIL, about, str(exc), "Use a supported database.")
         return None
     except Exception as exc:  # noqa: BLE001  # many drivers, many errors, one meaning
-        answer = getattr(exc, "orig", None) or exc
-        yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", find_remedy(str(exc), of="database"))
+        answer = str(find_driver_error(exc))
+        yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", find_remedy(answer, of="database"))
         return None
     url = durable.internals.store.engine.url.render_as_string()
     if found.is_read_only:

@@ -52,16 +52,23 @@ class AliasMismatch(DurableError):
 
 
 class StoreUnavailable(DurableError):
-    """The database did not respond in time: to a request of the HTTP API, or to any try of an operation.
+    """The database cannot be reached, does not answer in time, or cannot write now, also after some tries.
 
-    If the database refuses the connection, an operation raises `sqlalchemy.exc.OperationalError` instead. Try again in
-    a few seconds.
+    The error of the database is the ``__cause__``. An operation inside a transaction of the application raises that
+    error itself.
+
+    Attributes:
+        reason: The first line of the database's error; None if it did not answer.
+        is_in_doubt: Whether the connection was lost during the commit, so that the change may have been applied.
     """
 
     code, http_status = "STORE_UNAVAILABLE", 503
 
-    def __init__(self) -> None:
-        super().__init__("The database does not answer. Nothing is lost: try again in a few seconds.")
+    def __init__(self, reason: str | None = None, *, is_in_doubt: bool = False) -> None:
+        self.reason, self.is_in_doubt = reason, is_in_doubt
+        fault = "The database does not answer" if reason is None else f"The database could not do this now: {reason}"
+        remedy = "The change may have been applied: look, then try again" if is_in_doubt else "Try again"
+        super().__init__(f"{fault.rstrip('.')}. {remedy} in a few seconds.")
 
 
 class SchemaOutdated(DurableError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from celery_durable.errors import StepTxMisuse, Superseded
+from celery_durable.errors import StepTxMisuse, StoreUnavailable, Superseded
 from celery_durable.runtime import Runtime
 from celery_durable.store import dialects, drivers, faults
 from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement, Rows, is_listened_to
@@ -243,26 +243,35 @@ class Store:
         budget: TimeBudget,
         tries_left: int,
     ) -> T | None:
-        """Return None before another try, or what a commit in doubt has done. Raise the error if a retry is useless."""
+        """Return None before another try, or what a commit in doubt has done.
+
+        Raises the error if a retry is useless, and StoreUnavailable after the last try.
+        """
         is_last = tries_left == 0 or budget.is_spent
         if isinstance(error, CommitInDoubt):
             faults.log_commit_in_doubt(error.cause)
+            unavailable = faults.build_unavailable(error.cause, is_in_doubt=True)
             if find_committed is not None and not budget.is_spent:
-                found = self.transact(find_committed, timeouts=budget)
+                try:
+                    found = self.transact(find_committed, timeouts=budget)
+                except StoreUnavailable:
+                    raise unavailable from error.cause
                 if found is not None:
                     return found
             if is_last or budget.is_spent:
-                raise error.cause from None
+                raise unavailable from error.cause
         else:
             faults.raise_if_table_missing(error, self.tables.names, revision=REVISION)
             fault = classify_fault(error)
             if fault is Fault.NO_WRITES:  # after a failover, a new connection may reach the writable server
                 self._connections.reconnect()
                 logger.warning("The database takes no writes now: %s", str(error.orig).strip())
+                raise faults.build_unavailable(error) from error
+            if fault not in (Fault.RETRY, Fault.CONNECTION_LOST):
                 raise error
-            if is_last or fault not in (Fault.RETRY, Fault.CONNECTION_LOST):
-                raise error
-            logger.info("A transaction is repeated: %s", error.orig)
+            if is_last:
+                raise faults.build_unavailable(error) from error
+            logger.debug("A transaction is repeated: %s", error.orig)
         self.runtime.back_off(_TRIES - tries_left)
         return None
 
@@ -300,22 +309,24 @@ class Store:
             return result
 
     def read(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = ORDINARY) -> T:
-        """Run ``work``, which only reads, in autocommit. Run it once more after a transient error."""
+        """Run ``work``, which only reads, in autocommit. Run it once more after a transient error.
+
+        Raises StoreUnavailable after the second one.
+        """
         budget = TimeBudget(timeouts)
-
-        def once() -> T:
+        for is_last in (False, True):
             deadline = budget.next_deadline()
-            self._check_server(deadline)
-            with self._connections.for_reading(deadline) as conn:
-                return work(self.tx_type(conn, self))
-
-        try:
-            return once()
-        except exc.DBAPIError as error:
-            faults.raise_if_table_missing(error, self.tables.names, revision=REVISION)
-            if budget.is_spent or not self.is_transient(error):
-                raise
-            return once()
+            try:
+                self._check_server(deadline)
+                with self._connections.for_reading(deadline) as conn:
+                    return work(self.tx_type(conn, self))
+            except exc.DBAPIError as error:
+                faults.raise_if_table_missing(error, self.tables.names, revision=REVISION)
+                if not self.is_transient(error):
+                    raise
+                if is_last or budget.is_spent:
+                    raise faults.build_unavailable(error) from error
+        raise AssertionError("unreachable")
 
     def join(self, session: Session) -> Tx:
         """Return a Tx in the application's transaction, for operations with ``session=``; raises StoreMismatch."""

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from celery_durable.errors import SchemaOutdated
+from celery_durable.errors import SchemaOutdated, StoreUnavailable
 
 logger = logging.getLogger("celery_durable.store")
 
@@ -107,13 +107,25 @@ def is_connection_useless(error: exc.DBAPIError | CommitInDoubt) -> bool:
 
 def is_transient(error: BaseException) -> bool:
     """Whether nothing was applied and a retry may succeed, as after a deadlock or a lost connection."""
-    if isinstance(error, exc.TimeoutError):  # of the application's pool
+    if isinstance(error, (StoreUnavailable, exc.TimeoutError)):  # the second is of the application's pool
         return True
     return isinstance(error, exc.DBAPIError) and classify_fault(error) in (
         Fault.RETRY,
         Fault.CONNECTION_LOST,
         Fault.NO_WRITES,
     )
+
+
+def find_driver_error(error: BaseException) -> BaseException:
+    """Return the driver's own error, whose text has neither the statement nor its values, or the error itself."""
+    cause = error.__cause__ if isinstance(error, StoreUnavailable) and error.__cause__ is not None else error
+    return getattr(cause, "orig", None) or cause
+
+
+def build_unavailable(error: exc.DBAPIError, *, is_in_doubt: bool = False) -> StoreUnavailable:
+    """Return what an operation raises for a transient error of the database after its last try."""
+    reason = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
+    return StoreUnavailable(reason, is_in_doubt=is_in_doubt)
 
 
 def is_unique_violation(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ from celery_durable.errors import ConfigInvalid, NameInvalid, StoreUnavailable, 
 from celery_durable.model import RunRef
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
+from celery_durable.store.faults import find_driver_error
 from celery_durable.store.time_limits import LOOP
 from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
 from celery_durable.tasks.background_queue import BackgroundQueue
@@ -78,6 +79,17 @@ class TaskDependencies(Protocol):
     def task_end_handler(self) -> TaskEndHandler: ...
 
 
+def _report_outage(ref: RunRef, error: Exception) -> StoreUnavailable:
+    """Log the error of the database that ended a pass. Return the error of the task, which Celery logs in one line."""
+    sentence = "A pass of %s ended early, and a sweep will find its run again. The database: %s"
+    if isinstance(error, StoreUnavailable):
+        reason = error.reason
+    else:
+        reason = str(find_driver_error(error)).strip().partition("\n")[0]
+    logger.warning(sentence, ref, reason or "no answer in time")
+    return StoreUnavailable(reason)
+
+
 def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
     """Register the internal tasks with one app (``shared=False``: not with every app of the process).
 
@@ -98,12 +110,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         except Exception as exc:
             if self.request.is_eager or not dependencies.store.is_transient(exc):
                 raise
-            # Not the exception itself: in an outage, Celery would log its traceback for every message.
-            cause = str(getattr(exc, "orig", None) or exc).strip().partition("\n")[0]
-            logger.warning(
-                "A pass of %s ended early, and a sweep will find its run again. The database: %s", ref, cause
-            )
-            raise StoreUnavailable from exc
+            raise _report_outage(ref, exc) from exc
         if (failure := result.failure) is not None and _fails_task(self, dependencies):
             error = (failure.error_name, failure.error_message)
             raise WorkflowFailed(ref.workflow, ref.instance_id, failure.status, *error)

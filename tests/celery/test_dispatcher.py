@@ -19,6 +19,7 @@ from celery.beat import Service
 from celery.schedules import schedule as interval
 
 from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable.errors import StoreUnavailable
 from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.store import claims, schedule
@@ -277,7 +278,7 @@ def test_after_an_outage_no_claim_expires_for_one_lease(outage: Any, first_to_se
     assert _claim(durable)
     _until_due(sweeper)
     runtime.is_down = True
-    with pytest.raises(sa.exc.OperationalError):
+    with pytest.raises(StoreUnavailable):
         getattr(sweeper, first_to_see)()
     runtime.is_down = False
     assert sweeper.sweep() == 0
@@ -328,7 +329,7 @@ def test_an_outage_does_not_hold_up_what_is_due(outage: Any) -> None:
     durable, runtime, sweeper, published = outage
     _unsend(durable)
     runtime.is_down = True
-    with pytest.raises(sa.exc.OperationalError):
+    with pytest.raises(StoreUnavailable):
         sweeper.sweep()
     runtime.is_down = False
     assert sweeper.sweep() == 1

@@ -42,4 +42,4 @@ def test_a_pass_that_the_database_refuses_has_no_traceback(
     assert [each.exc_info for each in lines] == [None] * len(lines)
     early, ended = (each.getMessage() for each in lines if each.name != "celery.worker.strategy")
     assert early.startswith("A pass of order/o-2#1 ended early, and a sweep will find its run again. The database: ")
-    assert "StoreUnavailable('The database does not answer. Nothing is lost" in ended
+    assert "StoreUnavailable('The database could not do this now: " in ended

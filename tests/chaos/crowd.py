@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable import CreateOptions, WorkflowInstance
-from celery_durable.errors import InstanceTerminal
+from celery_durable.errors import InstanceTerminal, StoreUnavailable
 from tests.chaos import flows
 from tests.smoke.site import Site
 
@@ -68,7 +68,7 @@ class Crowd:
     def _outages(self) -> Any:
         try:
             yield
-        except sa.exc.DBAPIError:
+        except (StoreUnavailable, sa.exc.DBAPIError):
             self.refusals += 1
 
     def _new_batch(self) -> dict[str, list[str]]:

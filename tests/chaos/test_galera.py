@@ -8,6 +8,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
+from celery_durable.errors import StoreUnavailable
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.faults import CommitInDoubt
@@ -92,7 +93,7 @@ def test_a_commit_is_in_doubt_if_its_node_loses_the_majority_and_other_statement
         with pytest.raises(CommitInDoubt, match="1180") as caught:
             store.transact_once(write, timeouts=Timeouts(60, 60))
         assert store.is_commit_in_doubt(caught.value)
-        with pytest.raises(sa.exc.OperationalError, match="1047") as refused:
+        with pytest.raises(StoreUnavailable, match="1047") as refused:
             store.read(lambda tx: tx.conn.exec_driver_sql("SELECT * FROM doubtful").all())
         assert store.is_transient(refused.value)
     finally:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from celery_durable import Step, StepTx, WorkflowEvent, signals
 from celery_durable.definitions import LinearStep
+from celery_durable.errors import StoreUnavailable
 from celery_durable.linear import Completed, LinearContext, Retry
 from celery_durable.store.faults import CommitInDoubt
 from tests.engine.lines import Line
@@ -169,7 +170,7 @@ def test_a_body_does_not_run_again_while_the_fate_of_its_commit_is_unknown(
 
     monkeypatch.setattr(store.sessions, "commit", commit_and_lose_the_connection)
     try:
-        assert advance_once(world) == [sa.exc.OperationalError]
+        assert advance_once(world) == [StoreUnavailable]
     finally:
         sa.event.remove(store.engine, "before_cursor_execute", refuse)
     assert runs == [1]

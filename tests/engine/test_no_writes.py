@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Step, StepTx, WorkflowEvent
+from celery_durable.errors import StoreUnavailable
 from celery_durable.store.engine import Store
 from tests import open_connections
 from tests.engine.authors import ledger
@@ -46,7 +47,7 @@ def test_the_log_names_it_and_the_same_process_writes_again_when_it_is_over(
     world.create()
     with read_only(store.engine.url) as end, caplog.at_level(logging.WARNING):
         store._connections.reconnect()
-        with pytest.raises(sa.exc.DBAPIError, match="read-only transaction"):
+        with pytest.raises(StoreUnavailable, match="read-only transaction"):
             world.create(id="i-2")
         assert "The database takes no writes now: cannot execute INSERT in a read-only transaction" in caplog.messages
         end()

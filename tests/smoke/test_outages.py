@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import CreateOptions
+from celery_durable.errors import StoreUnavailable
 from celery_durable.model import Status
 from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, until
 from tests.smoke.proxy import TcpProxy
@@ -31,7 +32,7 @@ def crowd(site: Site, size: int) -> None:
 def ended(site: Site) -> int:
     try:
         return len(site.workflow("sprint").list(status=Status.COMPLETE, limit=1000).items)
-    except sa.exc.OperationalError:  # the database is not quite back
+    except StoreUnavailable:  # the database is not quite back
         return 0
 
 

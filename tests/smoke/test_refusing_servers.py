@@ -21,6 +21,7 @@ import redis
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
+from celery_durable.errors import StoreUnavailable
 from celery_durable.http import asgi
 from celery_durable.store import server_info
 from tests.services import missing
@@ -213,7 +214,7 @@ def test_a_disk_that_is_full_is_named_and_waited_for(
         until("the disk is full", is_refused, 60)
         assert (answers[-1].status_code, answers[-1].json()["code"]) == (503, "STORE_UNAVAILABLE")
         for number in range(40):  # pages that have room still take rows
-            with contextlib.suppress(sa.exc.OperationalError):
+            with contextlib.suppress(StoreUnavailable):
                 site.create("chain", {"steps": 20}, id=f"c-{number}")
         worker.wait_for_log("The database takes no writes now: .*No space left on device")
         ballast.unlink()

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_durable.errors import Superseded
+from celery_durable.errors import StoreUnavailable, Superseded
 from celery_durable.model import RunRef
 from celery_durable.store import instances, run_events, step_rows
 from celery_durable.store.compiled import CompiledStatement
@@ -97,7 +97,7 @@ def test_a_transaction_that_never_succeeds_raises_after_the_last_try(world: Worl
         tries.append(1)
         _raise_serialization_failure(tx)
 
-    with pytest.raises(sa.exc.DBAPIError):
+    with pytest.raises(StoreUnavailable):
         world.store.transact(work)
     assert len(tries) == 8
 
@@ -217,12 +217,32 @@ def test_a_sessions_commit_in_doubt_is_recognized(world: World, when: str) -> No
 
 
 @servers_only
-def test_an_unreachable_server_is_tried_again_and_then_named_in_the_error(world: World) -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_commit_whose_outcome_cannot_be_looked_up_stays_in_doubt(world: World, when: str) -> None:
+    ref = world.create()
+    calls: list[str] = []
+
+    def find_committed(tx: Tx) -> str | None:
+        calls.append("find_committed")
+        _raise_serialization_failure(tx)
+        raise AssertionError("unreachable")
+
+    with cut_commit(world.store, when=when), pytest.raises(StoreUnavailable, match="may have been applied") as caught:
+        world.store.transact(_send(ref, calls), find_committed=find_committed)
+    assert calls == ["work"] + ["find_committed"] * 8
+    assert caught.value.is_in_doubt
+
+
+@servers_only
+@pytest.mark.parametrize("method", ["transact", "run_statement", "read"])
+def test_each_operation_on_an_unreachable_server_raises_the_same_error(world: World, method: str) -> None:
     store = Store(world.store.engine.url.set(port=1), runtime=world.store.runtime)
-    with pytest.raises(sa.exc.OperationalError) as caught:
-        store.transact(lambda tx: None)
+    with pytest.raises(StoreUnavailable, match=r"^The database could not do this now: .*1.* Try again in") as caught:
+        getattr(store, method)(lambda tx: tx.conn.exec_driver_sql("SELECT 1"))
     assert store.is_transient(caught.value)
     assert not store.is_commit_in_doubt(caught.value)
+    assert not caught.value.is_in_doubt
+    assert isinstance(caught.value.__cause__, sa.exc.OperationalError)
     store.close()
 
 

@@ -22,7 +22,7 @@ from celery_durable.cli.backends.backend import (
 from celery_durable.cli.backends.tails import R, make_tail
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
-from celery_durable.errors import DurableError, WorkflowNotFound
+from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound
 from celery_durable.explain import Diagnosis, explain
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import (
@@ -38,7 +38,7 @@ from celery_durable.model import (
 )
 from celery_durable.redaction import Redaction
 from celery_durable.store import instances, migrate
-from celery_durable.store.faults import is_transient
+from celery_durable.store.faults import find_driver_error, is_transient
 from celery_durable.testing import local_servers
 from celery_durable.wire.permissions import Permission
 
@@ -102,6 +102,8 @@ def reaching_database() -> Iterator[None]:
     """Convert the errors of a first connection to CliError. Each driver raises its own errors."""
     try:
         yield
+    except StoreUnavailable as exc:
+        raise _unreachable(exc) from exc
     except (DurableError, click.ClickException):
         raise
     except ModuleNotFoundError as exc:
@@ -117,9 +119,9 @@ def reaching_database() -> Iterator[None]:
 
 
 def _unreachable(exc: Exception) -> CliError:
-    reason = getattr(exc, "orig", None) or exc
+    reason = str(find_driver_error(exc))
     return CliError(
-        f"The database cannot be reached: {reason}", find_remedy(str(exc), of="database"), exit_code=UNREACHABLE
+        f"The database cannot be reached: {reason}", find_remedy(reason, of="database"), exit_code=UNREACHABLE
     )
 
 

@@ -14,10 +14,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from celery_durable.app import Durable
 from celery_durable.contrib.django import wiring
-from celery_durable.errors import DurableError
+from celery_durable.errors import DurableError, StoreUnavailable
 from celery_durable.explain.remedies import is_pooler_rejection
 from celery_durable.store import migrate, server_info
 from celery_durable.store.engine import Store
+from celery_durable.store.faults import find_driver_error
 from celery_durable.store.schema import REVISION
 
 _ENGINES = ("postgresql", "mysql", "sqlite")
@@ -166,10 +167,11 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> list[Che
         return []
     try:
         return list(_find_database_faults(alias, wiring.find_durable().internals.store))
-    except sa.exc.OperationalError as error:
-        if not is_pooler_rejection(str(error)):
+    except StoreUnavailable as error:
+        answer = str(find_driver_error(error))
+        if not is_pooler_rejection(answer):
             raise
-        return [_warn_of_pooler(f"The database {alias!r} is behind a pooler in transaction mode: {error.orig}")]
+        return [_warn_of_pooler(f"The database {alias!r} is behind a pooler in transaction mode: {answer}")]
 
 
 def _find_database_faults(alias: str, store: Store) -> Iterator[CheckMessage]:
