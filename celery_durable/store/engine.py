@@ -105,6 +105,8 @@ class Store:
         self.database: Database = dialects.database_from_url(engine.url)
         self.engine = drivers.configure_transactions(engine, owns_engine=self.owns_engine)
         self.schema, self.prefix = schema, prefix
+        self.keeps_session_settings = prepared_statements
+        """False behind a pooler in transaction mode: a setting of a session would stay, for other clients."""
         self.tables = build_tables(schema, prefix, self.database)
         self.runtime = runtime or Runtime()
         self._statements: dict[tuple[Statement, str, str], CompiledStatement] = {}

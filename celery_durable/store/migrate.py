@@ -64,10 +64,12 @@ def _upgrade_online(tx: Tx, store: Store) -> tuple[str | None, str] | None:
     tx.conn.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
     with store.engine.connect() as connection:
         try:
-            # Before it builds an index, PostgreSQL waits for the transactions that use the table, as for locks.
-            connection.exec_driver_sql("SET lock_timeout = 0")
-            connection.exec_driver_sql("SET statement_timeout = 0")
-            connection.commit()
+            if store.keeps_session_settings:
+                # Before it builds an index, PostgreSQL waits for the transactions that use the table, as for locks.
+                connection.exec_driver_sql("SET lock_timeout = 0")
+                connection.exec_driver_sql("SET statement_timeout = 0")
+                connection.commit()
+            # Else the timeouts of the role apply. An index that did not get its locks is built again.
             _run_scripts({"connection": connection}, {ONLINE: True}, store.schema, store.prefix)
         except sa.exc.OperationalError as exc:
             if classify_fault(exc) is not Fault.RETRY:

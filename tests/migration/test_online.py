@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -142,3 +143,23 @@ def _valid_indexes(store: Store) -> set[str]:
     query = "SELECT indexrelid::regclass::text FROM pg_index WHERE indisvalid"
     with store.engine.connect() as connection:
         return INDEXES & set(connection.exec_driver_sql(query).scalars())
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_behind_a_pooler_no_settings_stay_on_the_connections_of_the_server(empty_url: str) -> None:
+    """PgBouncer in transaction mode gives a connection to the next client without a reset."""
+    store = Store(empty_url, prepared_statements=False)
+    load(store.engine, FOLDER / "0001-postgresql.sql")
+    settings = "SELECT name, setting FROM pg_settings WHERE source = 'session' AND name LIKE '%\\_timeout'"
+    left: list[object] = []
+
+    @sa.event.listens_for(store.engine, "invalidate")
+    @sa.event.listens_for(store.engine, "close")
+    def look(connection: Any, *_: object) -> None:
+        connection.rollback()
+        left.extend(connection.execute(settings).fetchall())
+
+    assert migrate.upgrade(store) == ("0001", REVISION)
+    assert _valid_indexes(store) == INDEXES
+    store.close()
+    assert left == []
