@@ -215,7 +215,7 @@ class NotSerializable(ValueRefused):
     def __init__(self, what: str, path: str, reason: str) -> None:
         self.what, self.path, self.reason = what, path, reason
         super().__init__(
-            f"{what} cannot be stored as JSON: {path} {reason}. Return plain data "
+            f"{what} cannot be stored as JSON: {path} {reason}. Use plain data "
             "(or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things elsewhere "
             "and store a reference."
         )

@@ -92,7 +92,7 @@ RETRIABLE = [
     Failure("Retry", returns(Retry("10 s", "busy")), "Retry: busy", only="linear"),
 ]
 NO_JSON = (
-    "$ is a set, which has no JSON form. Return plain data (or pydantic models, dataclasses, datetimes, Decimals, "
+    "$ is a set, which has no JSON form. Use plain data (or pydantic models, dataclasses, datetimes, Decimals, "
     "UUIDs, enums); keep other things elsewhere and store a reference."
 )
 TOO_LARGE = (

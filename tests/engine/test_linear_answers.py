@@ -51,7 +51,7 @@ def test_an_exception_that_no_retry_helps_is_the_end(world: World) -> None:
         (
             Completed({1, object()}),
             "NotSerializable: Result of step 'VALIDATE' cannot be stored as JSON: $ is a set, which has no JSON form. "
-            "Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
+            "Use plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
             "elsewhere and store a reference.",
         ),
         (

@@ -225,7 +225,7 @@ def test_a_long_message_is_cut_and_an_impossible_one_is_sanitized(world: World) 
             lambda log: log.info("hello", socket=object()),
             NotSerializable,
             "Data of log line 'hello' cannot be stored as JSON: $.socket is a object, which has no JSON form. "
-            "Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
+            "Use plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
             "elsewhere and store a reference.",
         ),
         (

@@ -175,7 +175,7 @@ def test_any_number_of_sweeps_send_a_row_once(world: World) -> None:
         ),
         (
             lambda tx: tx.send_task("shop.mail", {"who": [object()]}),
-            "Task 'shop.mail' cannot be stored as JSON: $.args[0].who[0] is a object, which has no JSON form. Return "
+            "Task 'shop.mail' cannot be stored as JSON: $.args[0].who[0] is a object, which has no JSON form. Use "
             "plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
             "elsewhere and store a reference.",
         ),

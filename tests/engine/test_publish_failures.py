@@ -115,7 +115,7 @@ def test_what_stops_a_body_stops_it_also_while_it_publishes(world: World) -> Non
             {"socket": object()},
             NotSerializable,
             "Published value 'n' cannot be stored as JSON: $.socket is a object, which has no JSON form. "
-            "Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
+            "Use plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other things "
             "elsewhere and store a reference.",
         ),
         (

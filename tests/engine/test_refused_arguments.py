@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, StepConfig, StepTx, WorkflowEvent
-from celery_durable.errors import CursorInvalid, DurableError, NameInvalid, ValueRefused
+from celery_durable.errors import CursorInvalid, DurableError, NameInvalid, NotSerializable, ValueRefused
 from tests.engine.world import World, on_one_database
 
 never = StepConfig(retries=0)
@@ -91,6 +91,17 @@ def test_the_conditions_of_restart_or_create_are_checked(world: World, order: An
     with pytest.raises(ValueRefused) as refused:
         world.operations.create.restart_or_create("order", id="i-1", **options)
     assert str(refused.value) == message
+
+
+@on_one_database
+def test_a_payload_without_a_json_form_is_refused(world: World, order: Any) -> None:
+    for send in (lambda: order.send("paid", object()), lambda: world.operations.topics.emit("paid", object())):
+        with pytest.raises(NotSerializable) as refused:
+            send()
+        assert str(refused.value).partition(" cannot be stored as JSON: ")[2] == (
+            "$ is a object, which has no JSON form. Use plain data (or pydantic models, dataclasses, datetimes, "
+            "Decimals, UUIDs, enums); keep other things elsewhere and store a reference."
+        )
 
 
 @on_one_database

@@ -82,7 +82,7 @@ def test_a_result_that_json_cannot_hold_fails_the_step_at_once_and_names_it(worl
     instance = order.run()
     assert instance.error == (
         "NotSerializable: Result of step 'open' cannot be stored as JSON: $.rows[1] is a object, which has no JSON "
-        "form. Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other "
+        "form. Use plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other "
         "things elsewhere and store a reference."
     )
     assert ran == [1]
@@ -140,7 +140,7 @@ def make_moody() -> Moody:
 
 
 SERIALIZER = (
-    "cannot be stored as JSON: $ is a Moody, which has no JSON form. Return plain data (or pydantic models, "
+    "cannot be stored as JSON: $ is a Moody, which has no JSON form. Use plain data (or pydantic models, "
     "dataclasses, datetimes, Decimals, UUIDs, enums); keep other things elsewhere and store a reference."
 )
 

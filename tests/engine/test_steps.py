@@ -248,7 +248,7 @@ def test_an_output_that_json_cannot_hold_ends_the_instance_errored(world: World)
 
     assert order.run().error == (
         "NotSerializable: Output of workflow 'order' cannot be stored as JSON: $.socket is a object, which has no JSON "
-        "form. Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other "
+        "form. Use plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other "
         "things elsewhere and store a reference."
     )
 

@@ -21,7 +21,7 @@ from celery_durable.values import Codec, PayloadLimits, ValidationFailed
 
 LIMITS = PayloadLimits()
 REMEDY = (
-    "Return plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); "
+    "Use plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); "
     "keep other things elsewhere and store a reference."
 )
 MARK = "4111-1111"
