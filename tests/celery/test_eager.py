@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from celery_durable import Durable, Step, StepTx, WorkflowEvent
+from celery_durable.errors import StoreUnavailable
 from celery_durable.store.time_limits import limit_database_time
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import worker
+from tests.smoke.fault_proxy import FaultProxy, Mode
 
 
 @pytest.fixture
@@ -162,3 +165,25 @@ def test_a_worker_that_stopped_before_in_this_process_stops_nothing(make_app: Ma
     assert durable.internals.stop_flag.is_set()
     app.conf.task_always_eager = True
     assert order.create().status().output == 1
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_database_error_reaches_the_caller_as_it_is(make_app: MakeApp, store_url: str) -> None:
+    """On a worker another error replaces it, to log no traceback. Here the caller has to see what happened."""
+    url = make_url(store_url)
+    proxy = FaultProxy((url.host or "127.0.0.1", url.port or 0))
+    through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+    app = make_app(durable_database_url=through, task_always_eager=True, task_eager_propagates=True)
+    durable = Durable(app)
+
+    @durable.workflow
+    def order(event: WorkflowEvent[Any], step: Step) -> None:
+        proxy.set(Mode.REFUSE)
+        step.do("one", lambda: 1)
+
+    try:
+        with pytest.raises(StoreUnavailable) as raised:
+            order.create()
+        assert isinstance(raised.value.__cause__, OperationalError)
+    finally:
+        proxy.close()
