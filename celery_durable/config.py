@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from math import inf
 from typing import Any, Literal, get_args
 
 from celery_durable.errors import ConfigInvalid, SettingUnknown
@@ -92,7 +91,7 @@ class Settings:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
         for name, (most, why) in _BOUNDS.items():
-            if (value := getattr(self, name)) is not None and value > most:
+            if (value := getattr(self, name)) > most:
                 raise ConfigInvalid(f"durable_{name}", value, why)
         check_text_name("durable_queue", self.queue, 255)
         if not _TABLE_PREFIX.fullmatch(self.table_prefix):
@@ -138,22 +137,13 @@ class Settings:
         return StepPolicy().override_with(self.step_defaults)
 
 
-_CENTURY = 100 * 365 * 86400
-
 _BOUNDS = {
-    **{
-        field.name: (_CENTURY, "use a hundred years at most")  # more overflows a timedelta, or a date of the database
-        for field in dataclasses.fields(Settings)
-        if "float" in str(field.type)
-    },
     "max_workflow_name": (255, "the column holds 255 characters"),
     "max_instance_id": (255, "the column holds 255 characters"),
     "max_event_type": (255, "the column holds 255 characters"),
     "max_step_name": (256, "the column holds 256 characters"),
     "max_log_category": (255, "the column holds 255 characters"),
     "max_payload_depth": (200, "pydantic reads JSON of up to 200 levels"),
-    "max_sleep_seconds": (_CENTURY, "nothing sleeps longer than a hundred years"),
-    "retention_seconds": (_CENTURY, "use a hundred years at most, or None to keep instances forever"),
 }
 
 _TABLE_PREFIX = re.compile(r"[^%`\x00-\x1f\x7f]{0,33}")
@@ -206,13 +196,19 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
         raise ConfigInvalid(f"durable_{field.name}", value, remedy)
 
 
+_CENTURY_SECONDS = 100 * 365 * 86400
+"""More overflows a timedelta, or a date of the database."""
+
+
+def _is_length_of_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= _CENTURY_SECONDS
+
+
+_SECONDS = "use a number of seconds above 0, up to a hundred years"
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "int": (lambda value: type(value) is int and value > 0, "use a whole number above 0"),
-    "float": (lambda value: type(value) in (int, float) and 0 < value < inf, "use a number of seconds above 0"),
-    "float | None": (
-        lambda value: value is None or (type(value) in (int, float) and 0 < value < inf),
-        "use a number of seconds above 0, or None",
-    ),
+    "float": (_is_length_of_time, _SECONDS),
+    "float | None": (lambda value: value is None or _is_length_of_time(value), f"{_SECONDS}, or None"),
     "bool": (lambda value: isinstance(value, bool), "use True or False"),
     "str": (lambda value: isinstance(value, str), "use text"),
     "str | None": (lambda value: value is None or isinstance(value, str), "use text, or None"),

@@ -145,7 +145,7 @@ def test_a_store_that_was_used_before_a_fork_serves_parent_and_children(store_ur
         ("durable_leese_seconds = 3", "There is no setting durable_leese_seconds. Did you mean durable_lease_seconds?"),
         (
             "durable_poll_seconds = 0",
-            "Setting durable_poll_seconds=0 cannot be used: use a number of seconds above 0",
+            "Setting durable_poll_seconds=0 cannot be used: use a number of seconds above 0, up to a hundred years",
         ),
         (
             "durable_database_url = None",

@@ -86,7 +86,7 @@ def test_a_setting_that_does_not_exist_is_told_without_its_value(key: str, messa
     assert isinstance(refused.value, ConfigInvalid)
 
 
-WHOLE, SECONDS = "use a whole number above 0", "use a number of seconds above 0"
+WHOLE, SECONDS = "use a whole number above 0", "use a number of seconds above 0, up to a hundred years"
 PREFIX = "use up to 33 characters, without %, ` and control characters"
 
 
@@ -128,12 +128,12 @@ PREFIX = "use up to 33 characters, without %, ` and control characters"
         ("max_step_name", 257, "the column holds 256 characters"),
         ("max_log_category", 256, "the column holds 255 characters"),
         ("max_payload_depth", 201, "pydantic reads JSON of up to 200 levels"),
-        ("max_sleep_seconds", 4e9, "nothing sleeps longer than a hundred years"),
-        ("lease_seconds", 4e9, "use a hundred years at most"),
-        ("stall_seconds", 4e9, "use a hundred years at most"),
-        ("grace_seconds", 1e300, "use a hundred years at most"),
-        ("poll_seconds", 10**30, "use a hundred years at most"),
-        ("retention_seconds", 4e9, "use a hundred years at most, or None to keep instances forever"),
+        ("max_sleep_seconds", 4e9, SECONDS),
+        ("lease_seconds", 4e9, SECONDS),
+        ("stall_seconds", 4e9, f"{SECONDS}, or None"),
+        ("grace_seconds", 1e300, SECONDS),
+        ("poll_seconds", 10**30, SECONDS),
+        ("retention_seconds", 4e9, f"{SECONDS}, or None"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused(name: str, value: Any, remedy: str) -> None:
@@ -146,6 +146,16 @@ def test_a_value_that_cannot_work_is_refused(name: str, value: Any, remedy: str)
 def test_the_queue_must_fit_its_column(queue: str) -> None:
     with pytest.raises(NameInvalid):
         read_settings({"durable_queue": queue})
+
+
+def test_every_length_of_time_is_at_most_a_hundred_years() -> None:
+    lengths = [name for name in Settings.__dataclass_fields__ if name.endswith("_seconds")]
+    assert len(lengths) > 8
+    for name in lengths:
+        assert getattr(read_settings({f"durable_{name}": 100 * 365 * 86400}), name) == 100 * 365 * 86400
+        with pytest.raises(ConfigInvalid) as refused:
+            read_settings({f"durable_{name}": 100 * 365 * 86400 + 1})
+        assert "up to a hundred years" in str(refused.value)
 
 
 def test_the_longest_prefix_of_tables_fits_the_names_of_all_databases() -> None:
