@@ -18,7 +18,7 @@ from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
 from celery_durable.store import claims, published_values
 from celery_durable.store.engine import Tx
-from celery_durable.store.faults import find_driver_error
+from celery_durable.store.faults import describe_fault
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -81,7 +81,7 @@ class PublishedValues:
             if self._stops_process(exc):
                 raise
             # The error must not become the body's failure.
-            why = find_driver_error(exc)  # SQLAlchemy's own text would contain the value
+            why = describe_fault(exc)  # SQLAlchemy's own text would contain the value
             logger.warning("%s could not publish %r, it is tried again: %s", self._lease.claim.ref, key, why)
 
     def _write(self, tx: Tx) -> dict[str, ValueVersion]:

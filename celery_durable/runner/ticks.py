@@ -19,6 +19,7 @@ from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime
 from celery_durable.store import schedule, sweeps
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.instances import RESUMING, STARTING
 
 logger = logging.getLogger("celery_durable.runner")
@@ -95,6 +96,6 @@ class Ticker:
         except Exception as exc:
             if not self._store.is_transient(exc):
                 raise
-            logger.warning("A tick could not advance %s, a later tick tries again: %s", due.ref, exc)
+            logger.warning("A tick could not advance %s, a later tick tries again: %s", due.ref, describe_fault(exc))
             return 0
         return int(result.was_executed)

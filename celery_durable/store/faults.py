@@ -122,10 +122,15 @@ def find_driver_error(error: BaseException) -> BaseException:
     return getattr(cause, "orig", None) or cause
 
 
+def describe_fault(error: BaseException) -> str:
+    """Return the driver's own error in one line, for logs."""
+    found = find_driver_error(error)
+    return str(found).strip().partition("\n")[0] or type(found).__name__
+
+
 def build_unavailable(error: exc.DBAPIError, *, is_in_doubt: bool = False) -> StoreUnavailable:
     """Return what an operation raises for a transient error of the database after its last try."""
-    reason = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
-    return StoreUnavailable(reason, is_in_doubt=is_in_doubt)
+    return StoreUnavailable(describe_fault(error), is_in_doubt=is_in_doubt)
 
 
 def is_unique_violation(error: BaseException) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -19,7 +20,7 @@ from celery_durable.errors import ConfigInvalid, NameInvalid, StoreUnavailable, 
 from celery_durable.model import RunRef
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
-from celery_durable.store.faults import find_driver_error
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.time_limits import LOOP
 from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
 from celery_durable.tasks.background_queue import BackgroundQueue
@@ -79,15 +80,22 @@ class TaskDependencies(Protocol):
     def task_end_handler(self) -> TaskEndHandler: ...
 
 
-def _report_outage(ref: RunRef, error: Exception) -> StoreUnavailable:
-    """Log the error of the database that ended a pass. Return the error of the task, which Celery logs in one line."""
-    sentence = "A pass of %s ended early, and a sweep will find its run again. The database: %s"
-    if isinstance(error, StoreUnavailable):
-        reason = error.reason
-    else:
-        reason = str(find_driver_error(error)).strip().partition("\n")[0]
-    logger.warning(sentence, ref, reason or "no answer in time")
-    return StoreUnavailable(reason)
+@contextmanager
+def _report_outage(task: Any, store: Store, consequence: str) -> Iterator[None]:
+    """Log an outage of the database in one line, and raise StoreUnavailable: Celery would log a traceback each time.
+
+    An eager task has a caller, who gets the original error.
+    """
+    try:
+        yield
+    except Exception as exc:
+        if task.request.is_eager or not store.is_transient(exc):
+            raise
+        reason = describe_fault(exc)
+        logger.warning("%s. The database: %s", consequence, reason)
+        if isinstance(exc, StoreUnavailable):
+            raise
+        raise StoreUnavailable(reason) from exc
 
 
 def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
@@ -103,14 +111,12 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         ref = _parse_run(workflow, instance_id, run_number)
         if ref is None:
             return MALFORMED
-        if dependencies.unsupported_pool is not None and not self.request.is_eager:
-            return dependencies.runner.postpone_for_other_pools(ref, pool=dependencies.unsupported_pool)
-        try:
+        with _report_outage(
+            self, dependencies.store, f"A pass of {ref} ended early, and a sweep will find its run again"
+        ):
+            if dependencies.unsupported_pool is not None and not self.request.is_eager:
+                return dependencies.runner.postpone_for_other_pools(ref, pool=dependencies.unsupported_pool)
             result = dependencies.runner.advance(ref, task_id=str(self.request.id), node=get_node_name(self.request))
-        except Exception as exc:
-            if self.request.is_eager or not dependencies.store.is_transient(exc):
-                raise
-            raise _report_outage(ref, exc) from exc
         if (failure := result.failure) is not None and _fails_task(self, dependencies):
             error = (failure.error_name, failure.error_message)
             raise WorkflowFailed(ref.workflow, ref.instance_id, failure.status, *error)
@@ -126,15 +132,16 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         "send_events": False,  # monitors would show little else
     }
 
-    @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, **options)
+    @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, throws=(StoreUnavailable,), **options)
     def sweep(self: Any) -> str:
         """Publish due work; beat sends this task every few seconds while its dispatcher does not sweep."""
-        published = (
-            dependencies.sweeper.sweep_as_only_sweeper()
-            if dependencies.sweep_task_heartbeat.is_only_sweeper()
-            else dependencies.sweeper.sweep()
-        )
-        dependencies.sweeper.delete_expired()
+        with _report_outage(self, dependencies.store, "A sweep ended early, and the next one will repeat it"):
+            published = (
+                dependencies.sweeper.sweep_as_only_sweeper()
+                if dependencies.sweep_task_heartbeat.is_only_sweeper()
+                else dependencies.sweeper.sweep()
+            )
+            dependencies.sweeper.delete_expired()
         dependencies.sweep_task_heartbeat.write_if_due(get_node_name(self.request))
         return f"{published} published"
 

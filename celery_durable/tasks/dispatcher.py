@@ -25,6 +25,7 @@ from celery_durable.redispatch import SLACK, Redispatch
 from celery_durable.runtime import Runtime
 from celery_durable.store import queues, retention, sweeps
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.faults import describe_fault, find_driver_error
 from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import Agenda
 from celery_durable.store.time_limits import LOOP
@@ -348,7 +349,7 @@ class Dispatcher(ForkSafeThread):
                     left = self._check()
             except Exception as exc:  # noqa: BLE001  # an outage of the database must not end the dispatcher
                 if not is_failing:
-                    logger.warning("The dispatcher cannot check for due work and will retry: %s", exc)
+                    logger.warning("The dispatcher cannot check for due work and will retry: %s", describe_fault(exc))
                 with self.fork_lock:
                     self._record_database_outage(exc)
                 is_failing, delay = True, _RETRY_SECONDS
@@ -392,7 +393,8 @@ class Dispatcher(ForkSafeThread):
         """Record the failed check as an outage, and write it to the heartbeat if the database accepts that."""
         known = self._database_outage
         since, failures = (self._wall_clock(), 0) if known is None else (known.since, known.failures)
-        error = f"{type(exc).__name__}: {getattr(exc, 'orig', None) or exc}"
+        found = find_driver_error(exc)
+        error = f"{type(found).__name__}: {found}"
         self._database_outage = Outage("database", "database", since, error, failures + 1)
         if self._heartbeat is not None:
             self._heartbeat.write_if_due(outages=self._list_outages())

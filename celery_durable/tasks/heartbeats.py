@@ -18,6 +18,7 @@ from celery_durable.model import HEARTBEAT_INTERVAL, SWEEP_TASK, Outage
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.time_limits import LOOP
 from celery_durable.tasks.fork_safety import ForkSafeThread
 
@@ -133,7 +134,7 @@ class ProcessHeartbeat(ForkSafeThread):
             self._write(self._id, now)
         except Exception as exc:  # noqa: BLE001  # no work may fail because a heartbeat cannot be written
             if not self._is_failing:
-                logger.warning("This process cannot write its heartbeat and will retry: %s", exc)
+                logger.warning("This process cannot write its heartbeat and will retry: %s", describe_fault(exc))
             self._is_failing = True
         else:
             self._is_failing = False
@@ -195,7 +196,7 @@ class SweepTaskHeartbeat:
         try:
             self._store.transact_once(lambda tx: heartbeats.upsert(tx, update))
         except Exception as exc:  # noqa: BLE001  # the sweep is done whether or not the heartbeat is written
-            logger.info("The sweep task cannot write its heartbeat: %s", exc)
+            logger.info("The sweep task cannot write its heartbeat: %s", describe_fault(exc))
 
 
 def _outage_keys(outages: Sequence[Outage]) -> set[tuple[str, str, str]]:

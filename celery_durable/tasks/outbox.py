@@ -20,6 +20,7 @@ from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.store import outbox
 from celery_durable.store.engine import Store
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.outbox import Delivery
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.values import Retries, StepConfig, StepPolicy
@@ -69,7 +70,7 @@ class Outbox:
             if self._stops_process(exc):
                 raise
             # The step is committed, and the rows are still in the outbox.
-            logger.warning("Messages of the outbox were not sent; the sweep will retry: %s", exc)
+            logger.warning("Messages of the outbox were not sent; the sweep will retry: %s", describe_fault(exc))
 
     def sweep(self) -> int:
         """Send all due messages in batches; returns the number of sent messages."""

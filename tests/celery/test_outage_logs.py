@@ -8,14 +8,14 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.tasks import ADVANCE
+from celery_durable.tasks import ADVANCE, SWEEP
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import until, worker
 from tests.smoke.fault_proxy import FaultProxy, Mode
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_a_pass_that_the_database_refuses_has_no_traceback(
+def test_a_pass_and_a_sweep_that_the_database_refuses_have_no_traceback(
     make_app: MakeApp, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = sa.make_url(store_url)
@@ -33,13 +33,18 @@ def test_a_pass_that_the_database_refuses_has_no_traceback(
             assert order.create(id="o-1").result(timeout=30) == "paid"
             proxy.set(Mode.REFUSE)
             app.send_task(ADVANCE, ("order", "o-2", 1), queue=app.conf.durable_queue)
-            until(lambda: [each for each in caplog.records if "raised expected" in each.getMessage()])
+            app.send_task(SWEEP, queue=app.conf.durable_queue)
+            until(lambda: len([each for each in caplog.records if "raised expected" in each.getMessage()]) == 2)
             proxy.set(Mode.PASS)
             assert order.create(id="o-3").result(timeout=30) == "paid"
     finally:
         proxy.close()
-    lines = [each for each in caplog.records if "o-2" in each.getMessage() or "raised expected" in each.getMessage()]
-    assert [each.exc_info for each in lines] == [None] * len(lines)
-    early, ended = (each.getMessage() for each in lines if each.name != "celery.worker.strategy")
-    assert early.startswith("A pass of order/o-2#1 ended early, and a sweep will find its run again. The database: ")
-    assert "StoreUnavailable('The database could not do this now: " in ended
+    lines = [each for each in caplog.records if each.name == "celery.app.trace" and each.levelno > logging.INFO]
+    assert lines == []
+    warnings = {each.getMessage().partition(" The database: ")[0]: each.exc_info for each in caplog.records}
+    assert warnings["A pass of order/o-2#1 ended early, and a sweep will find its run again."] is None
+    assert warnings["A sweep ended early, and the next one will repeat it."] is None
+    expected = [each for each in caplog.records if "raised expected" in each.getMessage()]
+    assert [each.exc_info for each in expected] == [None, None]
+    for each in expected:
+        assert "StoreUnavailable('The database could not do this now: " in each.getMessage()

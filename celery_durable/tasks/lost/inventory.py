@@ -18,6 +18,7 @@ from typing import Any
 from celery_durable.runtime import Runtime
 from celery_durable.store import inventories
 from celery_durable.store.engine import Store
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.inventories import RENEW_INTERVAL
 from celery_durable.tasks.fork_safety import ForkSafeThread
 from celery_durable.tasks.lost.detection import STUCK_LOOP_SECONDS
@@ -91,7 +92,7 @@ class InventoryReporter(ForkSafeThread):
             self._report(heartbeat_id)
         except Exception as exc:  # noqa: BLE001  # an outage must not end the thread; the next renewal tries again
             if not self._is_failing:
-                logger.warning("This worker cannot report its tasks and will retry: %s", exc)
+                logger.warning("This worker cannot report its tasks and will retry: %s", describe_fault(exc))
             self._is_failing = True
         else:
             self._is_failing = False
