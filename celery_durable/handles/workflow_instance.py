@@ -45,6 +45,7 @@ class WorkflowInstance(InstanceHandle, Generic[R_co]):
         """Wait until the instance ends and return its output.
 
         Polls the database, at first often, then twice a second. No Celery result backend is needed.
+        Inside the ``atomic()`` block of Django that creates the instance it waits in vain: call it after the commit.
 
         Args:
             timeout: How long to wait: a timedelta, seconds, or text such as "5 minutes". None: without end.
