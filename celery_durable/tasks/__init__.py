@@ -145,10 +145,14 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         dependencies.sweep_task_heartbeat.write_if_due(get_node_name(self.request))
         return f"{published} published"
 
-    @app.task(name=DELIVER, **INTERNAL_OPTIONS)
-    def deliver(id_: Any) -> str:
+    @app.task(name=DELIVER, bind=True, throws=(StoreUnavailable,), **INTERNAL_OPTIONS)
+    def deliver(self: Any, id_: Any) -> str:
         """Deliver an outbound event to its handler; a repeated message does no harm (LAW 1)."""
-        return dependencies.deliveries.deliver(id_) if _is_possible_id(id_) else MALFORMED
+        if not _is_possible_id(id_):
+            return MALFORMED
+        consequence = f"The delivery of event {id_} ended early, and a sweep will repeat it"
+        with _report_outage(self, dependencies.store, consequence):
+            return dependencies.deliveries.deliver(id_)
 
     @app.task(name=MARKER, **INTERNAL_OPTIONS)
     def marker() -> str:
@@ -218,7 +222,9 @@ def _commit_or_resend(
     except Exception as exc:
         if task.request.is_eager:
             raise
-        logger.warning("This worker cannot commit an answer and sends its message to the broker again: %s", exc)
+        logger.warning(
+            "This worker cannot commit an answer and sends its message to the broker again: %s", describe_fault(exc)
+        )
         answers.pause_before_resend()
         try:
             _send_answer(task, answers, message)

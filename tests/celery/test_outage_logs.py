@@ -8,14 +8,14 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.tasks import ADVANCE, SWEEP
+from celery_durable.tasks import ADVANCE, DELIVER, SWEEP
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import until, worker
 from tests.smoke.fault_proxy import FaultProxy, Mode
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_a_pass_and_a_sweep_that_the_database_refuses_have_no_traceback(
+def test_a_task_that_the_database_refuses_has_no_traceback(
     make_app: MakeApp, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = sa.make_url(store_url)
@@ -34,7 +34,8 @@ def test_a_pass_and_a_sweep_that_the_database_refuses_have_no_traceback(
             proxy.set(Mode.REFUSE)
             app.send_task(ADVANCE, ("order", "o-2", 1), queue=app.conf.durable_queue)
             app.send_task(SWEEP, queue=app.conf.durable_queue)
-            until(lambda: len([each for each in caplog.records if "raised expected" in each.getMessage()]) == 2)
+            app.send_task(DELIVER, ("e-1",), queue=app.conf.durable_queue)
+            until(lambda: len([each for each in caplog.records if "raised expected" in each.getMessage()]) == 3)
             proxy.set(Mode.PASS)
             assert order.create(id="o-3").result(timeout=30) == "paid"
     finally:
@@ -44,7 +45,8 @@ def test_a_pass_and_a_sweep_that_the_database_refuses_have_no_traceback(
     warnings = {each.getMessage().partition(" The database: ")[0]: each.exc_info for each in caplog.records}
     assert warnings["A pass of order/o-2#1 ended early, and a sweep will find its run again."] is None
     assert warnings["A sweep ended early, and the next one will repeat it."] is None
+    assert warnings["The delivery of event e-1 ended early, and a sweep will repeat it."] is None
     expected = [each for each in caplog.records if "raised expected" in each.getMessage()]
-    assert [each.exc_info for each in expected] == [None, None]
+    assert [each.exc_info for each in expected] == [None, None, None]
     for each in expected:
         assert "StoreUnavailable('The database could not do this now: " in each.getMessage()
