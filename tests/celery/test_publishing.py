@@ -73,6 +73,17 @@ def test_every_verb_succeeds_without_a_broker(brokerless: Celery, caplog: pytest
     assert list(durable.internals.publisher.outages()) == [None]
 
 
+def test_a_broker_url_that_cannot_be_used_fails_no_call(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
+    """As with redis:// without the package redis: the instance is committed when the message cannot be sent."""
+    workflow = approval(Durable(make_app(broker_url="reds://127.0.0.1:1//")))
+    instance = workflow.create(id="i-1")
+    assert instance.send_event("approval", "yes")
+    assert instance.restart() == 2
+    errors = [record.getMessage() for record in caplog.records if record.name == "celery_durable.tasks"]
+    assert errors[0].startswith("A message for approval/i-1#1 cannot be sent; a dispatcher will retry: ")
+    assert "No such transport: reds" in errors[0]
+
+
 def test_a_broker_that_hangs_up_is_called_once(make_app: MakeApp) -> None:
     """Kombu's own patience is seconds for each message, and longer where the application turned its retries off."""
     calls = []

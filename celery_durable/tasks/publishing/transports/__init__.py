@@ -15,9 +15,14 @@ from celery_durable.tasks.publishing.transports.redis import RedisTransport
 def find_transport_class(app: Celery) -> type[Transport]:
     """The transport class for the application's broker.
 
-    `Transport` is the fallback if this version of kombu lacks the private names that the other classes use.
+    `Transport` is the fallback if this version of kombu lacks the private names that the other classes use. It is also
+    the class for a ``broker_url`` that cannot be used, as without the package redis: each connection then fails with
+    the error, like one to a broker that is down.
     """
-    transport = app.connection_for_write().transport
+    try:
+        transport = app.connection_for_write().transport
+    except Exception:  # noqa: BLE001  # what the import of a transport raises
+        return Transport
     kinds: tuple[type[Transport], ...] = (RedisTransport, AmqpTransport)
     return next((kind for kind in kinds if kind.supports(transport)), Transport)
 
