@@ -257,6 +257,33 @@ def test_an_answer_that_comes_during_the_search_counts(scene: Scene) -> None:
     assert len(world.sent) == 3
 
 
+def test_only_tasks_that_are_still_awaited_are_logged_as_lost(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    first, second, third = scene.world.sent
+    scene.broker.swallows, scene.broker.length = True, 500  # the search waits in a long queue
+    scene.worker("a", first)
+    scene.drive(70)
+    assert answer(scene.world, second, "during the search")
+    scene.broker.swallows, scene.broker.length = False, 0
+    scene.drive(60)
+    assert sorted(scene.reported) == sorted([second.id, third.id])
+    assert [record.getMessage() for record in caplog.records if "lost" in record.getMessage()] == [
+        "1 tasks of queue 'q' are lost: no worker holds them and no message is left. Each is sent again or fails with "
+        "TaskLost"
+    ]
+
+
+def test_a_search_whose_tasks_were_all_answered_logs_no_loss(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.broker.swallows, scene.broker.length = True, 500
+    scene.worker("a")
+    scene.drive(70)
+    for message in list(scene.world.sent):
+        assert answer(scene.world, message, "during the search")
+    scene.broker.swallows, scene.broker.length = False, 0
+    scene.drive(60, until=lambda: len(scene.reported) == 3)
+    assert len(scene.reported) == 3
+    assert "lost" not in caplog.text
+
+
 def test_a_worker_that_cannot_answer_leaves_all_to_their_timeout(scene: Scene) -> None:
     """It is of an older version, and may hold them all."""
     scene.worker("a")

@@ -103,9 +103,11 @@ class _Scan:
 
 @dataclass(slots=True)
 class _SearchState:
+    """What the oldest dispatcher remembers. ``lost``: the lost tasks to report, each batch with its queue."""
+
     searches: dict[Destination, _ActiveSearch] = field(default_factory=dict)
     paused_until: dict[str, float] = field(default_factory=dict)
-    lost: list[SentTask] = field(default_factory=list)
+    lost: list[tuple[str, Sequence[SentTask]]] = field(default_factory=list)
     known_workers: frozenset[str] | None = None
     last_death_at: float = -math.inf
     periodic_scan: _Scan = field(default_factory=lambda: _Scan(-math.inf, _PERIODIC_SCAN_SECONDS))
@@ -160,8 +162,7 @@ class LostTaskSearch:
     def _advance_searches(self, heartbeat_id: str, processes: Sequence[ProcessRow], now: float) -> None:
         state = self._state
         if state.lost:
-            part, state.lost = state.lost[:_REPORT_BATCH_SIZE], state.lost[_REPORT_BATCH_SIZE:]
-            self._report_lost(part)
+            self._report_lost(*state.lost.pop(0))
             return
         workers = [process for process in processes if process.is_worker and not _is_dead(process, processes)]
         self._schedule_full_scan(frozenset(process.id for process in workers), now)
@@ -266,13 +267,9 @@ class LostTaskSearch:
                     self._state.full_scan.due_at = min(self._state.full_scan.due_at, now + _RETRY_SECONDS)
             case ReportLost(lost):
                 self._end_search(destination, active, now)
-                if lost:
-                    logger.warning(
-                        "%d tasks of queue %r are lost: no worker holds them and no message is left",
-                        len(lost),
-                        destination.queue,
-                    )
-                self._state.lost += [active.tasks[id_] for id_ in sorted(lost)]
+                tasks = [active.tasks[id_] for id_ in sorted(lost)]
+                for start in range(0, len(tasks), _REPORT_BATCH_SIZE):
+                    self._state.lost.append((destination.queue, tasks[start : start + _REPORT_BATCH_SIZE]))
         return False
 
     def _end_search(self, destination: Destination, active: _ActiveSearch, now: float) -> None:
@@ -309,11 +306,15 @@ class LostTaskSearch:
                 destination.queue,
             )
 
-    def _report_lost(self, lost: Sequence[SentTask]) -> None:
-        found = self._report(lost)
-        logger.warning(
-            "%d of %d lost tasks were still awaited; each is sent again or fails with TaskLost", found, len(lost)
-        )
+    def _report_lost(self, queue: str, tasks: Sequence[SentTask]) -> None:
+        # Only the report shows which of them are lost: others were answered while the search ran.
+        if found := self._report(tasks):
+            logger.warning(
+                "%d tasks of queue %r are lost: no worker holds them and no message is left. Each is sent again or "
+                "fails with TaskLost",
+                found,
+                queue,
+            )
 
 
 def _is_dead(process: ProcessRow, processes: Sequence[ProcessRow]) -> bool:
