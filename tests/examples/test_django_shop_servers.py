@@ -181,6 +181,25 @@ def test_behind_pgbouncer_a_missing_setting_is_named(environment: dict[str, str]
     assert "unsupported startup parameter: options\tBehind PgBouncer in transaction mode, set " in done.stdout
 
 
+def test_behind_pgbouncer_a_migration_names_the_missing_setting(
+    environment: dict[str, str], tmp_path: Path, pooler: int
+) -> None:
+    settings = POOLED.format(port=pooler).replace("CELERY_DURABLE_PREPARED_STATEMENTS = False", "")
+    (tmp_path / "pooled_settings.py").write_text(settings)
+    variables = environment | {"DJANGO_SETTINGS_MODULE": "pooled_settings", "PYTHONPATH": f"{ROOT}:{SHOP}:{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "manage.py", "migrate"], cwd=SHOP, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    error = done.stderr[done.stderr.index("CommandError") :]
+    assert "Traceback" not in done.stderr
+    assert error.splitlines()[0].startswith("CommandError: The database 'default' cannot be used: ")
+    assert error.splitlines()[0].endswith("FATAL:  unsupported startup parameter: options")
+    assert error.splitlines()[1:] == [
+        "HINT: Behind PgBouncer in transaction mode, set CELERY_DURABLE_PREPARED_STATEMENTS = False."
+    ]
+
+
 @pytest.mark.parametrize("pooler", ["ignore_startup_parameters = options"], indirect=True)
 def test_behind_pgbouncer_a_setting_that_it_ignores_is_named(
     environment: dict[str, str], tmp_path: Path, pooler: int

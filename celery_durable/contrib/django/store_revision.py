@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
+from django.core.management.base import CommandError
 from django.db import router
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 
 from celery_durable.contrib.django import wiring
+from celery_durable.errors import StoreUnavailable
+from celery_durable.explain.remedies import is_pooler_rejection
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.schema import REVISION
 
 
@@ -61,6 +65,15 @@ def _is_wanted(alias: str, app_label: str) -> bool:
 
 
 def _upgrade(store: Store, revision: str) -> None:
-    found = migrate.read_revision(store)
-    if found is None or found < revision:
-        migrate.upgrade(store)
+    try:
+        found = migrate.read_revision(store)
+        if found is None or found < revision:
+            migrate.upgrade(store)
+    except StoreUnavailable as error:
+        answer = describe_fault(error)
+        if not is_pooler_rejection(answer):
+            raise
+        raise CommandError(
+            f"The database {wiring.get_alias()!r} cannot be used: {answer}\n"
+            "HINT: Behind PgBouncer in transaction mode, set CELERY_DURABLE_PREPARED_STATEMENTS = False."
+        ) from error
