@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from celery_durable.errors import ConfigInvalid, SettingUnknown
@@ -159,11 +160,22 @@ _OF_INTEGRATIONS = frozenset({"app", "database"})
 """Settings with the prefix that integrations of web frameworks read from the framework's own settings."""
 
 
-def read_settings(conf: Mapping[str, Any]) -> Settings:
-    """Read the settings from a Celery configuration; raises SettingUnknown for an unknown ``durable_*`` key."""
+def read_settings(conf: Mapping[str, Any], *, names: Mapping[str, str] = MappingProxyType({})) -> Settings:
+    """Read the settings from a Celery configuration.
+
+    Args:
+        conf: The configuration.
+        names: How the user wrote the keys that an integration copied to ``conf``, for errors: ``DURABLE_QUEUE`` for
+            ``durable_queue``.
+
+    Raises:
+        SettingUnknown: There is no setting for a ``durable_*`` key.
+        ConfigInvalid: A setting cannot have its value.
+    """
     keys = list(conf)  # makes Celery load its configuration, after which it knows its prefix
     prefix = (getattr(conf, "prefix", None) or "celery_").lower()
     given: dict[str, Any] = {}
+    written: dict[str, str] = {}
     for key in keys:
         name = str(key).lower().removeprefix(prefix)
         if not name.startswith("durable_"):
@@ -171,15 +183,14 @@ def read_settings(conf: Mapping[str, Any]) -> Settings:
         field = name.removeprefix("durable_")
         if field in _OF_INTEGRATIONS:
             continue
+        written[name] = names.get(str(key), str(key))
         if field not in _FIELDS:
-            raise _make_unknown(str(key), field)
+            raise _make_unknown(written[name], field)
         given[field] = conf[key]
-    return Settings(**given)
-
-
-def is_setting(name: str) -> bool:
-    """Whether this is the name of a setting, such as ``durable_queue``."""
-    return name.removeprefix("durable_") in _FIELDS
+    try:
+        return Settings(**given)
+    except ConfigInvalid as error:
+        raise ConfigInvalid(written.get(error.setting, error.setting), error.value, error.remedy) from None
 
 
 def _make_unknown(key: str, field: str) -> SettingUnknown:

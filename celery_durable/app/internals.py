@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -69,6 +69,8 @@ class Internals:
         """Makes the store on the database of a web framework. Set by its integration in ``contrib``."""
         self.call_async: CallAsync = asyncio.to_thread
         """Calls a function for async code, on a thread. The integration of a web framework chooses the thread."""
+        self.setting_names: Mapping[str, str] = {}
+        """How the user wrote the settings that the integration of a web framework copied to Celery's, for errors."""
         self.check_using: Callable[[str], None] = refuse_using
         """Checks the option ``using`` of handles. The integration of Django compares the aliases."""
         self._engine, self._session_factory, self.redact = engine, session_factory, redact
@@ -100,7 +102,7 @@ class Internals:
 
     def read_settings(self) -> Settings:
         """Read the ``durable_*`` settings as they are now; raises ConfigInvalid."""
-        return read_settings(self.app.conf)
+        return read_settings(self.app.conf, names=self.setting_names)
 
     @functools.cached_property
     def settings(self) -> Settings:

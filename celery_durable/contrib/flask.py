@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from celery_durable import signals
 from celery_durable.app import Durable
-from celery_durable.config import Settings, is_setting
+from celery_durable.config import Settings
 from celery_durable.errors import ConfigInvalid, DurableError, NotConfigured
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
@@ -64,11 +64,13 @@ class FlaskDurable:
         if _KEY in app.extensions:
             raise ConfigInvalid("app", app, "FlaskDurable is attached to this application already")
         celery = app.extensions.get("celery") or _make_celery(app)
-        for key, value in app.config.items():
-            if key.startswith(_CONFIG_PREFIX):
-                # The error for an unknown setting names it as it is written here.
-                celery.conf[key.lower() if is_setting(key.lower()) else key] = value
-        durable = app.extensions[_KEY] = Durable(celery)
+        names = {key.lower(): key for key in app.config if key.startswith(_CONFIG_PREFIX)}
+        for name, key in names.items():
+            celery.conf[name] = app.config[key]
+        durable = Durable()
+        durable.internals.setting_names = names
+        durable.init_app(celery)
+        app.extensions[_KEY] = durable
         durable.internals.runtime.pass_context = app.app_context
         if self._db is not None and celery.conf.get("durable_database_url") is None:
             durable.internals.make_store = functools.partial(_make_store, app, self._db)

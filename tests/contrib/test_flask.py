@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent, durable_step
 from celery_durable.contrib.flask import FlaskDurable
-from celery_durable.errors import ConfigInvalid, NotConfigured, SchemaOutdated, SettingUnknown
+from celery_durable.errors import ConfigInvalid, NotConfigured, SchemaOutdated
 from tests.celery.embedded import until, worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:You're running the worker with superuser privileges")
@@ -309,14 +309,6 @@ def test_settings_come_from_the_configuration(make_flask: MakeFlask, store_url: 
     assert durable.internals.settings.max_batch == 7
     with flask.app_context():
         assert durable.engine.pool is db.engine.pool
-
-
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_setting_that_does_not_exist_is_named_as_in_the_configuration(make_flask: MakeFlask) -> None:
-    durable = make_flask(DURABLE_LEASE=30).extensions["celery_durable"]
-    with pytest.raises(SettingUnknown) as refused:
-        _ = durable.internals.settings
-    assert str(refused.value) == "There is no setting DURABLE_LEASE. Did you mean DURABLE_LEASE_SECONDS?"
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

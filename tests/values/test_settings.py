@@ -142,6 +142,16 @@ def test_a_value_that_cannot_work_is_refused(name: str, value: Any, remedy: str)
     assert str(refused.value) == f"Setting durable_{name}={value!r} cannot be used: {remedy}"
 
 
+@pytest.mark.parametrize(
+    ("namespace", "key"), [(None, "durable_lease_seconds"), ("CELERY", "CELERY_DURABLE_LEASE_SECONDS")]
+)
+def test_a_setting_with_a_wrong_value_is_named_as_it_is_written(namespace: str | None, key: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        read_settings(app(namespace, **{key: 0}).conf)
+    assert str(refused.value) == f"Setting {key}=0 cannot be used: {SECONDS}"
+    assert (refused.value.setting, refused.value.value, refused.value.remedy) == (key, 0, SECONDS)
+
+
 @pytest.mark.parametrize("queue", ["", "x" * 256, "a\n"])
 def test_the_queue_must_fit_its_column(queue: str) -> None:
     with pytest.raises(NameInvalid):
