@@ -156,8 +156,8 @@ SQLAlchemy doubles ``%`` and backticks, but not in the options of a table and no
 _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 
 
-_OF_INTEGRATIONS = frozenset({"app", "database"})
-"""Settings with the prefix that integrations of web frameworks read from the framework's own settings."""
+_OF_DJANGO = frozenset({"CELERY_DURABLE_APP", "CELERY_DURABLE_DATABASE"})
+"""Settings that the integration of Django reads from Django's own settings, in which Celery finds them too."""
 
 
 def read_settings(conf: Mapping[str, Any], *, names: Mapping[str, str] = MappingProxyType({})) -> Settings:
@@ -178,11 +178,9 @@ def read_settings(conf: Mapping[str, Any], *, names: Mapping[str, str] = Mapping
     written: dict[str, str] = {}
     for key in keys:
         name = str(key).lower().removeprefix(prefix)
-        if not name.startswith("durable_"):
+        if not name.startswith("durable_") or key in _OF_DJANGO:
             continue
         field = name.removeprefix("durable_")
-        if field in _OF_INTEGRATIONS:
-            continue
         written[name] = names.get(str(key), str(key))
         if field not in _FIELDS:
             raise _make_unknown(written[name], field)

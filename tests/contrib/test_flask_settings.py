@@ -25,6 +25,8 @@ def read_settings(celery_conf: dict[str, Any], **config: Any) -> Any:
     ("key", "value", "message"),
     [
         ("DURABLE_LEASE", 30, "There is no setting DURABLE_LEASE. Did you mean DURABLE_LEASE_SECONDS?"),
+        ("DURABLE_DATABASE", "orders", "There is no setting DURABLE_DATABASE. Did you mean DURABLE_DATABASE_URL?"),
+        ("DURABLE_APP", "shop:app", "There is no setting DURABLE_APP. Remove it."),
         ("DURABLE_SWEEP_BATCH", 0, "Setting DURABLE_SWEEP_BATCH=0 cannot be used: use a whole number above 0"),
     ],
 )

@@ -65,6 +65,11 @@ def test_settings_of_others_are_left_alone() -> None:
     assert read_settings(conf) == Settings()
 
 
+def test_settings_of_django_are_left_to_its_integration() -> None:
+    found = read_settings(app("CELERY", CELERY_DURABLE_APP="shop.celery:app", CELERY_DURABLE_DATABASE="orders").conf)
+    assert found == Settings()
+
+
 @pytest.mark.parametrize(
     ("key", "message"),
     [
@@ -76,6 +81,8 @@ def test_settings_of_others_are_left_alone() -> None:
         ("DURABLE_LEASE", "There is no setting DURABLE_LEASE. Did you mean DURABLE_LEASE_SECONDS?"),
         ("durable_lease", "There is no setting durable_lease. Did you mean durable_lease_seconds?"),
         ("durable_zzz", "There is no setting durable_zzz. Remove it."),
+        ("durable_database", "There is no setting durable_database. Did you mean durable_database_url?"),
+        ("DURABLE_APP", "There is no setting DURABLE_APP. Remove it."),
     ],
 )
 def test_a_setting_that_does_not_exist_is_told_without_its_value(key: str, message: str) -> None:
