@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from celery import Celery
+from fastapi import FastAPI
 from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 
@@ -73,12 +75,32 @@ class Shop:
 
     def client(self, **options: Any) -> TestClient:
         """A client of an API of one's own; without options everybody may do everything, the tick included."""
-        options = options or {"allow_anonymous": True, "tick": True}
-        return TestClient(asgi(self.durable, **options))
+        if options:
+            return TestClient(asgi(self.durable, **options))
+        _served.durable = self.durable
+        return TestClient(_shared_api())
 
     def close(self) -> None:
         self.durable.close()
         self.app.close()
+
+
+class _Served:
+    """Stands for the Durable of the running test."""
+
+    durable: Durable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.durable, name)
+
+
+_served = _Served()
+
+
+@functools.cache
+def _shared_api() -> FastAPI:
+    """One application for most tests: to build it takes FastAPI ten times as long as a request."""
+    return asgi(cast(Durable, _served), allow_anonymous=True, tick=True)
 
 
 @pytest.fixture(params=["sqlite"])
