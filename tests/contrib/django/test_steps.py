@@ -16,7 +16,7 @@ from celery_durable import (
     WorkflowEvent,
     durable_step,
 )
-from celery_durable.contrib.django import testing
+from celery_durable.contrib.django import testing, wiring
 from celery_durable.testing import DurableHarness
 from tests.contrib.django.booking.models import Booking, Name
 from tests.contrib.django.workflows import book, booked, trip, wait
@@ -290,14 +290,25 @@ def kill_connection(alias: str) -> None:
     other.close()
 
 
-def test_rows_are_never_doubled_or_lost_wherever_a_worker_dies(alias: str) -> None:
+@pytest.fixture
+def replaced_alias(alias: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The alias, as if a test runner had replaced its database: assert_crash_safe() refuses any other."""
+    monkeypatch.setitem(wiring._names_at_start, alias, "the project's own database")
+    assert wiring.is_test_database(alias)
+    return alias
+
+
+def test_rows_are_never_doubled_or_lost_wherever_a_worker_dies(replaced_alias: str) -> None:
+    alias = replaced_alias
     schedules = 60 if alias == "sqlite" else 20
     report = testing.assert_crash_safe(trip, alias, side_effects=[Booking], using=alias, schedules=schedules)
     assert report.crashes >= schedules // 2
     assert booked(alias) == sorted(f"{step}/{part}" for step in ("flight", "hotel", "car", "invoice") for part in "ab")
 
 
-def test_the_setup_of_a_crash_test_may_name_the_alias(alias: str) -> None:
+def test_the_setup_of_a_crash_test_may_name_the_alias(replaced_alias: str) -> None:
+    alias = replaced_alias
+
     def name_the_alias(harness: DurableHarness) -> None:
         harness.durable.internals.check_using(alias)
 
