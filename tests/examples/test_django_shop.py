@@ -124,23 +124,6 @@ def test_on_an_existing_database():
     )
 """
 
-IN_A_TRANSACTION = """
-import pytest
-from celery_durable.contrib.django.testing import assert_crash_safe, make_harness
-from celery_durable.testing import HarnessMisuse
-from shop.models import Order
-from shop.workflows import order
-
-@pytest.mark.django_db
-def test_crash_safety_in_a_transaction():
-    with pytest.raises(HarnessMisuse) as refused:
-        assert_crash_safe(order, 1, side_effects=[Order])
-    assert str(refused.value) == (
-        "assert_crash_safe() cannot run in a transaction: use a TransactionTestCase, or with pytest-django "
-        "@pytest.mark.django_db(transaction=True)."
-    )
-"""
-
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_no_harness_gets_the_database_of_the_project(environment: dict[str, str], tmp_path: Path) -> None:
@@ -149,12 +132,6 @@ def test_no_harness_gets_the_database_of_the_project(environment: dict[str, str]
     (tmp_path / "test_misuse.py").write_text(NO_TEST_DATABASE)
     assert "3 passed" in run_pytest_django(environment, tmp_path)
     assert "real" in manage(environment, "durable", "ls")
-
-
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_crash_safety_is_not_tested_in_a_transaction(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "test_misuse.py").write_text(IN_A_TRANSACTION)
-    assert "1 passed" in run_pytest_django(environment, tmp_path)
 
 
 def run_pytest_django(environment: dict[str, str], *arguments: object) -> str:

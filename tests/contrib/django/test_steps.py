@@ -17,7 +17,7 @@ from celery_durable import (
     durable_step,
 )
 from celery_durable.contrib.django import testing, wiring
-from celery_durable.testing import DurableHarness
+from celery_durable.testing import DurableHarness, HarnessMisuse
 from tests.contrib.django.booking.models import Booking, Name
 from tests.contrib.django.workflows import book, booked, trip, wait
 
@@ -313,3 +313,12 @@ def test_the_setup_of_a_crash_test_may_name_the_alias(replaced_alias: str) -> No
         harness.durable.internals.check_using(alias)
 
     testing.assert_crash_safe(trip, alias, side_effects=[Booking], using=alias, setup=name_the_alias, schedules=2)
+
+
+def test_crash_safety_is_not_tested_in_a_transaction(replaced_alias: str) -> None:
+    with transaction.atomic(using=replaced_alias), pytest.raises(HarnessMisuse) as refused:
+        testing.assert_crash_safe(trip, replaced_alias, side_effects=[Booking], using=replaced_alias)
+    assert str(refused.value) == (
+        "assert_crash_safe() cannot run in a transaction: use a TransactionTestCase, or with pytest-django "
+        "@pytest.mark.django_db(transaction=True)."
+    )
