@@ -66,6 +66,8 @@ class PlainImports(MetaPathFinder):
 
 sys.meta_path.insert(0, PlainImports())
 
+gc.disable()  # until the tests are collected, which leaves no garbage
+
 _LEFT_OUT = "LEFT OUT"
 os.environ[leftovers.OWNER] = str(os.getpid())  # for the processes that tests start
 
@@ -116,6 +118,7 @@ def pytest_collection_finish() -> None:
     """Hide the modules and the 13,000 tests from the garbage collector: each full collection would visit them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
