@@ -69,8 +69,8 @@ def stand_in_for_servers() -> None:
     real_settings, real_engine = celery_durable.app.internals.read_settings, sa.create_engine
     real_async_engine = async_sa.create_async_engine
 
-    def read_settings(conf: Any) -> Any:
-        settings = real_settings(conf)
+    def read_settings(conf: Any, **names: Any) -> Any:
+        settings = real_settings(conf, **names)
         conf.task_always_eager = True  # also what Celery calls when a task has ended
         if (settings.database_url or "").startswith("sqlite"):
             return settings
