@@ -23,6 +23,7 @@ from celery_durable import signals, values
 from celery_durable.app import Durable
 from celery_durable.model import TERMINAL, Count, Heartbeat, Status
 from celery_durable.store import heartbeats, instance_counts, outbox, overview
+from celery_durable.store.faults import describe_fault
 from celery_durable.values import Duration
 
 __all__ = ["InstanceCounts", "Metrics", "exposed", "instrument"]
@@ -249,7 +250,7 @@ class InstanceCounts(Collector):
             oldest = self._durable.internals.store.read(overview.count_overdue).oldest
             self._oldest_due_seconds = 0.0 if oldest is None else max(0.0, (now_there - oldest).total_seconds())
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more
-            logger.warning("The instances cannot be counted: %s", exc)
+            logger.warning("The instances cannot be counted: %s", describe_fault(exc))
             self._counts, self._given_up, self._outages, self._oldest_due_seconds = {}, None, None, None
             return
         self._good_until = now + self._fresh_for

@@ -52,7 +52,9 @@ class AliasMismatch(DurableError):
 
 
 class StoreUnavailable(DurableError):
-    """The database cannot be reached, does not answer in time, or cannot write now, also after some tries.
+    """The database cannot be reached, does not answer in time or takes no writes, or other transactions block it.
+
+    An operation raises it after some tries, or at once if the database takes no writes.
 
     The error of the database is the ``__cause__``. An operation inside a transaction of the application raises that
     error itself.

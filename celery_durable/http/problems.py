@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from celery_durable.errors import DurableError, StoreUnavailable
 from celery_durable.http import timeouts
-from celery_durable.store.faults import is_transient
+from celery_durable.store.faults import describe_fault, is_transient
 from celery_durable.wire.responses import InvalidField, Problem, describe_refusal
 
 logger = logging.getLogger("celery_durable.http")
@@ -130,9 +130,11 @@ def build_error_response(error: Exception) -> Response:
 
 
 def _build_unavailable(error: Exception) -> Response:
-    logger.warning("A request was refused, the database does not answer: %s", error)
-    code = StoreUnavailable.code
-    return build_problem(503, code, "The database does not answer.", headers={"Retry-After": "2"})
+    logger.warning("A request was refused because of the database: %s", describe_fault(error))
+    code, detail = StoreUnavailable.code, "The database does not answer."
+    if isinstance(error, StoreUnavailable) and error.is_in_doubt:
+        detail += " The change may have been applied."
+    return build_problem(503, code, detail, headers={"Retry-After": "2"})
 
 
 def _build_refusal(error: DurableError) -> Response:

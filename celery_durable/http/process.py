@@ -17,6 +17,7 @@ from celery_durable.http.access import requires
 from celery_durable.http.problems import NotReady
 from celery_durable.http.reading import json_response
 from celery_durable.store import migrate
+from celery_durable.store.faults import describe_fault
 from celery_durable.wire import requests, responses
 from celery_durable.wire.permissions import Permission
 
@@ -63,6 +64,6 @@ class ProcessRoutes:
         try:
             await timeouts.run_probe(lambda: migrate.check_revision(self._durable.internals.store))
         except Exception as exc:
-            logger.warning("Not ready: %s", exc)
+            logger.warning("Not ready: %s", describe_fault(exc))
             raise NotReady from exc
         return json_response(responses.Healthy(status="ok"))

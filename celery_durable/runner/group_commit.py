@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.step_groups import GroupedStep, write_group
 from celery_durable.store.step_rows import WrittenStep
 from celery_durable.store.time_limits import PASS
@@ -87,9 +88,8 @@ class GroupCommit:
             for each, written in zip(group, self._write([each.step for each in group]), strict=True):
                 each.written = written
         except Exception as error:  # noqa: BLE001  # each pass commits alone now, and raises its own error
-            logger.info(
-                "%d steps are committed one by one, because committing them together failed: %s", len(group), error
-            )
+            sentence = "%d steps are committed one by one, because committing them together failed: %s"
+            logger.info(sentence, len(group), describe_fault(error))
         finally:
             self._release(group)
 

@@ -22,6 +22,7 @@ from celery_durable.model import Claim, LogLevel, LogLine, RunningStep
 from celery_durable.runtime import Runtime
 from celery_durable.store import claims, leases, releases, run_logs
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.time_limits import LOOP, PASS
 
 logger = logging.getLogger("celery_durable.runner")
@@ -220,7 +221,9 @@ class LeaseRenewer:
         except Superseded:
             lease.is_lost = True
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
-            logger.warning("%s Its claim could not be revoked, so its lease will expire: %s", error, exc)
+            logger.warning(
+                "%s Its claim could not be revoked, so its lease will expire: %s", error, describe_fault(exc)
+            )
         else:
             lease.is_lost = True
             logger.error("PassStalled: %s Its claim has been revoked, so another worker continues the run.", error)
@@ -236,7 +239,8 @@ class LeaseRenewer:
                 lambda tx: leases.renew(tx, claims_to_renew, lease=self._length, running=changed), timeouts=LOOP
             )
         except Exception as exc:  # noqa: BLE001  # the thread must survive an outage
-            logger.warning("The leases of %d instances could not be renewed; the next try follows: %s", len(held), exc)
+            sentence = "The leases of %d instances could not be renewed; the next try follows: %s"
+            logger.warning(sentence, len(held), describe_fault(exc))
             return
         for token, lease in held.items():
             if token in renewal.renewed:

@@ -20,6 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from celery_durable.errors import StoreUnavailable
 from celery_durable.runtime import real_monotonic
 from celery_durable.store import watchdog
 from celery_durable.store.connection_modes import MODES
@@ -215,7 +216,10 @@ class Connections:
     def _checkout(self) -> WatchedConnection:
         self._last_used_at, pool = real_monotonic(), self._engine.pool
         with self.wrap_driver_errors():
-            conn = self._engine.connect()
+            try:
+                conn = self._engine.connect()
+            except exc.TimeoutError as error:
+                raise StoreUnavailable(str(error).partition(" (Background")[0]) from error
         return WatchedConnection(conn, self._watch_socket(conn), pool)
 
     def _set_options(self, conn: sa.Connection, options: Mapping[str, Any]) -> None:

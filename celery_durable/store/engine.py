@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from celery_durable.errors import StepTxMisuse, StoreUnavailable, Superseded
+from celery_durable.errors import StepTxMisuse, Superseded
 from celery_durable.runtime import Runtime
 from celery_durable.store import dialects, drivers, faults
 from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement, Rows, is_listened_to
@@ -252,27 +252,25 @@ class Store:
         is_last = tries_left == 0 or budget.is_spent
         if isinstance(error, CommitInDoubt):
             faults.log_commit_in_doubt(error.cause)
-            unavailable = faults.build_unavailable(error.cause, is_in_doubt=True)
+            budget.is_in_doubt = True
             if find_committed is not None and not budget.is_spent:
-                try:
-                    found = self.transact(find_committed, timeouts=budget)
-                except StoreUnavailable:
-                    raise unavailable from error.cause
+                found = self.transact(find_committed, timeouts=budget)
+                budget.is_in_doubt = False
                 if found is not None:
                     return found
             if is_last or budget.is_spent:
-                raise unavailable from error.cause
+                raise faults.build_unavailable(error.cause, is_in_doubt=budget.is_in_doubt) from error.cause
         else:
             faults.raise_if_table_missing(error, self.tables.names, revision=REVISION)
             fault = classify_fault(error)
             if fault is Fault.NO_WRITES:  # after a failover, a new connection may reach the writable server
                 self._connections.reconnect()
                 logger.warning("The database takes no writes now: %s", str(error.orig).strip())
-                raise faults.build_unavailable(error) from error
+                raise faults.build_unavailable(error, is_in_doubt=budget.is_in_doubt) from error
             if fault not in (Fault.RETRY, Fault.CONNECTION_LOST):
                 raise error
             if is_last:
-                raise faults.build_unavailable(error) from error
+                raise faults.build_unavailable(error, is_in_doubt=budget.is_in_doubt) from error
             logger.debug("A transaction is repeated: %s", error.orig)
         self.runtime.back_off(_TRIES - tries_left)
         return None
@@ -362,7 +360,7 @@ class Store:
             raise Superseded(str(error.orig)) from error
 
     def is_transient(self, error: BaseException) -> bool:
-        """Whether nothing was applied and a retry may succeed, as after a deadlock or a lost connection."""
+        """Whether the database is to blame and a later try may succeed, as after a deadlock or a lost connection."""
         return faults.is_transient(error)
 
     def is_unique_violation(self, error: BaseException) -> bool:

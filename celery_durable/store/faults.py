@@ -106,7 +106,7 @@ def is_connection_useless(error: exc.DBAPIError | CommitInDoubt) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether nothing was applied and a retry may succeed, as after a deadlock or a lost connection."""
+    """Whether the database is to blame and a later try may succeed, as after a deadlock or a lost connection."""
     if isinstance(error, (StoreUnavailable, exc.TimeoutError)):  # the second is of the application's pool
         return True
     return isinstance(error, exc.DBAPIError) and classify_fault(error) in (
@@ -125,6 +125,8 @@ def find_driver_error(error: BaseException) -> BaseException:
 def describe_fault(error: BaseException) -> str:
     """Return the driver's own error in one line, for logs."""
     found = find_driver_error(error)
+    if isinstance(found, StoreUnavailable):
+        return found.reason or "no answer in time"
     return str(found).strip().partition("\n")[0] or type(found).__name__
 
 

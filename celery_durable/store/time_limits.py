@@ -73,11 +73,12 @@ def restore_own_timeouts() -> Iterator[None]:
 
 
 class TimeBudget:
-    """The remaining time of one operation, over all its tries."""
+    """The remaining time of one operation, over all its tries, and whether one of them may have been applied."""
 
-    __slots__ = ("_try_seconds", "_until")
+    __slots__ = ("_try_seconds", "_until", "is_in_doubt")
 
     def __init__(self, timeouts: Timeouts | None) -> None:
+        self.is_in_doubt = False
         limit = _limit.get()
         if limit is not None:
             self._try_seconds, self._until = math.inf, limit.until
@@ -94,6 +95,6 @@ class TimeBudget:
         """Return the deadline of the next try by `real_monotonic`. Raises StoreUnavailable if no time is left."""
         now = real_monotonic()
         if self._until <= now:
-            raise StoreUnavailable
+            raise StoreUnavailable(is_in_doubt=self.is_in_doubt)
         next_try = now + self._try_seconds
         return min(self._until, next_try)

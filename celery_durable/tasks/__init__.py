@@ -81,15 +81,12 @@ class TaskDependencies(Protocol):
 
 
 @contextmanager
-def _report_outage(task: Any, store: Store, consequence: str) -> Iterator[None]:
-    """Log an outage of the database in one line, and raise StoreUnavailable: Celery would log a traceback each time.
-
-    An eager task has a caller, who gets the original error.
-    """
+def _report_outage(store: Store, consequence: str) -> Iterator[None]:
+    """Log an outage of the database in one line, and raise StoreUnavailable: Celery would log a traceback each time."""
     try:
         yield
     except Exception as exc:
-        if task.request.is_eager or not store.is_transient(exc):
+        if not store.is_transient(exc):
             raise
         reason = describe_fault(exc)
         logger.warning("%s. The database: %s", consequence, reason)
@@ -111,9 +108,8 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         ref = _parse_run(workflow, instance_id, run_number)
         if ref is None:
             return MALFORMED
-        with _report_outage(
-            self, dependencies.store, f"A pass of {ref} ended early, and a sweep will find its run again"
-        ):
+        consequence = f"A pass of {ref} ended early, and a sweep will find its run again"
+        with _report_outage(dependencies.store, consequence):
             if dependencies.unsupported_pool is not None and not self.request.is_eager:
                 return dependencies.runner.postpone_for_other_pools(ref, pool=dependencies.unsupported_pool)
             result = dependencies.runner.advance(ref, task_id=str(self.request.id), node=get_node_name(self.request))
@@ -135,7 +131,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
     @app.task(name=SWEEP, bind=True, expires=2 * _SWEEP_SECONDS, throws=(StoreUnavailable,), **options)
     def sweep(self: Any) -> str:
         """Publish due work; beat sends this task every few seconds while its dispatcher does not sweep."""
-        with _report_outage(self, dependencies.store, "A sweep ended early, and the next one will repeat it"):
+        with _report_outage(dependencies.store, "A sweep ended early, and the next one will repeat it"):
             published = (
                 dependencies.sweeper.sweep_as_only_sweeper()
                 if dependencies.sweep_task_heartbeat.is_only_sweeper()
@@ -145,13 +141,13 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         dependencies.sweep_task_heartbeat.write_if_due(get_node_name(self.request))
         return f"{published} published"
 
-    @app.task(name=DELIVER, bind=True, throws=(StoreUnavailable,), **INTERNAL_OPTIONS)
-    def deliver(self: Any, id_: Any) -> str:
+    @app.task(name=DELIVER, throws=(StoreUnavailable,), **INTERNAL_OPTIONS)
+    def deliver(id_: Any) -> str:
         """Deliver an outbound event to its handler; a repeated message does no harm (LAW 1)."""
         if not _is_possible_id(id_):
             return MALFORMED
         consequence = f"The delivery of event {id_} ended early, and a sweep will repeat it"
-        with _report_outage(self, dependencies.store, consequence):
+        with _report_outage(dependencies.store, consequence):
             return dependencies.deliveries.deliver(id_)
 
     @app.task(name=MARKER, **INTERNAL_OPTIONS)

@@ -172,7 +172,7 @@ class ProcessHeartbeat(ForkSafeThread):
         try:
             self._store().transact_once(lambda tx: heartbeats.delete(tx, id_))
         except Exception as exc:  # noqa: BLE001  # a dispatcher removes the row when it is an hour old
-            logger.info("This process cannot delete its heartbeat; a dispatcher will: %s", exc)
+            logger.info("This process cannot delete its heartbeat; a dispatcher will: %s", describe_fault(exc))
 
 
 class SweepTaskHeartbeat:

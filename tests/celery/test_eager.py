@@ -168,8 +168,7 @@ def test_a_worker_that_stopped_before_in_this_process_stops_nothing(make_app: Ma
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_a_database_error_reaches_the_caller_as_it_is(make_app: MakeApp, store_url: str) -> None:
-    """On a worker another error replaces it, to log no traceback. Here the caller has to see what happened."""
+def test_an_outage_of_the_database_reaches_the_caller(make_app: MakeApp, store_url: str) -> None:
     url = make_url(store_url)
     proxy = FaultProxy((url.host or "127.0.0.1", url.port or 0))
     through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)

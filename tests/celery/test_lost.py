@@ -104,7 +104,10 @@ def test_a_worker_holds_what_it_has_received_until_it_has_ended(
         assert len(call_roll(durable, "w@here")) == 2
 
 
-def test_a_worker_does_not_hold_what_came_over_a_lost_connection(make_app: MakeApp) -> None:
+@pytest.mark.parametrize("is_in_pool", [False, True], ids=["waits for its ETA", "waits in a pool of threads"])
+def test_a_worker_holds_what_came_over_a_lost_connection_only_if_its_pool_has_it(
+    make_app: MakeApp, is_in_pool: bool
+) -> None:
     """The broker gives it to another consumer, while the worker's request still exists."""
     url = BROKERS["rabbitmq"]
     try:
@@ -115,10 +118,11 @@ def test_a_worker_does_not_hold_what_came_over_a_lost_connection(make_app: MakeA
     app = make_app(
         broker_url=url, broker_transport_options={}, worker_cancel_long_running_tasks_on_connection_loss=True
     )
-    durable, requests, taken = Durable(app), list[Any](), list[str]()
+    durable, requests, taken, may_end = Durable(app), list[Any](), list[str](), threading.Event()
 
     @app.task(name="work", shared=False)
-    def work(number: int) -> None: ...
+    def work(number: int) -> None:
+        assert may_end.wait(60)
 
     def keep(request: Any, **_: Any) -> None:  # as the garbage of an idle worker stays
         requests.append(request)
@@ -129,8 +133,9 @@ def test_a_worker_does_not_hold_what_came_over_a_lost_connection(make_app: MakeA
 
     signals.task_received.connect(keep)
     try:
-        with worker(app, hostname="w@here") as running, app.connection_for_read() as other:
-            waiting = send(durable, "work", 1, countdown=3600)
+        with worker(app, hostname="w@here", concurrency=1) as running, app.connection_for_read() as other:
+            send(durable, "work", 0)  # keeps the only thread busy; its message is acknowledged
+            waiting = send(durable, "work", 1, countdown=None if is_in_pool else 3600)
             until(lambda: waiting in call_roll(durable, "w@here"))
             queue = app.amqp.queues[app.conf.task_default_queue](other.default_channel)
             queue.consumer_arguments = {"x-priority": 10}
@@ -138,12 +143,15 @@ def test_a_worker_does_not_hold_what_came_over_a_lost_connection(make_app: MakeA
                 running.consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
                 until(lambda: taken or other.drain_events(timeout=30))
             assert taken == [waiting]
-            assert waiting not in call_roll(durable, "w@here")
+            assert (waiting in call_roll(durable, "w@here")) == is_in_pool
+            may_end.set()
+            until(lambda: not call_roll(durable, "w@here"))
         with app.connection_for_write() as connection:
             for name in (app.conf.task_default_queue, app.conf.durable_queue):
                 connection.default_channel.queue_delete(name)
                 connection.default_channel.exchange_delete(name)
     finally:
+        may_end.set()
         signals.task_received.disconnect(keep)
 
 

@@ -118,11 +118,11 @@ def test_no_database_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("url", "error", "code"),
     [
-        ("postgresql+psycopg://shop@127.0.0.1:1/none", "error: The database cannot be reached: ", 4),
-        ("mysql+pymysql://shop@127.0.0.1:1/none", "error: The database cannot be reached: ", 4),
+        ("postgresql+psycopg://shop@127.0.0.1:1/none", "error: The database cannot be used: ", 4),
+        ("mysql+pymysql://shop@127.0.0.1:1/none", "error: The database cannot be used: ", 4),
         (
             "sqlite:////no/such/folder/x.sqlite3",
-            "error: The database cannot be reached: unable to open database file\n",
+            "error: The database cannot be used: unable to open database file\n",
             4,
         ),
         ("postgresql+nodriver://shop@127.0.0.1/none", "error: durable_database_url cannot be used: ", 1),
@@ -179,8 +179,28 @@ def test_a_database_that_goes_away_meanwhile_is_no_traceback(proxied: tuple[Shop
     began = real_monotonic()
     said = shop.pipe("logs", "order", "o-1", "-f")
     assert real_monotonic() - began < 20 + 20  # refused at once; silence is waited for 20 s at most
-    assert said.err.startswith("error: The database cannot be reached: ")
+    assert said.err.startswith("error: The database cannot be used: ")
     assert said.err.endswith("hint: Is the server running, and is durable_database_url right?\n")
+    assert said.code == 4
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_command_on_several_instances_ends_with_the_first_that_finds_no_database(
+    proxied: tuple[Shop, FaultProxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, proxy = proxied
+    checked = shop.durable.internals.operations.lifecycle.pause
+    asked: list[str] = []
+
+    def pause(workflow: str, instance_id: str, **options: Any) -> Any:
+        asked.append(instance_id)
+        proxy.set(Mode.REFUSE)
+        return checked(workflow, instance_id, **options)
+
+    monkeypatch.setattr(shop.durable.internals.operations.lifecycle, "pause", pause)
+    said = shop.pipe("pause", "order", "o-1", "o-2")
+    assert asked == ["o-1"]
+    assert said.err.count("The database cannot be used: ") == 1
     assert said.code == 4
 
 

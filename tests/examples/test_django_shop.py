@@ -120,7 +120,7 @@ def test_on_an_existing_database():
         assert_crash_safe(order, 1, side_effects=[Order])
     assert str(refused.value) == (
         "The database 'default' is not a test database, and assert_crash_safe() deletes all instances in its database. "
-        "Run the test with Django's test runner or pytest-django, which replace the database."
+        "Run the test with Django's test runner or pytest-django, on a database with another name."
     )
 """
 

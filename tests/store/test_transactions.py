@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_durable.errors import StoreUnavailable, Superseded
 from celery_durable.model import RunRef
-from celery_durable.store import instances, run_events, step_rows
+from celery_durable.store import instances, run_events, step_rows, time_limits
 from celery_durable.store.compiled import CompiledStatement
 from celery_durable.store.engine import Store, Tx
 from tests.store.lost_connections import cut_commit, kill, session_id
@@ -152,6 +153,16 @@ def test_a_connection_that_died_in_the_pool_is_replaced(world: World) -> None:
 
 
 @servers_only
+@pytest.mark.parametrize("method", ["transact", "run_statement", "read"])
+def test_a_pool_of_the_application_without_a_free_connection_is_an_outage(world: World, method: str) -> None:
+    engine = sa.create_engine(world.store.engine.url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    store = Store(engine=engine)
+    with engine.connect(), pytest.raises(StoreUnavailable, match=r"QueuePool limit of size 1 .* timeout 0\.10"):
+        getattr(store, method)(lambda tx: tx.conn.exec_driver_sql("SELECT 1"))
+    engine.dispose()
+
+
+@servers_only
 def test_connections_that_died_in_a_shared_pool_are_replaced(world: World) -> None:
     engine = sa.create_engine(world.store.engine.url)
     store = Store(engine=engine)
@@ -231,6 +242,40 @@ def test_a_commit_whose_outcome_cannot_be_looked_up_stays_in_doubt(world: World,
         world.store.transact(_send(ref, calls), find_committed=find_committed)
     assert calls == ["work"] + ["find_committed"] * 8
     assert caught.value.is_in_doubt
+
+
+@servers_only
+@pytest.mark.parametrize("ends_with", ["refused connections", "no time"])
+def test_a_commit_in_doubt_stays_so_if_no_later_try_reaches_the_server(
+    world: World, monkeypatch: pytest.MonkeyPatch, ends_with: str
+) -> None:
+    """Without a lookup, as for create(): a later try would find what an earlier one has written."""
+    ref = world.create()
+
+    def fail_from_now_on() -> None:
+        if ends_with == "no time":
+            monkeypatch.setattr(time_limits, "real_monotonic", lambda: math.inf)
+        else:
+            monkeypatch.setattr(world.store._connections, "_checkout", refuse)
+
+    def refuse() -> None:
+        raise sa.exc.OperationalError("connect", {}, OSError("refused"), connection_invalidated=True)
+
+    with cut_commit(world.store, when="after", then=fail_from_now_on), pytest.raises(StoreUnavailable) as caught:
+        world.store.transact(_send(ref, []))
+    assert caught.value.is_in_doubt
+    assert "The change may have been applied" in str(caught.value)
+
+
+@servers_only
+def test_a_commit_is_not_in_doubt_if_a_lookup_found_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_nothing(tx: Tx) -> None:
+        monkeypatch.setattr(time_limits, "real_monotonic", lambda: math.inf)
+
+    ref = world.create()
+    with cut_commit(world.store, when="before"), pytest.raises(StoreUnavailable) as caught:
+        world.store.transact(_send(ref, []), find_committed=find_nothing)
+    assert not caught.value.is_in_doubt
 
 
 @servers_only

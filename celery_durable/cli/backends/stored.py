@@ -120,9 +120,10 @@ def reaching_database() -> Iterator[None]:
 
 def _unreachable(exc: Exception) -> CliError:
     reason = str(find_driver_error(exc))
-    return CliError(
-        f"The database cannot be reached: {reason}", find_remedy(reason, of="database"), exit_code=UNREACHABLE
-    )
+    remedy = find_remedy(reason, of="database")
+    if isinstance(exc, StoreUnavailable) and exc.is_in_doubt:
+        remedy = f"The change may have been applied: look before you try again. {remedy}"
+    return CliError(f"The database cannot be used: {reason}", remedy, exit_code=UNREACHABLE)
 
 
 def database_now(durable: Durable) -> datetime:

@@ -22,7 +22,7 @@ from celery_durable.cli.errors import REFUSED, CliError, convert_error
 from celery_durable.cli.inputs import DurationInput, Option, OptionalWorkflow, WordInput
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.commands import Target
-from celery_durable.errors import DurableError, ValueRefused
+from celery_durable.errors import DurableError, StoreUnavailable, ValueRefused
 from celery_durable.model import TERMINAL, InstanceSummary, Status
 
 UNFINISHED = frozenset(Status) - TERMINAL
@@ -178,6 +178,8 @@ def _apply_to_each(console: Console, action: Callable[[Target], Sequence[str]], 
     for target in targets:
         try:
             action_done, *details = action(target)
+        except StoreUnavailable:  # the other targets would wait for it, too
+            raise
         except (DurableError, CliError) as exc:
             if len(targets) == 1:
                 raise

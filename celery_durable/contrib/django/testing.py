@@ -69,7 +69,7 @@ def assert_crash_safe(
     if not wiring.is_test_database(alias):
         raise HarnessMisuse(
             f"The database {alias!r} is not a test database, and assert_crash_safe() deletes all instances in its "
-            "database. Run the test with Django's test runner or pytest-django, which replace the database."
+            "database. Run the test with Django's test runner or pytest-django, on a database with another name."
         )
     if connections[alias].in_atomic_block:
         raise HarnessMisuse(

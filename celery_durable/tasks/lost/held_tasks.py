@@ -59,7 +59,8 @@ class HeldTasks:
 
         When a connection is lost, Celery drops what waits, and the broker delivers it again, maybe to another worker.
         The dropped request is never acknowledged. It is part of a reference cycle, so it exists until Python's garbage
-        collector runs, which an idle worker may not do for hours. So a message of an earlier connection is not held.
+        collector runs, which an idle worker may not do for hours. So a message of an earlier connection is not held,
+        unless the worker's pool has it: Celery drops nothing there, and a pool of threads has all tasks without an ETA.
 
         ``consumer``: the worker's Celery consumer. None: the worker shuts down, and any connection counts.
         """
@@ -68,7 +69,15 @@ class HeldTasks:
         return [
             str(request.id)
             for request, connection in list(self._requests.items())
-            if (not request.acknowledged and (consumer is None or connection() is consumer.connection))
+            if (
+                not request.acknowledged
+                and (consumer is None or connection() is consumer.connection or _is_in_pool(request))
+            )
             or request in state.active_requests
             or request in state.reserved_requests
         ]
+
+
+def _is_in_pool(request: Any) -> bool:
+    """Whether the worker has given the task to its pool, which runs it whatever happens to the connection."""
+    return getattr(request, "_apply_result", None) is not None

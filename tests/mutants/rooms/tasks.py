@@ -100,10 +100,11 @@ MUTANTS = (
         "a worker holds what a lost connection has returned",
         (
             "tasks.lost.held_tasks:HeldTasks.list_ids",
-            " and (consumer is None or connection() is consumer.connection)",
-            "",
+            "connection() is consumer.connection",
+            "True",
         ),
-        caught_by="tests/celery/test_lost.py::test_a_worker_does_not_hold_what_came_over_a_lost_connection[sqlite]",
+        caught_by="tests/celery/test_lost.py::"
+        "test_a_worker_holds_what_came_over_a_lost_connection_only_if_its_pool_has_it[sqlite-waits for its ETA]",
     ),
     mutant(
         "a copy of what was answered runs",
