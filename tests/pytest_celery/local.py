@@ -95,6 +95,10 @@ class LocalRedis(RedisContainer):
     def host_url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def get_addr(self, port: str) -> tuple[str, int]:
+        """The address on this machine. In a container, the inherited method would return the port within an image."""
+        return "127.0.0.1", int(self.ports[port][0])
+
     def get_open_tcp_ports(self) -> list[str]:
         """Asked for before the log is; that says when it listens."""
         return ["6379"]
