@@ -6,6 +6,7 @@ import os
 from typing import NoReturn
 
 import pytest
+from kombu import Connection
 
 DATABASES = {
     "postgresql": os.environ.get(
@@ -23,6 +24,17 @@ def missing(what: str, why: str) -> NoReturn:
     """Skip where people develop, fail where everything must be there."""
     text = f"NOT TESTED ON {what.upper()}: {why}"
     (pytest.fail if os.environ.get("DURABLE_REQUIRE_SERVICES") == "1" else pytest.skip)(text)
+
+
+def require_broker(name: str, url: str | None = None) -> str:
+    """Return the URL of a broker that answers, by default that of `BROKERS`."""
+    url = url or BROKERS[name]
+    try:
+        with Connection(url, connect_timeout=3) as connection:
+            connection.ensure_connection(max_retries=0)
+    except Exception as error:  # each transport raises errors of its own
+        missing(name, f"{url} does not answer ({error})")
+    return url
 
 
 TOOLS = {

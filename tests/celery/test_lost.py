@@ -14,7 +14,7 @@ import redis
 import sqlalchemy as sa
 from celery import Celery, signals
 from celery.exceptions import Reject
-from kombu import Connection, Message
+from kombu import Message
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import RunRef, TaskReference
@@ -25,7 +25,7 @@ from celery_durable.store.inventories import ProcessRow
 from celery_durable.tasks.lost import duplicates
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import until, worker
-from tests.services import BROKERS, missing
+from tests.services import require_broker
 
 CALLER = "the dispatcher of this test"
 
@@ -109,12 +109,7 @@ def test_a_worker_holds_what_came_over_a_lost_connection_only_if_its_pool_has_it
     make_app: MakeApp, is_in_pool: bool
 ) -> None:
     """The broker gives it to another consumer, while the worker's request still exists."""
-    url = BROKERS["rabbitmq"]
-    try:
-        with Connection(url, connect_timeout=3) as connection:
-            connection.ensure_connection(max_retries=0)
-    except Exception as error:
-        missing("rabbitmq", f"{url} does not answer ({error})")
+    url = require_broker("rabbitmq")
     app = make_app(
         broker_url=url, broker_transport_options={}, worker_cancel_long_running_tasks_on_connection_loss=True
     )
@@ -272,12 +267,7 @@ def test_a_message_that_redis_delivers_again_is_looked_up(
 ) -> None:
     """As one that it restores after its visibility timeout; the memory broker does not say which they are."""
     monkeypatch.setattr(duplicates, "_DELAY", timedelta(seconds=6))
-    url = BROKERS["redis"]
-    try:
-        with Connection(url, connect_timeout=3) as connection:
-            connection.ensure_connection(max_retries=0)
-    except Exception as error:
-        missing("redis", f"{url} does not answer ({error})")
+    url = require_broker("redis")
     prefix = f"lost-{uuid.uuid4().hex[:8]}:"
     app = make_app(broker_url=url, broker_transport_options={"global_keyprefix": prefix})
     durable = Durable(app)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from kombu import Connection
 
 # Before the first import of an example: each takes its database and broker from here.
 _FOLDER = tempfile.mkdtemp(prefix="durable-examples-")
@@ -27,7 +26,7 @@ from celery_durable import Durable  # noqa: E402
 from celery_durable.model import StepStatus, to_us  # noqa: E402
 from celery_durable.runtime import Runtime  # noqa: E402
 from celery_durable.store import schedule  # noqa: E402
-from tests.services import BROKERS, missing  # noqa: E402
+from tests.services import require_broker  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -88,13 +87,9 @@ def world(sqlite_template: str, tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def broker() -> Iterator[dict[str, str]]:
     """The environment of a worker on a Redis with keys of the test's own."""
-    try:
-        with Connection(BROKERS["redis"], connect_timeout=3) as connection:
-            connection.ensure_connection(max_retries=0)
-    except Exception as error:
-        missing("redis", f"{BROKERS['redis']} does not answer ({error})")
+    url = require_broker("redis")
     prefix = f"shop-{uuid.uuid4().hex[:10]}:"
-    yield {"CELERY_BROKER_URL": BROKERS["redis"], "SHOP_KEY_PREFIX": prefix}
-    with redis.Redis.from_url(BROKERS["redis"]) as client:
+    yield {"CELERY_BROKER_URL": url, "SHOP_KEY_PREFIX": prefix}
+    with redis.Redis.from_url(url) as client:
         for key in client.scan_iter(f"{prefix}*", count=1000):
             client.delete(key)

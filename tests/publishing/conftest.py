@@ -17,7 +17,7 @@ from kombu.utils.url import parse_url
 from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing import Publisher
-from tests.services import BROKERS, missing
+from tests.services import require_broker
 from tests.smoke.fault_proxy import FaultProxy
 
 HOSTILE = {
@@ -147,13 +147,7 @@ def make_line() -> Iterator[Callable[..., Line]]:
     made: list[Line] = []
 
     def make(broker: str, url: str | None = None, **settings: Any) -> Line:
-        url = url or BROKERS[broker]
-        try:
-            with Connection(url, connect_timeout=3) as connection:
-                connection.ensure_connection(max_retries=0)
-        except Exception as error:
-            missing(broker, f"{url} does not answer ({error})")
-        made.append(Line(broker, url, **settings))
+        made.append(Line(broker, require_broker(broker, url), **settings))
         return made[-1]
 
     yield make

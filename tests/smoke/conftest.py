@@ -11,7 +11,7 @@ import pytest
 import redis
 from kombu import Connection
 
-from tests.services import BROKERS, missing
+from tests.services import missing, require_broker
 from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, postgresql_programs
 from tests.smoke.site import Site
 
@@ -46,12 +46,7 @@ def close(sites: list[Site]) -> None:
 @pytest.fixture
 def broker_url(broker: str, site_name: str, sites: list[Site]) -> Iterator[str]:
     """The URL of a shared broker; what the site leaves there is removed."""
-    url = BROKERS[broker]
-    try:
-        with Connection(url, connect_timeout=3) as connection:
-            connection.ensure_connection(max_retries=0)
-    except Exception as error:
-        missing(broker, f"{url} does not answer ({error})")
+    url = require_broker(broker)
     yield url
     close(sites)  # a worker that lives declares its queues again
     if broker == "redis":
