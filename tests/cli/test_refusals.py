@@ -19,6 +19,7 @@ from celery_durable.cli import durable as durable_command
 from celery_durable.runtime import real_monotonic
 from tests.cli.conftest import Said, Shop
 from tests.smoke.fault_proxy import FaultProxy, Mode
+from tests.store.lost_connections import cut_commit
 
 
 def call(app: Celery, *words: str) -> Said:
@@ -201,6 +202,17 @@ def test_a_command_on_several_instances_ends_with_the_first_that_finds_no_databa
     said = shop.pipe("pause", "order", "o-1", "o-2")
     assert asked == ["o-1"]
     assert said.err.count("The database cannot be used: ") == 1
+    assert said.code == 4
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_command_whose_commit_is_in_doubt_says_that_it_may_have_been_applied(
+    proxied: tuple[Shop, FaultProxy],
+) -> None:
+    shop, proxy = proxied
+    with cut_commit(shop.durable.internals.store, when="after", then=lambda: proxy.set(Mode.REFUSE)):
+        said = shop.pipe("pause", "order", "o-1")
+    assert "hint: The change may have been applied: look before you try again. Is the server running" in said.err
     assert said.code == 4
 
 

@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.http import asgi
 from tests.http.conftest import Shop
+from tests.store.lost_connections import cut_commit
 
 NOW = "2030-01-01T00:00:00Z"
 
@@ -307,6 +309,24 @@ def test_health_and_readiness(shop: Shop, api: TestClient) -> None:
     assert api.get("/healthz").status_code == 200
     message = refused(api.get("/readyz"), 503, "NOT_READY")
     assert message == "The database does not answer, or its tables are missing or outdated. See the server's log."
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_client_is_told_that_a_change_may_have_been_applied(
+    shop: Shop, api: TestClient, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shop.durable.internals.store
+
+    def refuse() -> None:
+        raise sa.exc.OperationalError("connect", {}, OSError("refused"), connection_invalidated=True)
+
+    def refuse_from_now_on() -> None:
+        monkeypatch.setattr(store._connections, "_checkout", refuse)
+
+    with cut_commit(store, when="after", then=refuse_from_now_on):
+        answer = api.post(f"{order}/pause")
+    sentence = "The database does not answer. The change may have been applied."
+    assert refused(answer, 503, "STORE_UNAVAILABLE") == sentence
 
 
 def test_while_the_database_is_away_clients_are_told_to_come_again() -> None:
