@@ -16,8 +16,8 @@ def find_transport_class(app: Celery) -> type[Transport]:
     """The transport class for the application's broker.
 
     `Transport` is the fallback if this version of kombu lacks the private names that the other classes use. It is also
-    the class for a ``broker_url`` that cannot be used, as without the package redis: each connection then fails with
-    the error, like one to a broker that is down.
+    the class for a ``broker_url`` that cannot be used, as without the package redis: then no message can be built, and
+    the log has the error.
     """
     try:
         transport = app.connection_for_write().transport
