@@ -11,7 +11,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from celery_durable.errors import ConfigInvalid, SettingUnknown
+from celery_durable.errors import ConfigInvalid, NameInvalid, SettingUnknown
 from celery_durable.model import OnLost
 from celery_durable.values import UNSET, PayloadLimits, StepConfig, StepPolicy, Tracebacks, check_text_name
 
@@ -94,7 +94,11 @@ class Settings:
         for name, (most, why) in _BOUNDS.items():
             if (value := getattr(self, name)) > most:
                 raise ConfigInvalid(f"durable_{name}", value, why)
-        check_text_name("durable_queue", self.queue, 255)
+        try:
+            check_text_name("The queue", self.queue, 255)
+        except NameInvalid:
+            remedy = "use text of 1 to 255 characters without control characters"
+            raise ConfigInvalid("durable_queue", self.queue, remedy) from None
         if not _TABLE_PREFIX.fullmatch(self.table_prefix):
             remedy = "use up to 33 characters, without %, ` and control characters"
             raise ConfigInvalid("durable_table_prefix", self.table_prefix, remedy)

@@ -28,6 +28,11 @@ def read_settings(celery_conf: dict[str, Any], **config: Any) -> Any:
         ("DURABLE_DATABASE", "orders", "There is no setting DURABLE_DATABASE. Did you mean DURABLE_DATABASE_URL?"),
         ("DURABLE_APP", "shop:app", "There is no setting DURABLE_APP. Remove it."),
         ("DURABLE_SWEEP_BATCH", 0, "Setting DURABLE_SWEEP_BATCH=0 cannot be used: use a whole number above 0"),
+        (
+            "DURABLE_QUEUE",
+            "",
+            "Setting DURABLE_QUEUE='' cannot be used: use text of 1 to 255 characters without control characters",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_as_in_the_configuration(key: str, value: Any, message: str) -> None:
