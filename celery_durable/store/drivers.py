@@ -38,7 +38,8 @@ _POOL = {"pool_size": 20, "max_overflow": -1}
 def check_url(url: str | sa.URL | None) -> sa.URL:
     """Return the URL of a store's database.
 
-    Raises ConfigInvalid if there is none, if it cannot be read, or if it is SQLite in memory.
+    Raises ConfigInvalid if there is none, if it cannot be read, if it names no driver of SQLAlchemy, or if it is SQLite
+    in memory.
     """
     if url is None:
         raise ConfigInvalid(
@@ -46,12 +47,18 @@ def check_url(url: str | sa.URL | None) -> sa.URL:
         )
     try:
         where = sa.make_url(url)
-    except exc.ArgumentError:
+    except (exc.ArgumentError, ValueError):  # ValueError: the port is no number
         raise ConfigInvalid(
             "durable_database_url", "***", "it is no URL such as postgresql+psycopg://user@host/db"
         ) from None  # the text may have a password
-    if where.drivername == "postgres":  # as some hosts write it; SQLAlchemy knows no such name
-        raise ConfigInvalid("durable_database_url", "postgres", "use postgresql+psycopg")
+    try:
+        where.get_dialect()
+    except exc.NoSuchModuleError:
+        raise ConfigInvalid(
+            "durable_database_url",
+            where.drivername,
+            "SQLAlchemy knows no such driver; use postgresql+psycopg, mysql+pymysql or sqlite",
+        ) from None
     if where.get_backend_name() == "sqlite" and where.database in (None, "", ":memory:"):
         raise ConfigInvalid(
             "durable_database_url", str(url), "in memory each thread has a database of its own; name a file"

@@ -126,7 +126,11 @@ def test_no_database_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.
             "error: The database cannot be used: unable to open database file\n",
             4,
         ),
-        ("postgresql+nodriver://shop@127.0.0.1/none", "error: durable_database_url cannot be used: ", 1),
+        (
+            "postgresql+nodriver://shop@127.0.0.1/none",
+            "error: Setting durable_database_url='postgresql+nodriver' cannot be used: SQLAlchemy knows no such driver",
+            1,
+        ),
         (
             "postgresql+pg8000://shop@127.0.0.1/none",
             "error: The database driver is not installed: No module named 'pg8000'.\n"

@@ -44,11 +44,16 @@ def test_a_database_in_memory_is_rejected(url: str) -> None:
     )
 
 
+NO_DRIVER = "SQLAlchemy knows no such driver; use postgresql+psycopg, mysql+pymysql or sqlite"
+
+
 @pytest.mark.parametrize(
     ("url", "shown", "remedy"),
     [
-        ("postgres://eve:secret@db/shop", "postgres", "use postgresql+psycopg"),
+        ("postgres://eve:secret@db/shop", "postgres", NO_DRIVER),
         ("shop:secret@db", "***", "it is no URL such as postgresql+psycopg://user@host/db"),
+        ("postgresql://eve:se:cret@db:port/shop", "***", "it is no URL such as postgresql+psycopg://user@host/db"),
+        ("postgresql+nodriver://eve:secret@db/shop", "postgresql+nodriver", NO_DRIVER),
         (
             "sqlite+aiosqlite:///shop.sqlite3",
             "sqlite+aiosqlite",
