@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
@@ -176,23 +177,32 @@ def read_settings(conf: Mapping[str, Any], *, names: Mapping[str, str] = Mapping
         SettingUnknown: There is no setting for a ``durable_*`` key.
         ConfigInvalid: A setting cannot have its value.
     """
-    keys = list(conf)  # makes Celery load its configuration, after which it knows its prefix
-    prefix = (getattr(conf, "prefix", None) or "celery_").lower()
     given: dict[str, Any] = {}
-    written: dict[str, str] = {}
-    for key in keys:
-        name = str(key).lower().removeprefix(prefix)
-        if not name.startswith("durable_") or key in _OF_DJANGO:
-            continue
+    for name, key in _find_keys(conf).items():
         field = name.removeprefix("durable_")
-        written[name] = names.get(str(key), str(key))
         if field not in _FIELDS:
-            raise _make_unknown(written[name], field)
+            raise _make_unknown(names.get(key, key), field)
         given[field] = conf[key]
-    try:
+    with naming_as_written(conf, names):
         return Settings(**given)
+
+
+@contextmanager
+def naming_as_written(conf: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[None]:
+    """Let a ConfigInvalid name its setting as the user wrote it. ``names``: as for `read_settings`."""
+    try:
+        yield
     except ConfigInvalid as error:
-        raise ConfigInvalid(written.get(error.setting, error.setting), error.value, error.remedy) from None
+        key = _find_keys(conf).get(error.setting, error.setting)
+        raise ConfigInvalid(names.get(key, key), error.value, error.remedy) from None
+
+
+def _find_keys(conf: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of settings in ``conf``, by their names such as ``durable_queue``."""
+    keys = [str(key) for key in conf]  # makes Celery load its configuration, after which it knows its prefix
+    prefix = (getattr(conf, "prefix", None) or "celery_").lower()
+    found = {key.lower().removeprefix(prefix): key for key in keys if key not in _OF_DJANGO}
+    return {name: key for name, key in found.items() if name.startswith("durable_")}
 
 
 def _make_unknown(key: str, field: str) -> SettingUnknown:

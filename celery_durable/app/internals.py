@@ -14,7 +14,7 @@ from celery import Celery
 from celery_durable import tasks
 from celery_durable.app.processes import CeleryProcesses
 from celery_durable.app.stores import open_read_store, open_store
-from celery_durable.config import Settings, read_settings
+from celery_durable.config import Settings, naming_as_written, read_settings
 from celery_durable.definitions import SHARED, Registry
 from celery_durable.errors import NotConfigured
 from celery_durable.handles.host import refuse_using
@@ -113,14 +113,18 @@ class Internals:
     @functools.cached_property
     def store(self) -> Store:
         """The database with the instances."""
-        if self.make_store is not None:
-            return self.make_store(self.settings, self.runtime)
-        return open_store(self.settings, self.runtime, engine=self._engine, session_factory=self._session_factory)
+        settings = self.settings
+        with naming_as_written(self.app.conf, self.setting_names):
+            if self.make_store is not None:
+                return self.make_store(settings, self.runtime)
+            return open_store(settings, self.runtime, engine=self._engine, session_factory=self._session_factory)
 
     @functools.cached_property
     def read_store(self) -> Store:
         """The database for lists and counts."""
-        return open_read_store(self.settings, self.runtime, self.store)
+        settings, store = self.settings, self.store
+        with naming_as_written(self.app.conf, self.setting_names):
+            return open_read_store(settings, self.runtime, store)
 
     @functools.cached_property
     def operations(self) -> Operations:

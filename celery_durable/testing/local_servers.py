@@ -24,7 +24,7 @@ def is_without_store(durable: Durable) -> bool:
     try:
         _ = durable.internals.store
     except ConfigInvalid as exc:
-        if exc.setting == "durable_database_url" and exc.value is None:
+        if exc.value is None and exc.setting.lower().endswith("durable_database_url"):
             return True
         raise
     return False
