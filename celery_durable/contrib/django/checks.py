@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import sqlalchemy as sa
 from celery.fixups.django import DjangoFixup
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -111,9 +110,8 @@ def _find_store_faults(durable: Durable, wrapper: BaseDatabaseWrapper) -> Iterat
         yield Error(str(error), id="celery_durable.E004")
         return
     if settings.database_url is not None:
-        where = sa.make_url(settings.database_url).render_as_string()
         yield Error(
-            f"CELERY_DURABLE_DATABASE_URL = {where!r} and the database {wrapper.alias!r} of Django may be two "
+            f"The database of CELERY_DURABLE_DATABASE_URL and the database {wrapper.alias!r} of Django may be two "
             "databases.",
             hint="Leave out CELERY_DURABLE_DATABASE_URL, and name the alias in CELERY_DURABLE_DATABASE.",
             id="celery_durable.E001",

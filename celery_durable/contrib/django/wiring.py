@@ -82,7 +82,7 @@ def _make_store(durable_settings: Settings, runtime: Runtime) -> FrameworkStore:
     if durable_settings.database_url is not None:
         raise ConfigInvalid(
             "durable_database_url",
-            durable_settings.database_url,
+            "***",
             f"leave it out: the workflows are in the database {alias!r} of DATABASES (CELERY_DURABLE_DATABASE)",
         )
     return make_store(DjangoDatabase(alias), durable_settings, runtime)

@@ -13,7 +13,8 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 from celery_durable import Durable
-from celery_durable.contrib.django import checks
+from celery_durable.contrib.django import checks, wiring
+from celery_durable.errors import ConfigInvalid
 from celery_durable.store.schema import REVISION
 from tests.contrib.django import site
 from tests.contrib.django.workflows import wait
@@ -117,16 +118,23 @@ def test_an_alias_that_does_not_exist(make_project: Any, monkeypatch: pytest.Mon
     assert str(hint).startswith("Use one of: ")
 
 
-def test_a_url_beside_the_alias(make_project: Any) -> None:
-    make_project(durable_database_url="sqlite:///elsewhere.sqlite3")
+@pytest.mark.parametrize("url", ["postgresql://eve:secret@db/shop", "eve:secret@db"])
+def test_a_url_beside_the_alias(make_project: Any, url: str) -> None:
+    durable = make_project(CELERY_DURABLE_DATABASE_URL=url)
     assert find() == [
         (
             "celery_durable.E001",
-            "CELERY_DURABLE_DATABASE_URL = 'sqlite:///elsewhere.sqlite3' and the database 'sqlite' of Django may be "
-            "two databases.",
+            "The database of CELERY_DURABLE_DATABASE_URL and the database 'sqlite' of Django may be two databases.",
             "Leave out CELERY_DURABLE_DATABASE_URL, and name the alias in CELERY_DURABLE_DATABASE.",
         )
     ]
+    wiring.attach(durable)
+    with pytest.raises(ConfigInvalid) as refused:
+        _ = durable.internals.store
+    assert str(refused.value) == (
+        "Setting CELERY_DURABLE_DATABASE_URL='***' cannot be used: leave it out: the workflows are in the database "
+        "'sqlite' of DATABASES (CELERY_DURABLE_DATABASE)"
+    )
 
 
 def test_a_setting_that_cannot_be_used(alias: str, make_project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
