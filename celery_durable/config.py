@@ -184,7 +184,13 @@ def read_settings(conf: Mapping[str, Any], *, names: Mapping[str, str] = Mapping
             raise _make_unknown(names.get(key, key), field)
         given[field] = conf[key]
     with naming_as_written(conf, names):
-        return Settings(**given)
+        settings = Settings(**given)
+        longest = settings.redispatch_max_seconds
+        # The default may be more than the user's maximum, which then holds.
+        if "redispatch_seconds" in given and settings.redispatch_seconds > longest:
+            remedy = f"use at most durable_redispatch_max_seconds, which is {longest}"
+            raise ConfigInvalid("durable_redispatch_seconds", settings.redispatch_seconds, remedy)
+    return settings
 
 
 @contextmanager

@@ -166,11 +166,27 @@ def test_the_queue_must_fit_its_column(queue: str) -> None:
         read_settings({"durable_queue": queue})
 
 
+@pytest.mark.parametrize(("given", "most"), [({}, 1800.0), ({"DURABLE_REDISPATCH_MAX_SECONDS": 20}, 20)])
+def test_the_first_redispatch_is_not_later_than_the_longest(given: dict[str, Any], most: float) -> None:
+    assert read_settings({"DURABLE_REDISPATCH_SECONDS": most, **given}).redispatch_seconds == most
+    with pytest.raises(ConfigInvalid) as refused:
+        read_settings({"DURABLE_REDISPATCH_SECONDS": most + 1, **given})
+    assert str(refused.value) == (
+        f"Setting DURABLE_REDISPATCH_SECONDS={most + 1} cannot be used: "
+        f"use at most durable_redispatch_max_seconds, which is {most}"
+    )
+
+
+def test_a_longest_redispatch_below_the_default_of_the_first_needs_no_other_setting() -> None:
+    assert read_settings({"durable_redispatch_max_seconds": 4}).redispatch_max_seconds == 4
+
+
 def test_every_length_of_time_is_at_most_a_hundred_years() -> None:
     lengths = [name for name in Settings.__dataclass_fields__ if name.endswith("_seconds")]
     assert len(lengths) > 8
     for name in lengths:
-        assert getattr(read_settings({f"durable_{name}": 100 * 365 * 86400}), name) == 100 * 365 * 86400
+        longest = {f"durable_{each}": 100 * 365 * 86400 for each in (name, "redispatch_max_seconds")}
+        assert getattr(read_settings(longest), name) == 100 * 365 * 86400
         with pytest.raises(ConfigInvalid) as refused:
             read_settings({f"durable_{name}": 100 * 365 * 86400 + 1})
         assert "up to a hundred years" in str(refused.value)
