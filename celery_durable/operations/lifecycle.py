@@ -33,12 +33,17 @@ class LifecycleOperations:
             InstanceTerminal: The instance has ended.
             VersionMismatch: The version tag is not in ``if_version``.
         """
+        done: list[tuple[InstanceRow, bool]] = []
 
         def work(tx: Tx) -> tuple[InstanceRow, bool]:
             row = self._context.lock_unfinished(tx, workflow, instance_id, "pause", if_version)
-            return row, lifecycle.pause(tx, row)
+            done[:] = [(row, lifecycle.pause(tx, row))]
+            return done[0]
 
-        row, is_paused_now = self._context.store.transact(work)
+        def was_applied(tx: Tx) -> tuple[InstanceRow, bool] | None:
+            return done[0] if _is_paused_or_will_be(self._context.lock_row(tx, workflow, instance_id)) else None
+
+        row, is_paused_now = self._context.store.transact(work, find_committed=was_applied)
         if is_paused_now:
             self._context.after_commit(lambda: notify.send_workflow_paused(row.ref))
         return row
@@ -58,17 +63,22 @@ class LifecycleOperations:
             InstanceNotFound: No instance has this id.
             VersionMismatch: The version tag is not in ``if_version``.
         """
+        done: list[tuple[InstanceRow, list[DueRun]]] = []
 
         def work(tx: Tx) -> tuple[InstanceRow, list[DueRun]]:
             row = self._context.lock_row(tx, workflow, instance_id, if_version)
+            due = None
             if row.status is Status.PAUSED:
                 due = lifecycle.resume(tx, row, grace=self._context.grace)
-                return row, [] if due is None else [due]
-            if row.pause_requested:
+            elif row.pause_requested:
                 lifecycle.cancel_pause_request(tx, row)
-            return row, []
+            done[:] = [(row, [] if due is None else [due])]
+            return done[0]
 
-        row, due_runs = self._context.store.transact(work)
+        def was_applied(tx: Tx) -> tuple[InstanceRow, list[DueRun]] | None:
+            return None if _is_paused_or_will_be(self._context.lock_row(tx, workflow, instance_id)) else done[0]
+
+        row, due_runs = self._context.store.transact(work, find_committed=was_applied)
         self._context.after_commit(lambda: self._context.publish_runs(due_runs))
         return row
 
@@ -150,3 +160,7 @@ class LifecycleOperations:
             self._context.publish_runs(due_runs)
 
         self._context.after_commit(notify_and_wake)
+
+
+def _is_paused_or_will_be(row: InstanceRow) -> bool:
+    return row.status is Status.PAUSED or row.pause_requested
