@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from celery_durable.model import MAX_SWEEP_AGE, Heartbeat, Outage, duration_us, from_us, from_us_or_none
+from celery_durable.model import MAX_SWEEP_AGE, Heartbeat, Outage, duration_us, from_us, from_us_or_none, to_us
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import param, statement
@@ -30,7 +30,7 @@ _MAX_ERROR_LENGTH = 1000
 class HeartbeatUpdate:
     """The state that a process reports. ``swept_ago`` and ``wakes_in`` are durations on its own monotonic clock.
 
-    ``outages`` states how long each outage has lasted. A reader computes its start by the database's clock.
+    ``outages`` states how long each outage has lasted. Its start is stored by the database's clock.
     """
 
     id: str
@@ -78,28 +78,30 @@ def upsert(tx: Tx, update: HeartbeatUpdate) -> None:
         swept_us=None if update.swept_ago is None else duration_us(update.swept_ago),
         wakes_us=None if update.wakes_in is None else duration_us(update.wakes_in),
         pool=None if update.pool is None else update.pool[:255],
-        outages=json.dumps([_to_json(outage, duration) for outage, duration in update.outages])
-        if update.outages
-        else None,
+        outages=_to_json(update.outages, _read_now(tx)) if update.outages else None,
     )
 
 
-def _to_json(outage: Outage, duration: timedelta) -> dict[str, Any]:
-    return {
-        "what": outage.what,
-        "where": outage.where,
-        "lasts_us": duration_us(duration),
-        "error": outage.error[:_MAX_ERROR_LENGTH],
-        "failures": outage.failures,
-    }
+def _to_json(outages: Sequence[tuple[Outage, timedelta]], now: datetime) -> str:
+    found = [
+        {
+            "what": outage.what,
+            "where": outage.where,
+            "since_us": to_us(now - duration),
+            "error": outage.error[:_MAX_ERROR_LENGTH],
+            "failures": outage.failures,
+        }
+        for outage, duration in outages
+    ]
+    return json.dumps(found)
 
 
-def _from_json(text: str | None, seen_at: datetime) -> tuple[Outage, ...]:
+def _from_json(text: str | None) -> tuple[Outage, ...]:
     return tuple(
         Outage(
             what=each["what"],
             where=each["where"],
-            since=seen_at - timedelta(microseconds=each["lasts_us"]),
+            since=from_us(each["since_us"]),
             error=each["error"],
             failures=each["failures"],
         )
@@ -127,7 +129,7 @@ def has_recent_sweep(tx: Tx, *, excluding: str) -> bool:
 
 def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
     """Return the database's time, and the processes, most recently seen first."""
-    now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
+    now = _read_now(tx)
     h = tx.t.heartbeat
     columns = [each for each in h.c if each.name not in ("held_tasks", "received_markers")]  # these may be long
     rows = tx.execute(sa.select(*columns).order_by(h.c.seen_at.desc(), h.c.id).limit(_MAX_ROWS))
@@ -144,7 +146,11 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
             swept_at=from_us_or_none(row.swept_at),
             next_sweep_at=from_us_or_none(row.next_sweep_at),
             pool=row.pool,
-            outages=_from_json(row.outages, from_us(row.seen_at)),
+            outages=_from_json(row.outages),
         )
         for row in rows
     )
+
+
+def _read_now(tx: Tx) -> datetime:
+    return from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())

@@ -49,6 +49,14 @@ class Agenda:
         """Return the seconds from ``now`` to a time of this agenda; infinite for never."""
         return math.inf if at is None else (at - self.now).total_seconds()
 
+    def queues_with_work(self) -> set[str]:
+        """Return the queues that have due rows or unclaimed dispatch messages."""
+        return {
+            name
+            for name, each in self.queues.items()
+            if each.oldest_sent_at is not None or (each.next_at is not None and each.next_at <= self.now)
+        }
+
     def queues_by_due_time(self, priority: int) -> list[str]:
         """Return the queues that have rows of this priority, the earliest due first."""
         found = [(each.due[priority], name) for name, each in self.queues.items() if priority in each.due]

@@ -81,6 +81,7 @@ class Sweeper:
         """
         with self._record_check():
             agenda = self._agenda.read()
+        self._flow.forget_full_queues(except_for=agenda.queues_with_work())
         times = [agenda.seconds_until(agenda.next_emission_at)]
         if self._outbox is not None and agenda.next_outbox_at is not None:
             times.append(max((agenda.next_outbox_at - agenda.now).total_seconds(), self._flow.broker_backoff))
@@ -362,8 +363,7 @@ class Dispatcher(ForkSafeThread):
                 self._heartbeat.remove_row()
 
     def _check(self) -> float:
-        left = self._sweeper.seconds_to_next()
-        published = 0
+        left, published = self._sweeper.seconds_to_next(), 0
         if left <= 0:
             published = self._sweeper.sweep(max_rounds=1)  # one round, so that the heartbeat is written between rounds
             left = self._sweeper.seconds_to_next()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -146,6 +146,12 @@ class FlowControl:
     def full_queues(self) -> dict[str, datetime]:
         """The queues that get no messages because too many wait in them, and since when."""
         return {name: queue.full_since for name, queue in self._queues.items() if queue.full_since is not None}
+
+    def forget_full_queues(self, *, except_for: Collection[str]) -> None:
+        """Forget that queues are full, except for those that have work: the length of the others is not read again."""
+        for name, queue in self._queues.items():
+            if name not in except_for:
+                queue.full_since = None
 
     def build_queue_progress(self, name: str, now: datetime, claimed: datetime | None) -> QueueProgress:
         """Return what is known about how far the workers have consumed a queue.

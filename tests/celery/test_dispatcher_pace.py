@@ -50,3 +50,29 @@ def test_a_dispatcher_rests_while_full_queues_leave_work_due(make_app: Callable[
         dispatcher.stop()
     assert took >= 4 * _REST_SECONDS
     until(lambda: sweeper.seconds_to_next() <= 0)  # it is still due, and its queue is asked again every second
+
+
+def test_a_full_queue_is_reported_only_while_work_waits_for_it(make_app: Callable[..., Celery]) -> None:
+    app = make_app(durable_grace_seconds=0.001, durable_poll_seconds=0.01)
+    durable = Durable(app)
+
+    @durable.workflow
+    def order(event: WorkflowEvent[Any], step: Step) -> None:
+        """Never run here."""
+
+    created = order.create(id="o-1")
+    sweeper = Sweeper(
+        durable.internals.store,
+        durable.internals.settings,
+        Runtime(),
+        lambda due_runs: PublishReport.of(len(due_runs), SendState.SENT),
+        lambda _: 10**6,
+    )
+    dispatcher = Dispatcher(sweeper, durable.internals.settings)
+    dispatcher.start()
+    try:
+        until(lambda: list(sweeper.full_queues()) == [app.conf.durable_queue])
+        created.terminate()
+        until(lambda: not sweeper.full_queues())  # its length is not read any more
+    finally:
+        dispatcher.stop()

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.model import Heartbeat, Outage
-from celery_durable.store import heartbeats
+from celery_durable.store import heartbeats, inventories
 from celery_durable.store.engine import Store
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from tests.store.world import World
@@ -68,6 +68,7 @@ def test_outages_are_read_by_the_clock_of_the_database_until_they_are_over(world
         replace(away, since=world.now - timedelta(seconds=4), error="e" * 1000),
     )
     world.advance(10)
+    world.store.transact_once(lambda tx: inventories.renew_worker(tx, DISPATCHER.id))
     assert [found.outages for found in read(world)] == [said]
     beat(world, DISPATCHER)
     assert [found.outages for found in read(world)] == [()]
