@@ -41,6 +41,11 @@ def quote(value: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
+def name_error(name: str, message: str | None) -> str:
+    """Return ``name: message``, or the name alone if the error has no message."""
+    return f"{name}: {message}" if message else name
+
+
 def join_problems(problems: Sequence[tuple[str, str]]) -> str:
     """Return the first five problems as one line, and how many more there are."""
     return "; ".join(f"{where}: {what}" for where, what in problems[:5]) + (

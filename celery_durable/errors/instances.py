@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from celery_durable.errors.base import DurableError, quote
+from celery_durable.errors.base import DurableError, name_error, quote
 
 
 class InstanceNotFound(DurableError):
@@ -251,8 +251,8 @@ class WorkflowFailed(DurableError):
     ) -> None:
         self.workflow, self.instance_id, self.status = workflow, instance_id, status
         self.error_name, self.error_message = error_name, error_message
-        why = f": {error_name}: {error_message}" if error_name else (f": {error_message}" if error_message else "")
-        super().__init__(f"Instance {instance_id!r} of workflow {workflow!r} ended {status}{why}")
+        why = name_error(error_name, error_message) if error_name else error_message
+        super().__init__(f"Instance {instance_id!r} of workflow {workflow!r} ended {status}{f': {why}' if why else ''}")
 
 
 class SuspensionSwallowed(DurableError):

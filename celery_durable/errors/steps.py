@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from celery_durable.errors.base import DurableError, join_problems
+from celery_durable.errors.base import DurableError, join_problems, name_error
 
 
 class NonRetryableError(DurableError):
@@ -210,7 +210,7 @@ class StepFailed(DurableError):
     def __init__(self, step: str, error_name: str, error_message: str, attempts: int) -> None:
         self.step, self.error_name, self.error_message, self.attempts = step, error_name, error_message, attempts
         after = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        super().__init__(f"Step {step!r} failed after {after}: {error_name}: {error_message}")
+        super().__init__(f"Step {step!r} failed after {after}: {name_error(error_name, error_message)}")
 
 
 class StepTimeout(StepFailed, TimeoutError):

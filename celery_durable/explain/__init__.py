@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
+from celery_durable.errors.base import name_error
 from celery_durable.explain.codes import Code
 from celery_durable.explain.commands import YOUR_APP, instance_command
 from celery_durable.explain.due import explain_due
@@ -92,7 +93,7 @@ def _explain_status(facts: Facts) -> Diagnosis:
 def _explain_failed(facts: Facts) -> Diagnosis:
     run, step = facts.run, facts.last_step
     name = run.error_name or "an error"
-    error = f"{name}: {shorten(run.error_message)}" if run.error_message else name
+    error = name_error(name, shorten(run.error_message))
     sentence = f"It failed{format_end(facts)} with {error}"
     if step is not None and step.error is not None and step.error.name == run.error_name:
         sentence += f" (step {quote(step.name)}, {count_attempts(step)})"

@@ -7,6 +7,7 @@ import shlex
 from datetime import datetime
 from typing import Any
 
+from celery_durable.errors.base import name_error
 from celery_durable.explain.codes import Code
 from celery_durable.explain.commands import YOUR_APP, instance_command
 from celery_durable.explain.facts import Diagnosis, Facts
@@ -81,7 +82,7 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
             sentence = f"Sleeps at step {name}; wakes {format_remaining(facts, step.wake_at)}."
             return build_diagnosis(facts, Code.SLEEPING, sentence, **known)
         case StepType.DO:
-            error = "an error" if step.error is None else f"{step.error.name}: {shorten(step.error.message)}"
+            error = "an error" if step.error is None else name_error(step.error.name, shorten(step.error.message))
             sentence = (
                 f"Tries step {name} again {format_remaining(facts, step.next_retry_at)}; "
                 f"attempt {format_attempt_count(step)} failed: {error.rstrip('.')}."

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from celery_durable.errors import StepFailed
+from celery_durable.errors.base import name_error
 from celery_durable.model import RunOutcome, RunRef, build_log_fields
 from celery_durable.runner.failed_attempts import FailedAttempt
 
@@ -24,13 +25,12 @@ def log_attempts(ref: RunRef, failures: Sequence[FailedAttempt]) -> None:
             continue
         item = "" if write.item is None else f", item {write.item}"
         logger.warning(
-            "Attempt %s of step %r%s of %s failed: %s: %s",
+            "Attempt %s of step %r%s of %s failed: %s",
             write.number,
             failed.step,
             item,
             ref,
-            write.error_name,
-            write.error_message,
+            name_error(write.error_name, write.error_message),
             exc_info=failed.error,
             extra=build_log_fields(ref, failed.step, write.number),
         )
@@ -45,10 +45,9 @@ def log_end(ref: RunRef, run_outcome: RunOutcome, failures: Sequence[FailedAttem
     elif failures:
         step, attempt = failures[-1].step, failures[-1].write.number
     logger.error(
-        "%s failed: %s: %s",
+        "%s failed: %s",
         ref,
-        run_outcome.error_name,
-        run_outcome.error_message,
+        name_error(run_outcome.error_name or "an error", run_outcome.error_message),
         exc_info=error,
         extra=build_log_fields(ref, step, attempt) | {"error_name": run_outcome.error_name},
     )

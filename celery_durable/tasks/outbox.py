@@ -15,6 +15,7 @@ from datetime import timedelta
 
 from celery_durable import values
 from celery_durable.config import Settings
+from celery_durable.errors.base import name_error
 from celery_durable.model import OutboundEvent, OutboxKind, OutboxMessage
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime, is_ctrl_c
@@ -199,7 +200,7 @@ class OutboundDeliverer:
 
     def _record_failure(self, delivery: Delivery, handler: Handler, exc: BaseException) -> str:
         name, message = values.sanitize_error(*values.describe_error(exc))
-        error = f"{name}: {message}"
+        error = name_error(name, message)
         if values.forbids_retry(exc) or handler.exceeds_max_attempts(delivery.attempt + 1):
             return self._give_up(delivery, error)
         try:

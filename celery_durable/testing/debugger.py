@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
+from celery_durable.errors.base import name_error
 from celery_durable.model import StepRow, StepStatus
 from celery_durable.runner.replay_check import OnStep, ReplayResult
 from celery_durable.runner.step_execution import StepExecution
@@ -199,7 +200,7 @@ class StepDebugger(pdb.Pdb):
             case StepStatus.COMPLETED:
                 return f"{what} returns what was recorded at {row.finished_at:%Y-%m-%d %H:%M:%S} UTC."
             case StepStatus.ERRORED:
-                return f"{what} raises the recorded {row.error_name}: {row.error_message}"
+                return f"{what} raises the recorded {name_error(str(row.error_name), row.error_message)}"
             case status:
                 return f"{what} is {status}."
 

@@ -37,6 +37,13 @@ WAITS = [
         id="retry, besides others",
     ),
     pytest.param(
+        told(ASLEEP, open_steps=(replace(RETRY, error=ErrorInfo("AssertionError", "")),)),
+        Code.RETRY_SCHEDULED,
+        'Tries step "charge" again in 1 min; attempt 2/6 failed: AssertionError.',
+        [f"{DURABLE} show order o-1 --full"],
+        id="retry after an error without a message",
+    ),
+    pytest.param(
         told(ASLEEP, open_steps=(WAIT,)),
         Code.WAITING_EVENT,
         'Waits for event "approval" at step "await approval"; times out in 1 h 30 min.',

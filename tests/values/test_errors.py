@@ -120,3 +120,12 @@ def test_a_failed_step_counts_its_attempts_in_words() -> None:
     often = errors.StepTimeout("charge", "StepTimeout", "too slow", 3)
     assert str(once) == "Step 'charge' failed after 1 attempt: CardDeclined: no funds"
     assert str(often) == "Step 'charge' failed after 3 attempts: StepTimeout: too slow"
+
+
+def test_an_error_without_a_message_is_shown_by_its_name_alone() -> None:
+    assert str(errors.StepFailed("charge", "AssertionError", "", 1)) == (
+        "Step 'charge' failed after 1 attempt: AssertionError"
+    )
+    assert str(errors.WorkflowFailed("order", "o-1", "errored", "AssertionError", "")) == (
+        "Instance 'o-1' of workflow 'order' ended errored: AssertionError"
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_durable import model
 from celery_durable.cli.output.console import Bar, Cell, Column, Styled, to_compact_json
+from celery_durable.errors.base import name_error
 from celery_durable.explain.phrases import describe_running
 from celery_durable.model import (
     AttemptRecord,
@@ -98,7 +99,7 @@ def format_error(error: ErrorInfo | None) -> str:
     """Return name and message of an error; "" for None."""
     if error is None:
         return ""
-    return f"{error.name}: {error.message}" if error.message else error.name
+    return name_error(error.name, error.message)
 
 
 # --- lists --------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from django.utils.module_loading import import_string
 from celery_durable import Step, WorkflowEvent, durable_workflow, values
 from celery_durable.contrib.django import wiring
 from celery_durable.errors import InstanceNotFound
+from celery_durable.errors.base import name_error
 from celery_durable.model import History, Status
 from celery_durable.tasks.nodes import get_node_name
 
@@ -155,7 +156,7 @@ def _read_result(history: History) -> Any:
     elif status.status.is_terminal:
         _set(result, status=_FAILED, finished_at=result.finished_at or history.completed_at)
         if not result.errors:  # the task did not end, or was not started
-            text = history.reason if status.error is None else f"{status.error.name}: {status.error.message}"
+            text = history.reason if status.error is None else name_error(status.error.name, status.error.message)
             result.errors.append(_base.TaskError(exception_class_path=_NO_ERROR, traceback=text or ""))
     return result
 
