@@ -29,7 +29,7 @@ from celery_durable.explain.phrases import (
     locate_error,
     quote,
     shorten,
-    start_beat_command,
+    start_dispatcher_command,
 )
 from celery_durable.explain.waits import explain_waiting, list_steps, waiting_steps
 from celery_durable.model import Status, StepStatus, format_duration, iso
@@ -131,7 +131,7 @@ def _explain_claimed(facts: Facts) -> Diagnosis:
             )
             return build_diagnosis(facts, Code.LEASE_EXPIRED, sentence)
         return build_diagnosis(
-            facts, Code.LEASE_EXPIRED, sentence + describe_missing_dispatcher(facts), *start_beat_command()
+            facts, Code.LEASE_EXPIRED, sentence + describe_missing_dispatcher(facts), *start_dispatcher_command(facts)
         )
     if row.pause_requested:
         sentence = f"A pause is requested; it takes effect when the running step ends. It runs {_describe_work(facts)}."

@@ -20,7 +20,7 @@ from celery_durable.explain.phrases import (
     format_age,
     has_dispatcher,
     shorten,
-    start_beat_command,
+    start_dispatcher_command,
     start_worker_command,
 )
 from celery_durable.explain.remedies import find_remedy, is_full_queue
@@ -52,9 +52,8 @@ def explain_due(facts: Facts) -> Diagnosis:
         sent = f"its message was sent {count_times(count)}" if count else "no message for it has been sent"
         missing = "" if consumers else f" Also, {_describe_missing_worker(facts)}."
         sentence = f"{since}, and {sent}. {describe_missing_dispatcher(facts)}{missing}"
-        return build_diagnosis(
-            facts, Code.DUE_NOT_DISPATCHED, sentence, *start_beat_command(), *start_worker_command(facts, consumers)
-        )
+        actions = dict.fromkeys([*start_dispatcher_command(facts), *start_worker_command(facts, consumers)])
+        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, *actions)
     if row.dispatch_count or (row.sent_at is not None and now - row.sent_at > _PUBLISH_DELAY):
         return _explain_unclaimed(facts, since, consumers)
     if is_overdue and row.next_check_at is not None and now - row.next_check_at > _PUBLISH_DELAY:

@@ -45,6 +45,8 @@ class Facts:
     children: Mapping[Child, Status] = field(default_factory=dict)
     """The statuses of the child instances of its open steps. Deleted children are missing."""
     heartbeats: tuple[Heartbeat, ...] = ()
+    dispatcher: str = "beat"
+    """In which processes dispatchers run: the setting ``durable_dispatcher`` of this process."""
     parent: ParentStep | None = None
     """The step that created this instance as a child; None if no step did."""
 

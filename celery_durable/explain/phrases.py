@@ -68,9 +68,11 @@ def has_dispatcher(facts: Facts) -> bool:
 
 
 def describe_missing_dispatcher(facts: Facts) -> str:
-    """Return since when no dispatcher has swept."""
+    """Return since when no dispatcher has swept, and which process should run one."""
     last = last_sweep(facts)
     since = "No dispatcher has been seen" if last is None else f"No dispatcher has swept since {iso(last)}"
+    if facts.dispatcher == "worker":
+        return f"{since}, although each worker should run one (durable_dispatcher)."
     return f"{since}: is celery beat running?"
 
 
@@ -87,9 +89,11 @@ def doctor_command() -> str:
     return f"celery -A {YOUR_APP} durable doctor"
 
 
-def start_beat_command() -> tuple[str, ...]:
-    """Return the command that starts beat, and with it a dispatcher."""
-    return (f"celery -A {YOUR_APP} beat",)
+def start_dispatcher_command(facts: Facts) -> tuple[str, ...]:
+    """Return the command that starts a dispatcher; ``doctor`` if workers should run one and do not."""
+    if facts.dispatcher != "worker":
+        return (f"celery -A {YOUR_APP} beat",)
+    return start_worker_command(facts, find_consumers(facts, facts.instance.queue)) or (doctor_command(),)
 
 
 def start_worker_command(facts: Facts, consumers: Sequence[Heartbeat]) -> tuple[str, ...]:

@@ -130,6 +130,7 @@ class QueryOperations:
                 last_attempt=last_attempt,
                 buffered=buffered,
                 heartbeats=beats,
+                dispatcher=self._context.settings.dispatcher,
                 answered=history.count_answered_tasks(tx, row.pk, row.run_number),
                 unsent=outbox.find_existing(tx, [step.task_id for step in open_ if step.task_id is not None]),
                 unsent_items=outbox.count_by_step(

@@ -52,6 +52,22 @@ DUE = [
         id="nobody sweeps",
     ),
     pytest.param(
+        told(OVERDUE, dispatcher="worker"),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, and no message for it has been sent. No dispatcher has been seen, although each "
+        "worker should run one (durable_dispatcher). Also, no worker consumes queue 'durable'.",
+        [WORKER],
+        id="nobody sweeps, and workers should",
+    ),
+    pytest.param(
+        told(OVERDUE, heartbeats=(worker(),), dispatcher="worker"),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, and no message for it has been sent. No dispatcher has been seen, although each "
+        "worker should run one (durable_dispatcher).",
+        [f"{DURABLE} doctor"],
+        id="nobody sweeps, and workers should, although one runs",
+    ),
+    pytest.param(
         told(OVERDUE, heartbeats=(dispatcher(seen_at=NOW - 4 * MINUTE, swept_at=NOW - 5 * MINUTE),)),
         Code.DUE_NOT_DISPATCHED,
         "It has been due for 1 min, and no message for it has been sent. No dispatcher has swept since "

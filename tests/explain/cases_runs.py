@@ -17,6 +17,7 @@ from tests.explain.builders import (
     NAP,
     NOW,
     RUNNING,
+    WORKER,
     dispatcher,
     instance,
     run,
@@ -169,6 +170,14 @@ RUNS = [
         "celery beat running?",
         [BEAT],
         id="lease expired, nobody looks",
+    ),
+    pytest.param(
+        told(instance(**{**RUNNING, "lease_until": NOW - MINUTE}), dispatcher="worker"),
+        Code.LEASE_EXPIRED,
+        "The worker celery@a stopped renewing its lease, which ended 1 min ago. No dispatcher has been seen, "
+        "although each worker should run one (durable_dispatcher).",
+        [WORKER],
+        id="lease expired, no worker looks",
     ),
     pytest.param(
         told(instance(run_at=NOW + timedelta(seconds=4), crash_count=3)),
