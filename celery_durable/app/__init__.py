@@ -145,6 +145,7 @@ class Durable:
         Raises:
             ConfigInvalid: No database is configured.
             UnsupportedDatabase: The database is too old, or of another kind.
+            StoreUnavailable: The database cannot do this now.
         """
         store = self.internals.store
         if connection is None:
@@ -277,6 +278,7 @@ class Durable:
             NotSerializable: ``payload`` is not JSON data.
             PayloadTooLarge: ``payload`` is too large.
             EmissionMismatch: An emission with this id has another topic or payload.
+            StoreUnavailable: The database cannot do this now.
         """
         return self.internals.operations.topics.emit(topic, payload, id=id)
 
@@ -295,6 +297,7 @@ class Durable:
             InvalidTopic: The topic's name breaks the rules.
             CursorInvalid: ``cursor`` is not of a page of this topic.
             ValueRefused: ``limit`` is not between 1 and 1000.
+            StoreUnavailable: The database cannot do this now.
         """
         return self.internals.operations.topics.waiters(topic, cursor=cursor, limit=limit)
 
@@ -327,6 +330,7 @@ class Durable:
 
         Raises:
             ConfigInvalid: No database is configured.
+            StoreUnavailable: The database cannot do this now.
         """
         return self.internals.ticker.tick(max_instances=max_instances, max_steps=max_steps)
 

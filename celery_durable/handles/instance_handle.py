@@ -50,11 +50,16 @@ class InstanceHandle(abc.ABC):
 
         Raises:
             InstanceTerminal: It has ended.
+            StoreUnavailable: The database cannot do this now.
         """
         self._operations.lifecycle.pause(self._workflow_name, self.id)
 
     def resume(self) -> None:
-        """Resume a paused instance, or withdraw a pause that has not taken effect. Otherwise nothing happens."""
+        """Resume a paused instance, or withdraw a pause that has not taken effect. Otherwise nothing happens.
+
+        Raises:
+            StoreUnavailable: The database cannot do this now.
+        """
         self._operations.lifecycle.resume(self._workflow_name, self.id)
 
     def terminate(self, reason: str | None = None) -> None:
@@ -65,6 +70,7 @@ class InstanceHandle(abc.ABC):
 
         Raises:
             InstanceTerminal: It has ended already.
+            StoreUnavailable: The database cannot do this now.
         """
         self._operations.lifecycle.terminate(self._workflow_name, self.id, reason=reason)
 
@@ -83,6 +89,7 @@ class InstanceHandle(abc.ABC):
             StepNotFound: The current run has no step with this name.
             WorkflowNotFound: A linear workflow is not registered in this process.
             ValueRefused: ``from_step`` is a step that a linear run has not reached.
+            StoreUnavailable: The database cannot do this now.
         """
         return self._operations.rewind.restart(self._workflow_name, self.id, from_step=from_step, reason=reason)
 
@@ -100,6 +107,7 @@ class InstanceHandle(abc.ABC):
         Raises:
             InstanceNotErrored: The instance has not failed.
             DurationInvalid: ``delay`` cannot be read, or is longer than ``durable_max_sleep_seconds``.
+            StoreUnavailable: The database cannot do this now.
         """
         return self._operations.rewind.retry(self._workflow_name, self.id, delay=delay, reason=reason)
 
@@ -125,6 +133,7 @@ class InstanceHandle(abc.ABC):
             NotSerializable: ``value`` has no JSON form.
             PayloadTooLarge: ``value`` is larger than ``durable_max_payload_bytes``.
             ValueRefused: The step is a sleep; `skip` ends it.
+            StoreUnavailable: The database cannot do this now.
         """
         return self._operations.interventions.set_result(
             self._workflow_name, self.id, step, value, by=by, reason=reason
@@ -145,6 +154,7 @@ class InstanceHandle(abc.ABC):
             StepNotFound: The current run has no step with this name.
             StepNotOpen: The step has ended without failing the instance.
             InstanceTerminal: The instance is complete or terminated.
+            StoreUnavailable: The database cannot do this now.
         """
         return self._operations.interventions.skip(self._workflow_name, self.id, step, by=by, reason=reason)
 
@@ -179,6 +189,7 @@ class InstanceHandle(abc.ABC):
             PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
             StoreMismatch: ``session`` is bound to another database.
             AliasMismatch: ``using`` names another database.
+            StoreUnavailable: The database cannot do this now.
         """
         if using is not None:
             self._internals.check_using(using)
@@ -189,6 +200,9 @@ class InstanceHandle(abc.ABC):
 
         Returns:
             A code, a sentence for people, the facts behind it, and commands to run.
+
+        Raises:
+            StoreUnavailable: The database cannot do this now.
         """
         return self._operations.queries.explain(self._workflow_name, self.id)
 
@@ -201,6 +215,7 @@ class InstanceHandle(abc.ABC):
         Raises:
             RunNotFound: There is no such run.
             ValueRefused: ``run`` is no number.
+            StoreUnavailable: The database cannot do this now.
         """
         return self._operations.history.read(self._workflow_name, self.id, run=run)
 
@@ -224,13 +239,18 @@ class InstanceHandle(abc.ABC):
 
         Raises:
             ValueRefused: An argument has the wrong type, a number is negative, or a level does not exist.
+            StoreUnavailable: The database cannot do this now.
         """
         return self._operations.history.logs(
             self._workflow_name, self.id, run=run, after_id=after_id, limit=limit, levels=levels, category=category
         )
 
     def published(self) -> dict[str, Published]:
-        """Return what the current run has published with `Step.publish`, by key, also after its end."""
+        """Return what the current run has published with `Step.publish`, by key, also after its end.
+
+        Raises:
+            StoreUnavailable: The database cannot do this now.
+        """
         return self._operations.history.published(self._workflow_name, self.id)
 
     # --- the same for async code: each call runs on a thread ------------------------------------

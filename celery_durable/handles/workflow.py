@@ -130,6 +130,7 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             StoreMismatch: ``session`` is bound to another database.
             ValueRefused: ``session`` is not bound to one engine, or is no session.
             AliasMismatch: ``using`` names another database.
+            StoreUnavailable: The database cannot do this now.
         """
         self._check_using(using)
         made = self.host.internals.operations.create.instance(
@@ -181,6 +182,7 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             VersionMismatch: The instance has none of the versions in ``if_version``.
             WorkflowParamsInvalid: ``params`` does not fit, also if the instance exists.
             InvalidInstanceId: The id breaks the rules.
+            StoreUnavailable: The database cannot do this now.
         """
         return self.host.internals.operations.create.restart_or_create(
             self.name, params, id=id, if_status=if_status, if_version=if_version, reason=reason, labels=labels
@@ -223,6 +225,7 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             InvalidInstanceId: An id breaks the rules.
             StoreMismatch: As in `create`.
             AliasMismatch: As in `create`.
+            StoreUnavailable: As in `create`.
         """
         self._check_using(using)
         made = self.host.internals.operations.create.batch(self.name, batch, session=session)
@@ -244,6 +247,7 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
         Raises:
             InstanceNotFound: No instance of this workflow has this id.
+            StoreUnavailable: The database cannot do this now.
         """
         self.host.internals.operations.queries.get(self.name, id)
         return WorkflowInstance(self, id)
@@ -271,6 +275,7 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             CursorInvalid: The cursor is not from this list with this filter.
             InvalidLabel: A label breaks the rules.
             ValueRefused: ``limit`` is not between 1 and 1000, or the status does not exist.
+            StoreUnavailable: The database cannot do this now.
         """
         return self.host.internals.operations.queries.list(
             self.name, status=status, cursor=cursor, limit=limit, labels=labels

@@ -38,7 +38,11 @@ class WorkflowInstance(InstanceHandle, Generic[R_co]):
         return self.workflow.host.internals
 
     def status(self) -> InstanceStatus:
-        """Return the current status, with the output of a complete instance or the error of a failed one."""
+        """Return the current status, with the output of a complete instance or the error of a failed one.
+
+        Raises:
+            StoreUnavailable: The database cannot do this now.
+        """
         return self._operations.queries.get(self.workflow.name, self.id).status
 
     def result(self, timeout: values.Duration | None = None) -> R_co:
@@ -56,6 +60,7 @@ class WorkflowInstance(InstanceHandle, Generic[R_co]):
         Raises:
             WorkflowFailed: The instance failed or was terminated.
             ResultTimeout: It did not end in time.
+            StoreUnavailable: The database cannot do this now.
         """
         output: R_co = wait_for_result(self._internals, self.workflow.definition, self.id, timeout)
         return output
@@ -77,6 +82,7 @@ class WorkflowInstance(InstanceHandle, Generic[R_co]):
             InvalidInstanceId: The id breaks the rules.
             InstanceAlreadyExists: The id is taken.
             ValueRefused: A linear run has not reached the step.
+            StoreUnavailable: The database cannot do this now.
         """
         return type(self)(self.workflow, self._operations.rewind.fork(self.workflow.name, self.id, step, id=id))
 

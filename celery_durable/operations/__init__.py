@@ -1,7 +1,7 @@
 """Operations on instances from outside a pass: create, read, control, emit, rewind, intervene.
 
-Each operation checks its input, runs one transaction, and then wakes the workers. If the broker is down, work is
-delayed, but no call fails (LAW 1).
+Each operation checks its input, runs one transaction, and then wakes the workers. If the database cannot do it, each
+raises StoreUnavailable. If the broker is down, work is delayed, but no call fails (LAW 1).
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ class WorkflowService(Protocol):
             WorkflowParamsInvalid: ``params`` does not fit the type that the workflow declares.
             InvalidLabel: A label breaks the rules for labels.
             InstanceAlreadyExists: The id is taken.
+            StoreUnavailable: The database cannot do this now.
         """
 
     def send_event(
@@ -73,10 +74,20 @@ class WorkflowService(Protocol):
         Raises:
             InstanceNotFound: No instance has this id.
             InstanceTerminal: The instance has ended, and the event is new.
+            StoreUnavailable: The database cannot do this now.
         """
 
     def get_instance_status(self, workflow: str, instance_id: str) -> InstanceStatus:
-        """Return the status of an instance; raises InstanceNotFound."""
+        """Return the status of an instance.
+
+        Args:
+            workflow: The workflow's name.
+            instance_id: The instance's id.
+
+        Raises:
+            InstanceNotFound: No instance has this id.
+            StoreUnavailable: The database cannot do this now.
+        """
 
     def list_history(
         self,
@@ -103,6 +114,7 @@ class WorkflowService(Protocol):
 
         Raises:
             InstanceNotFound: No instance has this id.
+            StoreUnavailable: The database cannot do this now.
         """
 
 

@@ -6,12 +6,17 @@ import ast
 import functools
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from celery import Celery
 
 import celery_durable
+from celery_durable import CreateOptions, Durable, Step, Workflow, WorkflowEvent, WorkflowInstance, WorkflowService
 from celery_durable.config import Settings
+from celery_durable.errors import StoreUnavailable
+from celery_durable.runtime import Runtime
 from tests.docs.blocks import ROOT
 from tests.docs.public import Docstring, docstrings, documented_modules, exports
 
@@ -159,6 +164,83 @@ def test_what_a_method_raises_is_an_exported_error(owner: type[Any]) -> None:
     for name, method in methods(owner).items():
         for error in documented_names(method.__doc__ or "", "Raises"):
             assert issubclass(EXPORTED[error], celery_durable.DurableError), f"{name}: {error}"
+
+
+class Hurried(Runtime):
+    def back_off(self, times: int) -> None:
+        """Do not wait: no try can succeed."""
+
+
+@pytest.fixture
+def unreachable() -> Iterator[Durable]:
+    """A Durable whose database cannot be reached."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.durable_database_url = "postgresql+psycopg://shop@127.0.0.1:1/shop"
+    durable = Durable(app, runtime=Hurried())
+    yield durable
+    durable.close()
+
+
+CALLS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
+    Durable: {
+        "emit": lambda durable: durable.emit("prices"),
+        "migrate": lambda durable: durable.migrate(),
+        "tick": lambda durable: durable.tick(),
+        "waiters": lambda durable: durable.waiters("prices"),
+    },
+    Workflow: {
+        "create": lambda order: order.create(),
+        "create_batch": lambda order: order.create_batch([CreateOptions(id="o-1")]),
+        "get": lambda order: order.get("o-1"),
+        "list": lambda order: order.list(),
+        "restart_or_create": lambda order: order.restart_or_create(id="o-1"),
+    },
+    WorkflowInstance: {
+        "explain": lambda instance: instance.explain(),
+        "fork": lambda instance: instance.fork("pay"),
+        "history": lambda instance: instance.history(),
+        "logs": lambda instance: instance.logs(),
+        "pause": lambda instance: instance.pause(),
+        "published": lambda instance: instance.published(),
+        "restart": lambda instance: instance.restart(),
+        "result": lambda instance: instance.result(),
+        "resume": lambda instance: instance.resume(),
+        "retry": lambda instance: instance.retry(),
+        "send_event": lambda instance: instance.send_event("approval"),
+        "set_result": lambda instance: instance.set_result("pay", 1, by="eve"),
+        "skip": lambda instance: instance.skip("pay", by="eve"),
+        "status": lambda instance: instance.status(),
+        "terminate": lambda instance: instance.terminate(),
+    },
+    WorkflowService: {
+        "create_instance": lambda service: service.create_instance("order"),
+        "get_instance_status": lambda service: service.get_instance_status("order", "o-1"),
+        "list_history": lambda service: service.list_history("order", "o-1"),
+        "send_event": lambda service: service.send_event("order", "o-1", "approval"),
+    },
+}
+
+
+@pytest.mark.parametrize("owner", CALLS, ids=lambda owner: owner.__name__)
+def test_a_method_that_an_outage_of_the_database_ends_names_the_error(owner: type[Any], unreachable: Durable) -> None:
+    @unreachable.workflow(name="order")
+    def order(event: WorkflowEvent[None], step: Step) -> None: ...
+
+    subjects = {
+        Durable: unreachable,
+        Workflow: order,
+        WorkflowInstance: WorkflowInstance(order, "o-1"),
+        WorkflowService: unreachable.service,
+    }
+    for call in CALLS[owner].values():
+        with pytest.raises(StoreUnavailable):
+            call(subjects[owner])
+    named = {
+        name
+        for name, each in methods(owner).items()
+        if "StoreUnavailable" in documented_names(each.__doc__ or "", "Raises")
+    }
+    assert named == CALLS[owner].keys()
 
 
 def test_the_names_of_a_section_are_read() -> None:
