@@ -70,10 +70,10 @@ def _upgrade(store: Store, revision: str) -> None:
         if found is None or found < revision:
             migrate.upgrade(store)
     except StoreUnavailable as error:
-        answer = describe_fault(error)
-        if not is_pooler_rejection(answer):
-            raise
-        raise CommandError(
-            f"The database {wiring.get_alias()!r} cannot be used: {answer}\n"
-            "HINT: Behind PgBouncer in transaction mode, set CELERY_DURABLE_PREPARED_STATEMENTS = False."
-        ) from error
+        alias, answer = wiring.get_alias(), describe_fault(error)
+        remedy = (
+            "Behind PgBouncer in transaction mode, set CELERY_DURABLE_PREPARED_STATEMENTS = False."
+            if is_pooler_rejection(answer)
+            else f"Is the server of DATABASES[{alias!r}] running, and does it accept writes? Then run this again."
+        )
+        raise CommandError(f"The database {alias!r} cannot be used: {answer}\nHINT: {remedy}") from error
