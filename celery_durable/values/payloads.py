@@ -288,7 +288,9 @@ def _convert_leaf(value: Any, path: str, what: str, depth: int) -> Any:
     """Convert a value that only pydantic can write, such as a model, a dataclass, a datetime or a set."""
     if inspect.iscoroutine(value):
         value.close()  # prevents the warning that it was never awaited
-        raise NotSerializable(what, path, "is a coroutine: steps are plain functions, so run it with asyncio.run(...)")
+        raise NotSerializable(
+            what, path, "is a coroutine, not its result: use asyncio.run(...), or `await` in async code"
+        )
     if isinstance(value, Iterator):  # a generator would run user code here, outside of its step
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which can be read only once: make it a list")
     try:

@@ -11,12 +11,12 @@ import pytest
 
 from celery_durable import Completed, LinearStep, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import durable_step
-from celery_durable.errors import InstanceTerminal
+from celery_durable.errors import InstanceTerminal, NotSerializable
 from tests.engine.lines import Line, waits_for
 from tests.engine.world import World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-COROUTINE = "$ is a coroutine: steps are plain functions, so run it with asyncio.run(...)"
+COROUTINE = "$ is a coroutine, not its result: use asyncio.run(...), or `await` in async code"
 never = StepConfig(retries=0)
 
 
@@ -47,6 +47,21 @@ def test_a_lambda_that_makes_a_coroutine_is_told_so(world: World) -> None:
 def test_so_is_a_handler(world: World) -> None:
     line = Line(world, [LinearStep("PAY", max_attempts=1)], PAY=lambda ctx: Completed(coro()))
     assert COROUTINE in line.flow.run().error
+
+
+@on_one_database
+def test_a_coroutine_among_the_parameters_or_in_an_event_is_named(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent[Any], step: Step) -> None:
+        step.wait_for_event("approval", "approval")
+
+    instance = order.run()
+    with pytest.raises(NotSerializable) as refused:
+        order.create(coro(), id="i-2")
+    assert str(refused.value).startswith(f"Parameters of workflow 'order' cannot be stored as JSON: {COROUTINE}")
+    with pytest.raises(NotSerializable) as refused:
+        instance.send("approval", coro())
+    assert str(refused.value).startswith(f"Payload of event 'approval' cannot be stored as JSON: {COROUTINE}")
 
 
 @on_one_database
