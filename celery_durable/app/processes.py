@@ -127,6 +127,7 @@ class CeleryProcesses:
             beat_schedules.note_occurrences(sender.scheduler, START)
             if parts.settings.dispatcher in ("beat", "both"):
                 tasks.ensure_beat_entry(sender.scheduler, parts.settings.queue)
+                tasks.skip_superfluous_sweeps(sender.scheduler)
                 parts.heartbeat.register("dispatcher", f"beat@{socket.gethostname()}")
                 parts.dispatcher.start()
         except DurableError as exc:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from billiard.exceptions import WorkerLostError
 from celery import Celery, states
 from celery.exceptions import Reject
 from celery.result import EagerResult
-from celery.schedules import schedstate, schedule
 
 from celery_durable import values
 from celery_durable.config import Settings
@@ -119,7 +118,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         return result.summary
 
     def send_unless_superfluous(task: Any, *args: Any, **options: Any) -> Any:
-        """An ``apply_async`` that sends nothing from a beat whose dispatcher sweeps; not all schedulers ask before."""
+        """An ``apply_async`` that sends nothing from a beat whose dispatcher sweeps, for schedulers that do not ask."""
         return None if task.is_superfluous() else send_past_routes(task, *args, **options)
 
     options = INTERNAL_OPTIONS | {
@@ -263,6 +262,20 @@ def ensure_beat_entry(scheduler: Any, queue: str) -> None:
         scheduler.add(name=SWEEP, **_beat_entry(queue))
 
 
+def skip_superfluous_sweeps(scheduler: Any) -> None:
+    """Have a scheduler of beat pass over the entry of `sweep` while the dispatcher of this process sweeps.
+
+    A schedule that is not due meanwhile would keep other entries from their turn: Celery 5.5 waits for its first entry.
+    """
+    task, apply_entry = scheduler.app.tasks[SWEEP], scheduler.apply_entry
+
+    def apply_needed_entry(entry: Any, *args: Any, **kwargs: Any) -> None:
+        if entry.task != SWEEP or not task.is_superfluous():
+            apply_entry(entry, *args, **kwargs)
+
+    scheduler.apply_entry = apply_needed_entry
+
+
 def _parse_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | None:
     """The run that a message names; None if no run can have that name.
 
@@ -281,24 +294,9 @@ def _is_possible_id(id_: Any) -> TypeGuard[str]:
     return isinstance(id_, str) and len(id_) <= values.MAX_ID_LENGTH and values.sanitize_text(id_, len(id_)) == id_
 
 
-class SweepSchedule(schedule):
-    """Is due every few seconds while the dispatcher of this process does not sweep."""
-
-    def is_due(self, last_run_at: datetime) -> Any:
-        """Return whether the task is due, and in how many seconds to ask again."""
-        task: Any = self.app.tasks[SWEEP]
-        if task.is_superfluous():
-            return schedstate(is_due=False, next=_SWEEP_SECONDS)
-        return super().is_due(last_run_at)
-
-    def __reduce__(self) -> Any:
-        """Return a plain schedule: beat's file of schedules must be readable without this version of this package."""
-        return schedule, super().__reduce__()[1]
-
-
 def _beat_entry(queue: str) -> dict[str, Any]:
     # Whole seconds: some schedulers store no fractions.
-    return {"task": SWEEP, "schedule": SweepSchedule(timedelta(seconds=_SWEEP_SECONDS)), "options": {"queue": queue}}
+    return {"task": SWEEP, "schedule": timedelta(seconds=_SWEEP_SECONDS), "options": {"queue": queue}}
 
 
 def release_dead_claim(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery
 from celery.beat import Service
-from celery.schedules import schedule as interval
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.errors import StoreUnavailable
@@ -91,33 +89,46 @@ def test_a_schedule_that_is_assigned_later_loses_the_sweep_and_beat_puts_it_back
     assert "mine" in entries
 
 
-def test_beat_sends_no_sweep_while_its_dispatcher_sweeps(make_app: MakeApp, tmp_path: Path) -> None:
-    """Neither by the schedule, nor for a scheduler that stores a plain interval, as those in a database do."""
-    app = make_app(durable_dispatcher="beat")
+@pytest.mark.parametrize("scheduler", ["celery.beat:PersistentScheduler", "celery.beat:Scheduler"])
+def test_beat_sends_no_sweep_while_its_dispatcher_sweeps(
+    make_app: MakeApp, tmp_path: Path, caplog: pytest.LogCaptureFixture, scheduler: str
+) -> None:
+    """And logs none. Other entries are sent."""
+    app = make_app(durable_dispatcher="beat", beat_scheduler=scheduler)
     durable = Durable(app)
-    app.conf.beat_schedule[SWEEP]["schedule"].run_every = timedelta(seconds=0.01)
-    app.conf.beat_schedule["plain"] = {**app.conf.beat_schedule[SWEEP], "schedule": 0.01}
-    with beat(app, tmp_path) as service:
+    app.conf.beat_schedule[SWEEP]["schedule"] = 0.01
+    app.conf.beat_schedule["mine"] = {"task": "mine", "schedule": 0.01}
+    with beat(app, tmp_path) as service, caplog.at_level("INFO", logger="celery.beat"):
+
+        def wait_for_ticks() -> None:
+            before = {name: service.scheduler.schedule[name].total_run_count for name in (SWEEP, "mine")}
+            until(lambda: all(service.scheduler.schedule[name].total_run_count > n + 3 for name, n in before.items()))
+
         until(lambda: durable.internals.is_sweeping)
-        messages(app)  # beat may have sent one before the first sweep
-        asked = service.scheduler.schedule["plain"].total_run_count
-        until(lambda: service.scheduler.schedule["plain"].total_run_count > asked + 3)
+        wait_for_ticks()  # beat may have sent one before the first sweep
+        messages(app)
+        caplog.clear()
+        wait_for_ticks()
         assert messages(app) == []
-        sent = service.scheduler.schedule[SWEEP].total_run_count
+        assert {record.args[0] for record in caplog.records if "Sending due task" in record.msg} == {"mine"}
         durable.internals.sweeper._agenda = None  # the dispatcher does not reach the database any more
         durable.internals.sweeper._last_check_at = -math.inf
-        until(lambda: service.scheduler.schedule[SWEEP].total_run_count > sent)  # counted before it is sent
         found: list[Any] = []
         until(lambda: found.extend(messages(app)) or found)
         assert {message.headers["task"] for message in found} == {SWEEP}
 
 
-def test_a_beat_that_was_stopped_reads_its_file_without_this_package(make_app: MakeApp) -> None:
+def test_a_scheduler_that_does_not_ask_sends_no_sweep_while_the_dispatcher_sweeps(
+    make_app: MakeApp, tmp_path: Path
+) -> None:
+    """As one that replaces the loop of Celery's schedulers."""
     app = make_app(durable_dispatcher="beat")
-    Durable(app)
-    stored = pickle.loads(pickle.dumps(app.conf.beat_schedule[SWEEP]["schedule"]))
-    assert type(stored) is interval
-    assert stored.run_every == timedelta(seconds=5)
+    durable = Durable(app)
+    with beat(app, tmp_path) as service:
+        until(lambda: durable.internals.is_sweeping)
+        messages(app)
+        assert service.scheduler.apply_async(service.scheduler.schedule[SWEEP]) is None
+        assert messages(app) == []
 
 
 def test_beat_has_no_sweep_for_dispatchers_in_workers(make_app: MakeApp, tmp_path: Path) -> None:
