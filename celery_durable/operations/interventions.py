@@ -238,7 +238,7 @@ def _complete_step(tx: Tx, row: InstanceRow, step: StepRow, intervention: _Inter
     match step.type:
         case StepType.SLEEP:
             if intervention.result is not None:
-                raise ValueRefused(f"Step {step.name!r} is a sleep and has no result. Skip it: skip({step.name!r}).")
+                raise ValueRefused(f"Step {step.name!r} is a sleep and has no result. Skip it instead.")
             result = None
         case StepType.MAP:
             result = _encode_map_answers(step, intervention.result)

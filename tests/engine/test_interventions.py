@@ -61,7 +61,7 @@ def test_a_sleep_is_skipped_and_a_wait_is_given_an_event(world: World) -> None:
     instance = order.run()
     with pytest.raises(ValueRefused) as caught:
         world.operations.interventions.set_result("order", "i-1", "rest", 1, by="eve")
-    assert str(caught.value) == "Step 'rest' is a sleep and has no result. Skip it: skip('rest')."
+    assert str(caught.value) == "Step 'rest' is a sleep and has no result. Skip it instead."
     world.operations.interventions.skip("order", "i-1", "rest", by="eve")
     world.run_until_idle()
     world.operations.interventions.set_result("order", "i-1", "one", "yes", by="eve")
