@@ -6,6 +6,7 @@ The HTTP API validates what it receives with pydantic first.
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, dataclass, field, fields
 from dataclasses import Field as DataclassField
 from typing import Annotated, Any, ClassVar
@@ -34,6 +35,13 @@ def _no_bool(value: Any) -> Any:
     """Refuse a bool, which pydantic would accept as 0 or 1."""
     if isinstance(value, bool):
         raise ValueError("Input should be a valid integer")  # noqa: TRY004  # pydantic reports no TypeError
+    return value
+
+
+def _no_number(value: Any) -> Any:
+    """Refuse a number, also as text, which pydantic would accept as the seconds or milliseconds since 1970."""
+    if value is not None and not re.match(r"\d{4}-", str(value)):
+        raise ValueError("Input should be a date and time in ISO 8601, with its offset from UTC")
     return value
 
 
@@ -99,7 +107,7 @@ class CreateInstance(RequestModel):
     id: OptionalId = None
     params: Any = None
     if_exists: IfExists = "error"
-    run_at: AwareDatetime | None = None
+    run_at: Annotated[AwareDatetime | None, BeforeValidator(_no_number)] = None
     max_run_ms: Annotated[int, Field(ge=1_000, le=36_500 * 86_400_000)] | None = None
     labels: Labels = field(default_factory=dict)
 

@@ -147,7 +147,8 @@ def test_a_start_is_put_off(shop: Shop, api: TestClient) -> None:
     assert shop.work() == 0
     shop.clock.advance(3600)
     assert shop.work() == 1
-    refused(api.post("/workflows/echo/instances", json={"runAt": "2030-01-01T01:00:00"}), 400, "INVALID_REQUEST")
+    for wrong in ("2030-01-01T01:00:00", "2030-01-01", 1893459600, 1893459600000, "1893459600", True):
+        refused(api.post("/workflows/echo/instances", json={"runAt": wrong}), 400, "INVALID_REQUEST")
     for late, code in (
         ("2031-01-01T01:00:01Z", "VALUE_REFUSED"),  # 365 days ahead, and 1 s
         ("9999-12-31T23:59:59Z", "VALUE_REFUSED"),
