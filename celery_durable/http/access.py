@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -252,6 +253,21 @@ def required_permission(endpoint: Any) -> Permission:
 
 
 _PERMISSION_ATTRIBUTE = "__durable_permission__"
+_UNREADABLE_BODY = {"loc": ("body",), "msg": "The body is not JSON in UTF-8, or is nested too deeply"}
+
+
+def _refuse_unreadable_body(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """Give a body that FastAPI cannot parse the same response as one that does not fit."""
+
+    async def handle(request: Request) -> Any:
+        try:
+            return await handler(request)
+        except HTTPException as exc:
+            if isinstance(exc.__cause__, (ValueError, RecursionError)):
+                raise RequestValidationError([_UNREADABLE_BODY]) from exc
+            raise
+
+    return handle
 
 
 def make_guarded_route(access_control: AccessControl) -> type[APIRoute]:
@@ -288,7 +304,7 @@ def make_guarded_route(access_control: AccessControl) -> type[APIRoute]:
             return await build_http_exception_response(refused)(scope, receive, send)
 
         def get_route_handler(self) -> Callable[[Request], Any]:
-            inner = super().get_route_handler()
+            inner = _refuse_unreadable_body(super().get_route_handler())
             permission, operation = required_permission(self.endpoint), self.endpoint.__name__
 
             async def handle(request: Request) -> Response:
