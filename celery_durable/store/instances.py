@@ -272,11 +272,16 @@ def find_parent(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
     return None if row is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key)
 
 
+@statement
+def _select_parent_step(s: Store) -> Any:
+    i, p = s.tables.instance.c, s.tables.instance.alias("parent").c
+    query = sa.select(p.workflow, p.instance_id, i.parent_run_number, i.parent_step_key)
+    return query.where(i.id == param("pk"), p.id == i.parent_pk)
+
+
 def find_parent_step(tx: Tx, pk: int) -> ParentStep | None:
     """Return the names of the step that created an instance. None if no step did, or if the parent is deleted."""
-    i, p = tx.t.instance.c, tx.t.instance.alias("parent").c
-    query = sa.select(p.workflow, p.instance_id, i.parent_run_number, i.parent_step_key)
-    row = tx.execute(query.where(i.id == pk, p.id == i.parent_pk)).first()
+    row = tx.run(_select_parent_step, pk=pk).first()
     if row is None:
         return None
     return ParentStep(row.workflow, row.instance_id, row.parent_run_number, row.parent_step_key)
