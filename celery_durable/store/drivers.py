@@ -23,6 +23,8 @@ logger = logging.getLogger("celery_durable.store")
 
 _LOCK_TIMEOUT_SECONDS = 5
 _SQLITE_BUSY_SECONDS = 30
+SQLITE_SYNCHRONOUS = "FULL"
+"""Whether a commit waits for the disk. Tests set OFF."""
 _CONNECT_SECONDS = 3
 """The limit for connecting to one address. The first queries on a new connection have the same limit again."""
 
@@ -243,4 +245,4 @@ def _begin_immediate(connection: sa.Connection) -> None:
 def _configure_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA synchronous={SQLITE_SYNCHRONOUS}")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib.util
 import itertools
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from celery_durable.runtime import real_monotonic
+from celery_durable.store import drivers
 from celery_durable.store.connections import IDLE_SECONDS, MAX_KEPT, _close_idle_connections
 from celery_durable.store.engine import Store, Tx
 from tests.store.lost_connections import session_id
@@ -110,6 +115,18 @@ def test_sqlite_compiles_its_statements_once(store: Store) -> None:
     for _ in range(2):
         assert store.read(watched) == store.transact(watched) == 1
     assert set(sent) == {"SELECT 1", "BEGIN IMMEDIATE", "COMMIT"}
+
+
+def test_a_commit_of_sqlite_waits_for_the_disk(tmp_path: Path) -> None:
+    """Outside of the tests, which change the module."""
+    spec = importlib.util.find_spec(drivers.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    unchanged = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(unchanged)
+    with contextlib.closing(sqlite3.connect(tmp_path / "durable.sqlite3")) as connection:
+        unchanged._configure_sqlite(connection, None)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
 
 
 @on_servers
