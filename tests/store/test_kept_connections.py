@@ -216,7 +216,7 @@ def test_a_forked_child_sends_nothing_over_its_parents_connections(store: Store)
             return int(conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Questions'").one()[1])
 
     before = questions()
-    child = multiprocessing.get_context("fork").Process(target=gc.collect)
+    child = multiprocessing.get_context("fork").Process(target=gc.collect, args=(1,))
     child.start()
     child.join(20)
     assert child.exitcode == 0
@@ -224,7 +224,7 @@ def test_a_forked_child_sends_nothing_over_its_parents_connections(store: Store)
 
 
 def _child(store: Store, ref: RunRef, n: int) -> None:
-    gc.collect()  # whatever was inherited and is not held goes now, and must not speak to the server
+    gc.collect(1)  # what this test left behind and does not hold goes now, and must not speak to the server
     world = World(store)
     with kept_connection(store) as conn:
         assert conn.exec_driver_sql("SELECT 40 + 1").scalar_one() == 41
