@@ -54,10 +54,10 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=20_000, help="how many schedules")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--replay", type=int, help="run one seed and print its journal")
+    parser.add_argument("--replay", type=int, nargs="+", help="run these seeds and print their journals")
     args = parser.parse_args()
     if args.replay is not None:
-        return _replay(args.replay)
+        return max(map(_replay, args.replay))
     started, done, broken = time.monotonic(), 0, 0
     stats: Counter[str] = Counter()
     chunks = [range(at, min(at + _CHUNK, args.seed + args.n)) for at in range(args.seed, args.seed + args.n, _CHUNK)]
