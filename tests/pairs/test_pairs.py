@@ -3,8 +3,8 @@
     pytest tests/pairs -k "postgresql and suspend and pause"
 
 The simulation has one writer, so it cannot show how two transactions affect each other. Here one transaction is held
-open while it has a lock, and the other one waits for it. `make test` runs half of the combinations once, the
-floor the other half, and `make test-all` runs each on each database with each kind of hold.
+open while it has a lock, and the other one waits for it. `make test` runs a quarter of the combinations once,
+the floor the others, and `make test-all` runs each on each database with each kind of hold.
 """
 
 from __future__ import annotations
