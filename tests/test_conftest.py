@@ -9,6 +9,8 @@ import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+import pytest
+
 import celery_durable.doctor
 from tests.docs.blocks import ROOT
 
@@ -59,6 +61,7 @@ def run_ring(folder: Path, **environment: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.floor
 def test_the_shards_of_a_run_have_each_test_once(tmp_path: Path) -> None:
     shards = [run_ring(tmp_path, DURABLE_SHARD=f"{number}/3").stdout for number in (1, 2, 3)]
     parts = [re.findall(r"(test_\w+(?:\[\d\])?) (?:PASSED|SKIPPED)", shard) for shard in shards]

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.docs.blocks import ROOT
 from tests.rings import SAME_ON_SERVERS, TESTS
 
@@ -27,6 +29,7 @@ def collected(marks: str) -> set[str]:
     return set(re.findall(r"\[(?:.*-)?(sqlite|postgresql|mariadb)\b", ran.stdout))
 
 
+@pytest.mark.floor
 def test_repetitions_on_servers_are_slow() -> None:
     assert collected("slow and repeated") == {"postgresql", "mariadb"}
     assert collected("not slow") == {"sqlite"}

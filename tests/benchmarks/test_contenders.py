@@ -131,6 +131,7 @@ def test_a_database_that_does_not_answer_is_named(bench: dict[str, str]) -> None
     assert answers["limit1"]["per_second"] > 0
 
 
+@pytest.mark.floor
 def test_a_server_of_a_contender_is_found_on_the_path_or_where_its_variable_names_it(tmp_path) -> None:
     server = tmp_path / "restate-server"
     server.touch(mode=0o755)

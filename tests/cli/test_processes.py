@@ -167,6 +167,7 @@ def test_hints_name_the_app_as_it_was_typed(folder: Folder) -> None:
     assert folder.celery("-A", "plain", "durable", "ls").returncode == 1
 
 
+@pytest.mark.floor
 def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> None:
     dev = folder.start("-A", "shop", "durable", "dev")
     assert folder.await_log("Ctrl-C").splitlines()[:7] == [

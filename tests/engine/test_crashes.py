@@ -14,7 +14,13 @@ from tests.engine.lines import Line
 from tests.engine.world import FlowControl, Instance, World, insert_name
 
 everywhere = pytest.mark.parametrize(
-    "database", ["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
+    "database",
+    [
+        "sqlite",
+        pytest.param("postgresql", marks=pytest.mark.floor),
+        pytest.param("mariadb", marks=pytest.mark.slow),
+    ],
+    indirect=True,
 )
 
 LEASE = timedelta(seconds=31)

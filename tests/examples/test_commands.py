@@ -82,6 +82,7 @@ def test_an_order_by_hand(terminal: Terminal) -> None:
     assert "Mail to boss@example.com: approve order order-1?" in terminal.log.read_text()
 
 
+@pytest.mark.floor
 def test_a_newcomer_by_hand(terminal: Terminal) -> None:
     terminal.start_worker("examples.onboarding_drip")
     terminal.run("examples.onboarding_drip", "start", "ada", "--day-seconds", "0.5")

@@ -66,6 +66,7 @@ def manage(environment: dict[str, str], *args: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.floor
 def test_the_tests_of_the_shop_pass(environment: dict[str, str]) -> None:
     assert "Ran 9 tests" in manage(environment, "test")
 
@@ -125,6 +126,7 @@ def test_on_an_existing_database():
 """
 
 
+@pytest.mark.floor
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_no_harness_gets_the_database_of_the_project(environment: dict[str, str], tmp_path: Path) -> None:
     manage(environment, "migrate", "--verbosity", "0")

@@ -131,6 +131,7 @@ def test_the_commands_in_its_docstring_name_routes_that_exist() -> None:
         assert path.replace("{order_id}", "1") in (shop.__doc__ or "")
 
 
+@pytest.mark.floor
 @pytest.mark.smoke
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_the_code_of_the_page_works_with_the_driver_that_it_names(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.floor
 def test_a_harness_is_there_for_every_workflow_that_is_registered(run_tests_in_new_interpreter) -> None:
     said = run_tests_in_new_interpreter("""
 def test_it(durable_harness):
