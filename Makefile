@@ -13,7 +13,9 @@ find-python = $(firstword $(PYTHON) $(shell for p in python3.13 python3.12 pytho
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done))
 
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest --dist worksteal
+# Many of the quick tests wait for processes and servers.
+QUICK_JOBS := $(if $(filter file,$(origin JOBS)),4,$(JOBS))
 
 # Set in many containers; each process would compile the package, the tests and the plugins of pytest anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,13 +35,13 @@ demo: .venv/run ## Run the order workflow on a real worker, kill it in the middl
 	@$(BIN)/python examples/demo.py
 
 test: .venv/dev ## Run the tests, except those marked slow
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -n $(QUICK_JOBS) -m "not slow" $(ARGS)
 
 coverage: .venv/dev ## Run the tests of make test and list the lines and branches that they miss
-	$(PYTEST) -m "not slow" --cov --cov-report=term $(ARGS)
+	$(PYTEST) -n $(QUICK_JOBS) -m "not slow" --cov --cov-report=term $(ARGS)
 
 test-all: .venv/dev ## Run all tests: every broker and database, interleavings, kills
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n $(JOBS) $(ARGS)
 
 chaos: .venv/dev ## Storm over real servers and workers for MINUTES: kills, freezes, outages, cut commits
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
