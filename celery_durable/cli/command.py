@@ -126,7 +126,7 @@ def _name_unknown_workflow(ctx: click.Context, error: CliError) -> CliError:
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return CliError(
         f"The app knows no workflow {name!r}.",
-        f"{hint}To list them: {command_line(ctx, 'workflows')}",
+        f"{hint}To list them: {command_line(ctx, _connection(ctx).list_workflows)}",
         exit_code=NOT_FOUND,
     )
 

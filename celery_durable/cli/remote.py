@@ -38,6 +38,7 @@ class HttpConnection(Connection):
     """The connection that the options of `celery-durable` describe. Its fields have the names of the options."""
 
     name = "celery-durable"
+    list_workflows = "workflows list"
     base_url: str | None
     headers: Sequence[tuple[str, str]] = field(repr=False)
     timeout: timedelta

@@ -131,10 +131,11 @@ class Backend(Protocol):
 class Connection(abc.ABC):
     """Opens the backend of one of the two programs. Commands of `celery-durable` find theirs in ``ctx.obj``.
 
-    ``name``: the program that the user typed, if it is not `celery`.
+    ``name``: the program that the user typed, if it is not `celery`. ``list_workflows``: its command that does this.
     """
 
     name: str
+    list_workflows = "workflows"
     no_color = False
 
     @abc.abstractmethod
