@@ -101,14 +101,24 @@ class LifecycleOperations:
             InstanceTerminal: The instance has ended.
             VersionMismatch: The version tag is not in ``if_version``.
         """
+        done: list[tuple[InstanceRow, list[DueRun]]] = []
 
         def work(tx: Tx) -> list[DueRun]:
             row = self._context.lock_unfinished(tx, workflow, instance_id, "wake", if_version)
-            if row.status is Status.PAUSED or row.claim_token is not None:
-                return []
-            return [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._context.grace)]
+            due_runs = []
+            if row.status is not Status.PAUSED and row.claim_token is None:
+                due_runs = [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._context.grace)]
+            done[:] = [(row, due_runs)]
+            return due_runs
 
-        due_runs = self._context.store.transact(work)
+        def was_applied(tx: Tx) -> list[DueRun] | None:
+            before, due_runs = done[0]
+            row = self._context.lock_row(tx, workflow, instance_id)
+            # The reason may be that of an earlier wake, and the version may have changed by an event, for example.
+            is_woken = row.wake_reason is WakeReason.WAKE and row.version != before.version
+            return due_runs if is_woken or not due_runs else None
+
+        due_runs = self._context.store.transact(work, find_committed=was_applied)
         self._context.after_commit(lambda: self._context.publish_runs(due_runs))
         return bool(due_runs)
 
@@ -131,32 +141,34 @@ class LifecycleOperations:
             VersionMismatch: The version tag is not in ``if_version``.
         """
         reason = self._context.clean_reason(reason)
-        target_run: list[int] = []
+        done: list[tuple[RunRef, list[DueRun]]] = []
 
         def work(tx: Tx) -> tuple[bool, list[DueRun]]:
             parent = instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
             # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
             answers.lock_parent(tx, parent)
             row = self._context.lock_unfinished(tx, workflow, instance_id, "terminate", if_version)
-            target_run[:] = [row.run_number]
             lifecycle.terminate(tx, row, reason=reason)
-            if parent is None:
-                return True, []
-            payload = values.encode_termination_answer(workflow, instance_id, reason)
-            event_id, grace = self._context.runtime.new_id(), self._context.grace
-            return True, answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=grace)
+            due_runs = []
+            if parent is not None:
+                payload = values.encode_termination_answer(workflow, instance_id, reason)
+                event_id, grace = self._context.runtime.new_id(), self._context.grace
+                due_runs = answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=grace)
+            done[:] = [(row.ref, due_runs)]
+            return True, due_runs
 
         def was_applied(tx: Tx) -> tuple[bool, list[DueRun]] | None:
+            ref, due_runs = done[0]
             row = self._context.lock_row(tx, workflow, instance_id)
-            if row.run_number not in target_run:
+            if row.ref != ref:
                 return False, []  # a concurrent restart has ended the intended run and started another
-            return (True, []) if row.status is Status.TERMINATED else None
+            return (True, due_runs) if row.status is Status.TERMINATED else None
 
         is_done, due_runs = self._context.store.transact(work, find_committed=was_applied)
 
         def notify_and_wake() -> None:
             if is_done:
-                notify.send_workflow_terminated(RunRef(workflow, instance_id, target_run[0]), reason=reason)
+                notify.send_workflow_terminated(done[0][0], reason=reason)
             self._context.publish_runs(due_runs)
 
         self._context.after_commit(notify_and_wake)

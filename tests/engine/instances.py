@@ -14,6 +14,7 @@ import sqlalchemy.orm
 from celery_durable.definitions import WorkflowDefinition
 from celery_durable.model import InstanceStatus, LogRecord, RunRef, Status, StepRecord, from_us
 from celery_durable.signals import event_received, ignore, listen
+from celery_durable.store import instances
 
 
 @contextmanager
@@ -73,6 +74,11 @@ class Instance:
         i = self.world.store.tables.instance
         query = sa.select(i).where(i.c.workflow == self.workflow, i.c.instance_id == self.id)
         return self.world.store.read(lambda tx: tx.execute(query).one())
+
+    @property
+    def tag(self) -> str:
+        """The tag of its version, as `if_version` takes it."""
+        return self.world.store.read(lambda tx: instances.read_with_tag(tx, self.workflow, self.id)).tag
 
     @property
     def state(self) -> InstanceStatus:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_durable import CreateOptions, OutboundEvent, Step, WorkflowEvent, signals
-from celery_durable.model import InstanceRow
-from celery_durable.store import instances
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer
-from tests.engine.instances import Instance
 from tests.engine.world import World
 from tests.store.lost_connections import cut_commit, cut_statement
 
@@ -110,99 +107,43 @@ def test_an_event_in_doubt_is_not_sent_to_two_runs(world: World, order, others, 
     assert sent == ([["yes"], []] if when == "after" else [[], ["yes"]])
 
 
-@cuts
-def test_a_termination_in_doubt_does_not_end_the_next_run(world: World, order, others, when) -> None:
-    instance = order.run()
-    with cut_commit(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
-        instance.terminate()
-    assert (instance.row.run_number, instance.status) == (2, "active")
-
-
-@pytest.fixture
-def paused():
-    """The ids of the instances whose pause was notified."""
-    ids: list[str] = []
-
-    def note(status: str, instance_id: str, **_: object) -> None:
-        if status == "paused":
-            ids.append(instance_id)
-
-    signals.workflow_suspended.connect(note)
-    yield ids
-    signals.workflow_suspended.disconnect(note)
-
-
-def tag_of(world: World, instance: Instance) -> str:
-    return world.store.read(lambda tx: instances.read_with_tag(tx, instance.workflow, instance.id)).tag
+CHANGES = {
+    "terminate": lambda operations, version: operations.lifecycle.terminate("parts", "p-1", if_version=version),
+    "restart": lambda operations, version: operations.rewind.restart("parts", "p-1", if_version=version),
+    "rewind": lambda operations, version: operations.rewind.restart("parts", "p-1", from_step="b", if_version=version),
+    "retry": lambda operations, version: operations.rewind.retry("parts", "p-1", if_version=version),
+    "restart_or_create": lambda operations, version: (
+        operations.create.restart_or_create("parts", id="p-1", if_status=["waiting"], if_version=version).run_number
+    ),
+    "send_event": lambda operations, version: operations.events.send("parts", "p-1", "c", if_version=version),
+    "set_result": lambda operations, version: operations.interventions.set_result(
+        "parts", "p-1", "c", 1, by="eve", if_version=version
+    ),
+    "skip": lambda operations, version: operations.interventions.skip(
+        "parts", "p-1", "c", by="eve", if_version=version
+    ),
+}
+RESULTS = {"terminate": None, "send_event": True, "set_result": 1, "skip": 1}
 
 
 @cuts
-def test_a_pause_in_doubt_returns_the_row_before_it_and_is_notified_once(world: World, order, paused, when) -> None:
-    instance = order.run()
-    with cut_commit(world.store, when=when) as cut:
-        before = world.operations.lifecycle.pause("order", instance.id, if_version=[tag_of(world, instance)])
-    assert cut == [when]
-    assert (before.status, instance.status, paused) == ("waiting", "paused", [instance.id])
-
-
-@cuts
-def test_a_pause_in_doubt_of_an_instance_that_another_resumed_is_done(world: World, order, others, when) -> None:
-    instance = order.run()
-
-    def pause_and_resume() -> None:
-        others.lifecycle.pause("order", instance.id)
-        others.lifecycle.resume("order", instance.id)
-
-    with cut_commit(world.store, when=when, then=pause_and_resume) as cut:
-        world.operations.lifecycle.pause("order", instance.id)
-    assert cut == [when]
-    assert instance.status == "paused"
-
-
-@cuts
-def test_a_requested_pause_in_doubt_returns_the_row_before_it(world: World, paused, when) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_in_doubt_with_a_version_is_done_once(world: World, when, change) -> None:
     @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", work)
-        step.do("rest", lambda: None)
+    def parts(event: WorkflowEvent, step: Step):
+        for name in "ab":
+            step.do(name, lambda: None)
+        if change == "retry":
+            raise ValueError("full")
+        step.wait_for_event("c", "c")
 
-    def work() -> None:
-        instance = order.of("o-1")
-        with cut_commit(world.store, when=when) as cut:
-            tag = tag_of(world, instance)
-            requests.append(world.operations.lifecycle.pause("order", "o-1", if_version=[tag]))
-        assert cut == [when]
-
-    requests: list[InstanceRow] = []
-    assert order.run(id="o-1").status == "paused"
-    (before,) = requests
-    assert (before.claim_token is None, before.pause_requested) == (False, False)
-    assert paused == ["o-1"]
-
-
-@cuts
-def test_a_resume_in_doubt_returns_the_row_before_it_and_sends_its_message(world: World, order, when) -> None:
-    instance = order.run()
-    instance.pause()
+    instance = parts.run(id="p-1")
     with cut_commit(world.store, when=when) as cut:
-        before = world.operations.lifecycle.resume("order", instance.id, if_version=[tag_of(world, instance)])
-    assert cut == [when]
-    assert (before.status, instance.status, [due.ref for due in world.messages]) == ("paused", "active", [instance.ref])
-
-
-@cuts
-def test_a_resume_in_doubt_of_an_instance_that_another_paused_is_done(world: World, order, others, when) -> None:
-    instance = order.run()
-    instance.pause()
-
-    def resume_and_pause() -> None:
-        others.lifecycle.resume("order", instance.id)
-        others.lifecycle.pause("order", instance.id)
-
-    with cut_commit(world.store, when=when, then=resume_and_pause) as cut:
-        world.operations.lifecycle.resume("order", instance.id)
-    assert cut == [when]
-    assert instance.status == "active"
+        result = CHANGES[change](world.operations, [instance.tag])
+    assert (cut, result) == ([when], RESULTS.get(change, 2))
+    assert instance.row.run_number == (1 if change in RESULTS else 2)
+    sent = [] if change == "terminate" else [instance.ref]
+    assert [due.ref for due in world.messages] == sent
 
 
 def test_a_restart_in_doubt_is_found_behind_another(world: World, order, others) -> None:
