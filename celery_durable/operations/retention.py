@@ -10,7 +10,8 @@ from celery_durable.errors import ValueRefused
 from celery_durable.model import TERMINAL, Count, Scope, Status
 from celery_durable.operations.context import OperationContext, is_possible_workflow_name
 from celery_durable.store import retention
-from celery_durable.store.retention import EndedFilter
+from celery_durable.store.engine import Tx
+from celery_durable.store.retention import EndedFilter, Position, PruneBatch
 
 _BATCH = 25
 
@@ -68,11 +69,22 @@ class RetentionOperations:
             return 0
         deleted, position = 0, None
         while True:
-            delete = functools.partial(retention.delete_ended, ended=ended, limit=_BATCH, after=position)
-            batch = self._context.store.transact(delete)
-            deleted, position = deleted + batch.deleted, batch.next_position
+            batch = self._delete_batch(ended, position)
+            deleted, position = deleted + len(batch.pks), batch.next_position
             if position is None:
                 return deleted
+
+    def _delete_batch(self, ended: EndedFilter, after: Position | None) -> PruneBatch:
+        done: list[PruneBatch] = []
+
+        def work(tx: Tx) -> PruneBatch:
+            done[:] = [retention.delete_ended(tx, ended, limit=_BATCH, after=after)]
+            return done[0]
+
+        def was_applied(tx: Tx) -> PruneBatch | None:
+            return None if retention.is_any_left(tx, done[0].pks) else done[0]
+
+        return self._context.store.transact(work, find_committed=was_applied)
 
 
 def _select_ended(

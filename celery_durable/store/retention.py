@@ -45,9 +45,9 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PruneBatch:
-    """What one batch has deleted, and where the next one continues. None means that no more are to be examined."""
+    """The keys that one batch has deleted, and where the next one continues; None: no more are to be examined."""
 
-    deleted: int
+    pks: Sequence[int]
     next_position: Position | None
 
 
@@ -67,7 +67,7 @@ def delete_expired(tx: Tx, *, limit: int) -> int:
     """Delete up to ``limit`` instances whose retention is over, oldest first. Returns how many."""
     # Each sweep asks, and nearly always there is none: the search is compiled once.
     found = [row.id for row in tx.run(_find_expired, limit=limit)]
-    return _delete(tx, found, _is_expired(tx.store)) if found else 0
+    return len(_delete(tx, found, _is_expired(tx.store))) if found else 0
 
 
 def delete_ended(tx: Tx, ended: EndedFilter, *, limit: int, after: Position | None = None) -> PruneBatch:
@@ -78,6 +78,12 @@ def delete_ended(tx: Tx, ended: EndedFilter, *, limit: int, after: Position | No
     found = [(row.completed_at, row.id) for row in tx.execute(query)]
     position = found[-1] if len(found) == limit else _find_last(tx, examined)
     return PruneBatch(_delete(tx, [pk for _, pk in found], ended.conditions(tx)), position)
+
+
+def is_any_left(tx: Tx, pks: Sequence[int]) -> bool:
+    """Whether an instance of these keys exists. It waits for a transaction that deletes them."""
+    i = tx.t.instance.c
+    return tx.execute(sa.select(i.id).where(i.id.in_(pks)).limit(1).with_for_update()).first() is not None
 
 
 def count_ended(tx: Tx, ended: EndedFilter) -> Count:
@@ -140,15 +146,15 @@ def _find_last(tx: Tx, examined: Any) -> Position | None:
     return None if last is None or last.n < MAX_EXAMINED else (last.completed_at, last.instance_pk)
 
 
-def _delete(tx: Tx, found: Sequence[int], conditions: Sequence[sa.ColumnElement[bool]]) -> int:
-    """Delete the instances of these keys for which the conditions are still true. Returns how many.
+def _delete(tx: Tx, found: Sequence[int], conditions: Sequence[sa.ColumnElement[bool]]) -> Sequence[int]:
+    """Delete the instances of these keys for which the conditions are still true. Returns their keys.
 
     They are found first and locked here: a search that locks the rows it reads would block all live instances.
     """
     i = tx.t.instance
     # A transaction that holds such a row is about to change it, so the row is skipped this time.
     locked = sa.select(i.c.id).where(i.c.id.in_(found), *conditions).order_by(i.c.id).with_for_update(skip_locked=True)
-    ids = tx.execute(locked).scalars().all() if found else []
+    ids: Sequence[int] = tx.execute(locked).scalars().all() if found else []
     if ids:
         for table in tx.t.metadata.sorted_tables:
             if "instance_pk" in table.c:
@@ -156,4 +162,4 @@ def _delete(tx: Tx, found: Sequence[int], conditions: Sequence[sa.ColumnElement[
                 is_deletable = [table.c.next_check_at.is_(None)] if table is tx.t.outbox else []
                 tx.execute(sa.delete(table).where(table.c.instance_pk.in_(ids), *is_deletable))
         tx.execute(sa.delete(i).where(i.c.id.in_(ids)))
-    return len(ids)
+    return ids

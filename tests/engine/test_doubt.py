@@ -223,6 +223,16 @@ def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(wor
     assert [each.attempts for each in world.operations.outbox.read()] == ([0] if method == "retry" else [])
 
 
+@cuts
+def test_a_batch_that_is_pruned_in_doubt_is_counted_once(world: World, order, when) -> None:
+    for n in range(30):
+        order.create(id=f"o-{n}").terminate()
+    world.accepted.clear()
+    with cut_commit(world.store, when=when) as cut:
+        assert world.operations.retention.prune(older_than="0 s") == 30
+    assert cut == [when]
+
+
 def refuse(event: OutboundEvent) -> None:
     raise ValueError("full")
 
