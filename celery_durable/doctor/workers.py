@@ -8,6 +8,7 @@ from datetime import datetime
 from celery_durable.app import Durable
 from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level
 from celery_durable.model import HEARTBEAT_INTERVAL, Heartbeat, format_duration
+from celery_durable.store import schedule
 
 _PING_SECONDS = 1.0
 
@@ -24,6 +25,9 @@ def check_workers(
     needed: dict[str, list[str]] = {durable.internals.settings.queue: []}
     for name, handle in durable.workflows.items():
         needed.setdefault(handle.definition.queue or durable.internals.settings.queue, []).append(name)
+    configured = set(needed)
+    for queue in durable.internals.store.read(schedule.read).queues:  # instances keep the queue that they began with
+        needed.setdefault(queue, [])
     for queue, names in needed.items():
         consumers_of_any_pool = [beat for beat in working if queue in beat.queues]
         consumers = [beat for beat in consumers_of_any_pool if beat.runs_workflows]
@@ -33,13 +37,9 @@ def check_workers(
             yield Finding(Level.FAIL, "queue", sentence, f"celery -A {APP} worker -P prefork -Q {queue}")
             continue
         if not consumers:
-            remedy = f"celery -A {APP} worker -Q {queue}"
-            yield Finding(
-                Level.FAIL,
-                "queue",
-                f"No worker consumes queue {queue!r}.{_describe_other_consumers(replying, queue)}",
-                remedy,
-            )
+            why = "" if queue in configured else ", and unfinished instances belong to it"
+            sentence = f"No worker consumes queue {queue!r}{why}.{_describe_other_consumers(replying, queue)}"
+            yield Finding(Level.FAIL, "queue", sentence, f"celery -A {APP} worker -Q {queue}")
             continue
         nodes = ", ".join(sorted({beat.node for beat in consumers})[:5])
         if all(queue not in replying.get(beat.node, {queue}) for beat in consumers):

@@ -232,6 +232,20 @@ def test_a_worker_of_another_queue_or_without_the_code_is_told(make: Make) -> No
     ]
 
 
+def test_a_queue_of_unfinished_instances_that_no_worker_consumes_is_a_failure(make: Make) -> None:
+    make().durable.internals.operations.create.instance("order", id="o-1")
+    app = make(durable_queue="renamed")
+    live(app, HeartbeatUpdate("w", "worker", "w@here", os.getpid(), queues=["renamed"], workflows=["order"]))
+    assert findings(app)["queue"] == [
+        ("OK", "'renamed' is consumed by w@here.", ""),
+        (
+            "FAIL",
+            "No worker consumes queue 'durable', and unfinished instances belong to it.",
+            "celery -A <your app> worker -Q durable",
+        ),
+    ]
+
+
 def test_a_worker_that_answers_but_does_not_work_here_is_a_failure(make: Make) -> None:
     app = make()
     with worker(app, hostname="w@here"):
