@@ -37,7 +37,8 @@ from celery_durable.model import (
     task_id,
 )
 from celery_durable.store import items
-from celery_durable.store.engine import Tx
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.statements import param, statement
 from celery_durable.store.step_format import STEPS
 
 _MAX_FAILURES = 10
@@ -45,10 +46,15 @@ _MAX_FAILURES = 10
 _OPEN = sorted(status.value for status in OPEN_STEPS)
 
 
+@statement
+def _select_run(s: Store) -> Any:
+    r = s.tables.run
+    return sa.select(r).where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
+
+
 def read_run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
     """Return one run of an instance, or None if it has no such run."""
-    r = tx.t.run
-    row = tx.execute(sa.select(r).where(r.c.instance_pk == pk, r.c.run_number == run_number)).first()
+    row = tx.run(_select_run, pk=pk, run=run_number).first()
     if row is None:
         return None
     return RunRow(

@@ -259,16 +259,20 @@ def read_statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:
     return {Child(row.workflow, row.instance_id): Status(row.status) for row in rows}
 
 
+@statement
+def _select_parent(s: Store) -> Any:
+    i = s.tables.instance.c
+    return sa.select(i.parent_pk, i.parent_run_number, i.parent_step_key).where(
+        i.workflow == param("workflow"), i.instance_id == param("instance"), i.parent_pk.is_not(None)
+    )
+
+
 def find_parent(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
     """Return the step that created an instance. It never changes.
 
     Returns None if no step created the instance, or if the instance does not exist.
     """
-    i = tx.t.instance.c
-    query = sa.select(i.parent_pk, i.parent_run_number, i.parent_step_key).where(
-        i.workflow == workflow, i.instance_id == instance_id, i.parent_pk.is_not(None)
-    )
-    row = tx.execute(query).first()
+    row = tx.run(_select_parent, workflow=workflow, instance=instance_id).first()
     return None if row is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key)
 
 

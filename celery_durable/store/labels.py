@@ -30,6 +30,12 @@ def _delete(s: Store) -> Any:
     return sa.delete(t).where(t.c.instance_pk == param("pk"), t.c.name == param("name"))
 
 
+@statement
+def _select(s: Store) -> Any:
+    t = s.tables.label.c
+    return sa.select(t.name, t.value).where(t.instance_pk == param("pk")).order_by(t.name)
+
+
 def insert(tx: Tx, pk: int, labels: Mapping[str, str]) -> None:
     """Insert labels of an instance that has no label with these names."""
     insert_many(tx, {pk: labels})
@@ -59,7 +65,7 @@ def merge(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:
 
 def read(tx: Tx, pk: int) -> dict[str, str]:
     """Return an instance's labels by name."""
-    return read_many(tx, [pk]).get(pk, {})
+    return {row.name: row.value for row in tx.run(_select, pk=pk)}
 
 
 def read_many(tx: Tx, pks: Collection[int]) -> dict[int, dict[str, str]]:

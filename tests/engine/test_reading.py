@@ -10,7 +10,9 @@ import pytest
 
 from celery_durable import CreateOptions, Step, WorkflowEvent
 from celery_durable.errors import CursorInvalid, InstanceNotFound, ValueRefused
-from celery_durable.model import Scope, Status
+from celery_durable.model import Parent, ParentStep, Scope, Status
+from celery_durable.store import instances, labels
+from celery_durable.store.engine import Tx
 from celery_durable.testing import START
 from tests.engine.world import World, on_one_database
 
@@ -153,3 +155,39 @@ def test_the_history_tells_what_a_run_was_given_and_when_it_began_and_ended(worl
     assert (history.params, history.created_at) == ({"order_id": "42", "cents": 5}, START)
     assert (history.started_at, history.completed_at) == (world.now, world.now)
     assert (history.status.status, history.status.output) == ("complete", "42: 5")
+
+
+def test_a_status_is_read_without_building_a_statement(world: World, order, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = order.run(GOOD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tx, "execute", None)  # runs statements that are built for one call
+        assert instance.output == "42: 5"
+
+
+def test_labels_and_parents_are_read_without_building_a_statement(
+    world: World, order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @world.workflow
+    def parent(event: WorkflowEvent, step: Step):
+        return step.child("order", order, GOOD, id="o-1", labels={"b": "2", "a": "1"})
+
+    parent.run()
+    created, pk = parent.of("i-1").row.id, order.of("o-1").row.id
+
+    def read(tx: Tx) -> list[Any]:
+        return [
+            list(labels.read(tx, pk).items()),
+            instances.find_parent(tx, "order", "o-1"),
+            instances.find_parent_step(tx, pk),
+        ]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tx, "execute", None)
+        found = world.store.read(read)
+    assert found == [[("a", "1"), ("b", "2")], Parent(created, 1, "order"), ParentStep("parent", "i-1", 1, "order")]
+
+
+def test_an_instance_that_no_step_created_has_no_parent(world: World, order) -> None:
+    pk = order.run(GOOD).row.id
+    assert world.store.read(lambda tx: (instances.find_parent(tx, "order", "i-1"), labels.read(tx, pk))) == (None, {})
+    assert world.store.read(lambda tx: instances.find_parent_step(tx, pk)) is None
