@@ -10,6 +10,7 @@ from celery.fixups.django import DjangoFixup
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from sqlalchemy.exc import DBAPIError
 
 from celery_durable.app import Durable
 from celery_durable.contrib.django import wiring
@@ -17,7 +18,7 @@ from celery_durable.errors import DurableError, StoreUnavailable
 from celery_durable.explain.remedies import is_pooler_rejection
 from celery_durable.store import migrate, server_info
 from celery_durable.store.engine import Store
-from celery_durable.store.faults import find_driver_error
+from celery_durable.store.faults import describe_fault
 from celery_durable.store.schema import REVISION
 
 _ENGINES = ("postgresql", "mysql", "sqlite")
@@ -165,11 +166,17 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> list[Che
         return []
     try:
         return list(_find_database_faults(alias, wiring.find_durable().internals.store))
-    except StoreUnavailable as error:
-        answer = str(find_driver_error(error))
-        if not is_pooler_rejection(answer):
-            raise
-        return [_warn_of_pooler(f"The database {alias!r} is behind a pooler in transaction mode: {answer}")]
+    except (StoreUnavailable, DBAPIError) as error:
+        answer = describe_fault(error)
+        if is_pooler_rejection(answer):
+            return [_warn_of_pooler(f"The database {alias!r} is behind a pooler in transaction mode: {answer}")]
+        return [
+            Error(
+                f"The database {alias!r} cannot be used: {answer}",
+                hint=f"Is the server of DATABASES[{alias!r}] running, and is this entry right? Then run this again.",
+                id="celery_durable.E005",
+            )
+        ]
 
 
 def _find_database_faults(alias: str, store: Store) -> Iterator[CheckMessage]:

@@ -164,3 +164,18 @@ def test_a_database_without_tables_is_migrated_by_its_alias(alias: str, make_pro
             "If it finds nothing to apply, run: python manage.py durable migrate",
         )
     ]
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("PORT", "1"), ("NAME", "absent")])
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_database_that_cannot_be_used(
+    alias: str, make_project: Any, monkeypatch: pytest.MonkeyPatch, name: str, wrong: str
+) -> None:
+    wiring.attach(make_project(durable_database_url=None))
+    monkeypatch.setitem(connections.settings[alias], name, wrong)
+    ((id_, message, hint),) = [_describe(each) for each in checks.check_database([alias])]
+    assert (id_, hint) == (
+        "celery_durable.E005",
+        f"Is the server of DATABASES[{alias!r}] running, and is this entry right? Then run this again.",
+    )
+    assert message.startswith(f"The database {alias!r} cannot be used: ")
