@@ -232,7 +232,9 @@ class OutboundDeliverer:
             delivery.name,
         )
         delay = timedelta(seconds=self._settings.unknown_workflow_seconds)
-        self._release(delivery, retry_in=delay, counts_as_attempt=False)
+        is_first = delivery.attempt == 1  # else the error of the last attempt says more
+        error = f"No handler: the last worker has no @durable.outbound({delivery.name!r})" if is_first else None
+        self._release(delivery, retry_in=delay, error=error, counts_as_attempt=False)
         return f"noop: outbound event {delivery.name!r} has no handler in this worker"
 
     def _release(

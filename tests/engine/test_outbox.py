@@ -278,9 +278,21 @@ def test_an_event_that_no_worker_survives_is_given_up(world: World, post: Post) 
 def test_a_worker_without_the_handler_leaves_the_event_for_one_that_has_it(world: World, post: Post) -> None:
     handlers, post.handlers = post.handlers, {}
     assert post.deliver() == ["noop: outbound event 'OrderShipped' has no handler in this worker"]
+    (row,) = outbox(world)
+    assert (row.attempts, row.last_error) == (0, "No handler: the last worker has no @durable.outbound('OrderShipped')")
     world.run_after(5)
     post.handlers = handlers
     assert post.deliver() == ["delivered"]
+
+
+def test_a_worker_without_the_handler_keeps_the_error_of_the_last_attempt(world: World, post: Post) -> None:
+    post.errors = [ValueError("full")]
+    assert post.deliver() == ["tried again: ValueError"]
+    world.run_after(600)
+    post.handlers = {}
+    assert post.deliver() == ["noop: outbound event 'OrderShipped' has no handler in this worker"]
+    (row,) = outbox(world)
+    assert (row.attempts, row.last_error) == (1, "ValueError: full")
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
