@@ -108,9 +108,18 @@ class Runtime:
         """Pause the calling thread between two checks."""
         time.sleep(seconds)
 
-    async def sleep_async(self, seconds: float, call_async: CallAsync) -> None:  # noqa: ARG002  # for other runtimes
-        """Pause a coroutine between two checks. ``call_async`` calls what a runtime does meanwhile."""
-        await asyncio.sleep(seconds)
+    def wait_for_progress(self, pause: float, left: float) -> None:  # noqa: ARG002  # for runtimes with another clock
+        """Pause a thread that waits for an instance, until it looks again. It waits ``left`` seconds at most."""
+        self.sleep(pause)
+
+    async def wait_for_progress_async(
+        self,
+        pause: float,
+        left: float,  # noqa: ARG002
+        call_async: CallAsync,  # noqa: ARG002  # for what a runtime does meanwhile
+    ) -> None:
+        """Do what `wait_for_progress` does, for a coroutine."""
+        await asyncio.sleep(pause)
 
     def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         """Call ``work`` on a daemon thread after every pause of ``seconds``, until it returns False."""

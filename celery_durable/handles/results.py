@@ -22,7 +22,7 @@ def wait_for_result(
     """
     polling = _Polling(internals, definition, instance_id, timeout)
     while not (status := polling.read()).status.is_terminal:
-        internals.runtime.sleep(polling.next_pause(status))
+        internals.runtime.wait_for_progress(*polling.next_pause(status))
     return decode_output(definition, instance_id, status)
 
 
@@ -35,7 +35,7 @@ async def await_result(
     """Do what `wait_for_result` does, for async code."""
     polling = _Polling(internals, definition, instance_id, timeout)
     while not (status := await internals.call_async(polling.read)).status.is_terminal:
-        await internals.runtime.sleep_async(polling.next_pause(status), internals.call_async)
+        await internals.runtime.wait_for_progress_async(*polling.next_pause(status), internals.call_async)
     return decode_output(definition, instance_id, status)
 
 
@@ -54,13 +54,13 @@ class _Polling:
         """Return the status as it is now."""
         return self._internals.operations.queries.get(self._workflow, self._instance_id).status
 
-    def next_pause(self, status: InstanceStatus) -> float:
-        """Return the seconds until the next look; raises ResultTimeout if there is none."""
+    def next_pause(self, status: InstanceStatus) -> tuple[float, float]:
+        """Return the seconds until the next look, and until the last; raises ResultTimeout if there is none."""
         left = self._deadline - self._internals.runtime.monotonic()
         if left <= 0:
             raise ResultTimeout(self._workflow, self._instance_id, status.status, self._limit)
         pause, self._pause = min(self._pause, left), min(self._pause * 1.5, 0.5)
-        return pause
+        return pause, left
 
 
 def decode_output(definition: Definition, instance_id: str, status: InstanceStatus) -> Any:

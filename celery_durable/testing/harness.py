@@ -258,13 +258,15 @@ class DurableHarness:
         left = self._sweeper.seconds_to_next()
         return None if math.isinf(left) else self.clock.now + timedelta(seconds=left)
 
-    def _wait_for_work(self, seconds: float) -> None:
-        """Let time pass for code that waits for a result."""
-        has_worked = self.run_until_idle() > 0
-        if self.next_due() is not None:
-            self.advance(seconds)
-        elif not has_worked:
+    def _wait_for_work(self, pause: float, left: float) -> None:
+        """Work for code that waits for a result. If there is nothing to do, let time pass until something is due."""
+        if self.run_until_idle() > 0:
+            return
+        due_at = self.next_due()
+        if due_at is None:
             raise NothingDue
+        seconds = max(pause, (due_at - self.clock.now).total_seconds())
+        self.advance_to(self.clock.now + timedelta(seconds=min(seconds, left)))
 
     def deliver(self, what: DueRun | RunRef | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
         """Deliver a dispatch message of an instance to a runner.

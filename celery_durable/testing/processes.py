@@ -43,7 +43,7 @@ class Processes:
         code: Deployed,
         messages: Messages,
         send: Send,
-        wait: Callable[[float], None],
+        wait: Callable[[float, float], None],
     ) -> None:
         self._settings, self._clock, self._seed, self._mocks = settings, clock, seed, mocks
         self._code, self._messages, self._send = code, messages, send
@@ -114,12 +114,15 @@ class Processes:
 class _WebRuntime(HarnessRuntime):
     """The runtime of the test's own process. Code that waits for a result moves the clock to the next work."""
 
-    def __init__(self, clock: Clock, *, seed: int, wait: Callable[[float], None]) -> None:
+    def __init__(self, clock: Clock, *, seed: int, wait: Callable[[float, float], None]) -> None:
         super().__init__(clock, name="web", seed=seed)
         self._wait = wait
 
+    def wait_for_progress(self, pause: float, left: float) -> None:
+        self._wait(pause, left)
+
     def sleep(self, seconds: float) -> None:
-        self._wait(seconds)
+        self._wait(seconds, seconds)
 
 
 def _never_sync(connection: Any, _: object) -> None:

@@ -72,9 +72,9 @@ class HarnessRuntime(Runtime):
         """Move the clock instead of waiting."""
         self._clock.advance(seconds)
 
-    async def sleep_async(self, seconds: float, call_async: CallAsync) -> None:
+    async def wait_for_progress_async(self, pause: float, left: float, call_async: CallAsync) -> None:
         """Move the clock instead of waiting, and do what is due, on the thread of async calls."""
-        await call_async(lambda: self.sleep(seconds))
+        await call_async(lambda: self.wait_for_progress(pause, left))
 
     def back_off(self, times: int) -> None:
         """Do not wait."""

@@ -255,13 +255,6 @@ def test_handles_of_any_module_act_on_the_harness_inside_its_block() -> None:
     assert bound.host is durable
 
 
-def test_waiting_for_a_result_runs_the_last_work_there_is(make_harness) -> None:
-    harness = make_harness(define(lambda event, step: "done", name="instant"))
-    start = harness.clock.now
-    assert harness.workflow("instant").create().result(timeout=10) == "done"
-    assert harness.clock.now == start
-
-
 def test_new_code_is_deployed_under_running_instances(make_harness) -> None:
     harness = make_harness(purchase)
     handle = harness.create(purchase, {"cents": 5})
