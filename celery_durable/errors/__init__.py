@@ -7,8 +7,8 @@
       SchemaIncomplete, UnsupportedDatabase, StoreUnavailable
       DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
-                    EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, CursorInvalid, FilterTooBroad,
-                    NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
+                    EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, SleepTooFar, CursorInvalid,
+                    FilterTooBroad, NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid
       InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
       StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout, WorkflowFailed
@@ -102,6 +102,7 @@ from celery_durable.errors.values import (
     NameInvalid,
     NotSerializable,
     PayloadTooLarge,
+    SleepTooFar,
     StartTooFar,
     TaskRefused,
     TooManyLabels,
@@ -152,6 +153,7 @@ __all__ = [
     "SchemaIncomplete",
     "SchemaOutdated",
     "SettingUnknown",
+    "SleepTooFar",
     "StartTooFar",
     "StepCancelled",
     "StepCommitConflict",

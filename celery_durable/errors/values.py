@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from celery_durable.errors.base import DurableError, join_problems, quote
 
@@ -157,14 +157,32 @@ class StartTooFar(ValueRefused):
 
     Attributes:
         run_at: The requested start.
-        maximum: How far ahead a start may be.
+        maximum: How far ahead a start may be, such as ``365 d``.
     """
 
-    def __init__(self, run_at: datetime, maximum: timedelta) -> None:
+    def __init__(self, run_at: datetime, maximum: str) -> None:
         self.run_at, self.maximum = run_at, maximum
         super().__init__(
             f"run_at={run_at} is too far ahead: a start can be put off by up to {maximum} "
             "(durable_max_sleep_seconds). Create the instance later."
+        )
+
+
+class SleepTooFar(ValueRefused):
+    """``sleep_until`` was given a time further ahead than ``durable_max_sleep_seconds`` allows.
+
+    Sleep several times, or raise the setting.
+
+    Attributes:
+        until: The requested end of the sleep.
+        maximum: How long a sleep may last, such as ``365 d``.
+    """
+
+    def __init__(self, until: datetime, maximum: str) -> None:
+        self.until, self.maximum = until, maximum
+        super().__init__(
+            f"sleep_until={until} is too far ahead: a sleep can last up to {maximum} (durable_max_sleep_seconds). "
+            "Sleep several times, or raise the setting."
         )
 
 

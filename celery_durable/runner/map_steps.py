@@ -24,6 +24,7 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     TaskSendingStep,
+    format_duration,
     task_event_type,
     task_id,
 )
@@ -192,7 +193,8 @@ class MapSteps:
         """
         policy, answer = execution.policy, item.answer
         if answer is None:
-            answer = values.encode_error_answer("StepTimeout", f"no answer within {policy.timeout}")
+            timeout = format_duration(policy.timeout or self._context.env.settings.max_sleep)
+            answer = values.encode_error_answer("StepTimeout", f"no answer within {timeout}")
         error = values.read_answer_error(answer)
         is_used_up = policy.max_attempts is not None and item.attempts >= policy.max_attempts
         if is_used_up or error is None or error.is_non_retryable:

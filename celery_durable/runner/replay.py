@@ -20,6 +20,7 @@ from celery_durable.errors import (
     EventPayloadInvalid,
     EventTimeout,
     NonRetryableError,
+    SleepTooFar,
     StepCancelled,
     StepFailed,
     StepMaxAttemptsExceeded,
@@ -27,7 +28,17 @@ from celery_durable.errors import (
     StepTimeout,
     Suspend,
 )
-from celery_durable.model import EPOCH, LogLevel, OpenWait, ReceivedEvent, StepRow, StepStatus, StepType, from_us
+from celery_durable.model import (
+    EPOCH,
+    LogLevel,
+    OpenWait,
+    ReceivedEvent,
+    StepRow,
+    StepStatus,
+    StepType,
+    format_duration,
+    from_us,
+)
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.body_steps import BodySteps
 from celery_durable.runner.call_fingerprint import CallFingerprint
@@ -197,10 +208,10 @@ class ReplayContext:
             identity = self._identify_arguments(call)
         name = values.check_text_name("Step name", name, self._max_name_length)
         entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
-        if isinstance(identity, datetime) and entry.row is None and identity > self._now():
+        if isinstance(identity, datetime) and entry.row is None:
             # The limit is checked against a time that is the same in every pass. Otherwise a later pass could accept
             # a call that an earlier pass refused, although the workflow function handled the refusal.
-            values.parse_pause(identity - self._now(), maximum=self._context.env.settings.max_sleep)
+            self._check_wake_time(identity)
         if entry.is_repeated:
             self._context.add_log(
                 LogLevel.WARNING,
@@ -211,6 +222,11 @@ class ReplayContext:
                 entry.key, entry.name, entry.seq, self._context.replay_state.rows.get(entry.key), is_repeated=True
             )
         return StepExecution(call, entry, policy, fn)
+
+    def _check_wake_time(self, until: datetime) -> None:
+        maximum = self._context.env.settings.max_sleep
+        if until - self._now() > maximum:
+            raise SleepTooFar(until, format_duration(maximum))
 
     def _identify_arguments(self, call: SleepCall | WaitCall | TaskCall | MapCall | ChildCall) -> Any:
         """Check a call's arguments, and return a value that identifies its work, as the fingerprint of a body does.

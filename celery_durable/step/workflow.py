@@ -113,7 +113,7 @@ class Step(Branches):
 
         Raises:
             InstantInvalid: ``when`` has no time zone.
-            DurationInvalid: ``when`` is too far ahead.
+            SleepTooFar: ``when`` is too far ahead.
         """
         self._context.call(SleepCall(name, 0, values.to_utc(when, "sleep_until")))
 

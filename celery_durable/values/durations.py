@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytimeparse2
 
 from celery_durable.errors import DurationInvalid, InstantInvalid
+from celery_durable.model import format_duration
 
 Duration = timedelta | str | int | float
 """A timedelta, a number of seconds, or text such as "10 seconds", "1.5 h", "3 days"."""
@@ -32,9 +33,10 @@ def parse_duration(
     """
     span = _read_duration(value)
     if span < minimum:
-        raise DurationInvalid(value, f"it is shorter than {minimum}")
+        raise DurationInvalid(value, f"it is shorter than {format_duration(minimum)}")
     if maximum is not None and span > maximum:
-        raise DurationInvalid(value, f"it is longer than {maximum}" + (f" ({setting})" if setting else ""))
+        longest = format_duration(maximum) + (f" ({setting})" if setting else "")
+        raise DurationInvalid(value, f"it is longer than {longest}")
     return span
 
 

@@ -168,9 +168,7 @@ def test_a_duration_is_at_most_a_hundred_years(option: Any) -> None:
     define(order, **{option: "36500 days"})
     with pytest.raises(DurationInvalid) as refused:
         define(order, **{option: timedelta.max})
-    assert str(refused.value).startswith(
-        f"Duration {timedelta.max!r} cannot be used: it is longer than 36500 days, 0:00:00."
-    )
+    assert str(refused.value).startswith(f"Duration {timedelta.max!r} cannot be used: it is longer than 36500 d.")
 
 
 def test_the_defaults_of_steps_are_a_configuration_of_steps() -> None:

@@ -185,7 +185,7 @@ def test_gather_can_hand_out_failures_as_results(world: World) -> None:
     assert instance.output == ["StepFailed", "str", "EventTimeout"]
     assert [str(seen[-1][0]), str(seen[-1][2])] == [
         "Step 'a' failed after 1 attempt: ValueError: no",
-        "Step 'c' failed after 1 attempt: EventTimeout: No event 'approval' came within 0:01:00",
+        "Step 'c' failed after 1 attempt: EventTimeout: No event 'approval' came within 1 min",
     ]
     assert isinstance(seen[-1][2], EventTimeout)
 

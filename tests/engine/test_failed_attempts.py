@@ -304,7 +304,7 @@ def test_failed_items_of_a_map_are_recorded_with_their_positions(world: World) -
     assert found[:3] == [
         (1, 1, "failed", "no ink"),
         (1, 2, "failed", "still none"),
-        (2, 1, "timedOut", "no answer within 0:01:00"),
+        (2, 1, "timedOut", "no answer within 1 min"),
     ]
 
 

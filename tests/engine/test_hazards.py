@@ -90,7 +90,7 @@ def test_one_wake_up_ends_only_those_branches_whose_time_has_come(world: World) 
         world.run_after(timedelta(hours=hours))
         seen.append([key for key, status in instance.statuses().items() if status != "waiting"])
     assert seen == [["one hour"], ["two hours", "one hour"], ["two hours", "a day", "one hour"]]
-    assert instance.error == "EventTimeout: No event 'approval' came within 1 day, 0:00:00"
+    assert instance.error == "EventTimeout: No event 'approval' came within 1 d"
 
 
 # --- nothing returned -----------------------------------------------------------------------------

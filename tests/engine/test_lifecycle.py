@@ -133,7 +133,7 @@ def test_a_deadline_that_passed_while_paused_times_out_on_resume(world: World, e
     world.run_after(timedelta(days=2))
     instance.resume()
     world.run_until_idle()
-    assert instance.error == "EventTimeout: No event 'approval' came within 1 day, 0:00:00"
+    assert instance.error == "EventTimeout: No event 'approval' came within 1 d"
 
 
 def test_a_body_that_runs_is_not_interrupted_by_a_pause_which_takes_effect_at_its_boundary(world: World) -> None:

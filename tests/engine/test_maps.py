@@ -121,7 +121,7 @@ def test_what_gets_lost_is_sent_again_when_its_time_is_over(world: World) -> Non
     world.run_until_idle()
     assert pages(world.sent) == [0, 1, 1]
     world.run_after(3600)
-    assert instance.output == [StepTimeout.__name__, "StepTimeout", "item 1: no answer within 1:00:00", 2]
+    assert instance.output == [StepTimeout.__name__, "StepTimeout", "item 1: no answer within 1 h", 2]
 
 
 def test_nothing_to_do_is_done_at_once(world: World) -> None:

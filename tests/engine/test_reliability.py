@@ -112,7 +112,7 @@ def test_wait_for_event_has_a_hard_timeout(world: World) -> None:
     world.advance(61)
     instance.send("approval", "late")
     world.run_until_idle()
-    assert instance.output == "No event 'approval' came within 0:01:00"
+    assert instance.output == "No event 'approval' came within 1 min"
     assert instance.statuses() == {"approval": "errored"}
     assert instance.events() == [("approval", "late", None)]
 

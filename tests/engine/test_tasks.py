@@ -116,7 +116,7 @@ def test_a_task_that_got_lost_is_sent_again_when_its_time_is_over(world: World, 
     assert len(world.sent) == 2
     world.run_after(3600)
     assert instance.output == [
-        "StepTimeout", "StepTimeout", "Celery task 'media.resize' did not answer within 1:00:00", 2,
+        "StepTimeout", "StepTimeout", "Celery task 'media.resize' did not answer within 1 h", 2,
     ]  # fmt: skip
     assert not answer(world, world.sent[1], "too late")
 

@@ -115,9 +115,9 @@ def test_months_and_years_are_refused_because_their_length_is_a_guess(text: str)
         (float("nan"), "it is not a number"),
         (float("inf"), "it is too long"),
         (1e300, "it is too long"),
-        (-1, "it is shorter than 0:00:00"),
-        ("-5 s", "it is shorter than 0:00:00"),
-        (timedelta(microseconds=-1), "it is shorter than 0:00:00"),
+        (-1, "it is shorter than 0 ms"),
+        ("-5 s", "it is shorter than 0 ms"),
+        (timedelta(microseconds=-1), "it is shorter than 0 ms"),
     ],
 )
 def test_what_is_no_length_of_time_is_refused_with_the_reason(value: object, reason: str) -> None:
@@ -140,8 +140,8 @@ def test_a_range_includes_both_its_ends() -> None:
         parse_duration("999 ms", **bounds)
     with pytest.raises(DurationInvalid) as too_long:
         parse_duration("366 days", **bounds)
-    assert str(too_short.value) == f"Duration '999 ms' cannot be used: it is shorter than 0:00:01. {REMEDY}"
-    assert str(too_long.value) == (f"Duration '366 days' cannot be used: it is longer than 365 days, 0:00:00. {REMEDY}")
+    assert str(too_short.value) == f"Duration '999 ms' cannot be used: it is shorter than 1.0 s. {REMEDY}"
+    assert str(too_long.value) == (f"Duration '366 days' cannot be used: it is longer than 365 d. {REMEDY}")
 
 
 @settings(deadline=None)
