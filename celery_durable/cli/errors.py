@@ -62,7 +62,8 @@ def make_cli_error(message: str, *, code: str, http_status: int, target: Sequenc
         case "INSTANCE_TERMINAL" | "INSTANCE_NOT_ERRORED":
             hint = f"To start a new run: {_COMMAND_PREFIX} restart {shlex.join(target)}"
         case "STEP_NOT_OPEN":
-            rewind = f"To run it again: {_COMMAND_PREFIX} rewind {shlex.join(target)} STEP"
+            step = click.get_current_context().params["step"]
+            rewind = f"To run it again: {_COMMAND_PREFIX} rewind {shlex.join([*target, step])}"
             hint = hint.replace("Use restart(from_step=...) to run it again.", rewind)
         case "INSTANCE_ID_ALREADY_EXISTS":
             hint = f"Use another --id, or inspect this one: {_COMMAND_PREFIX} show {shlex.join(target)}"

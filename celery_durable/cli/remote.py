@@ -144,9 +144,9 @@ class RemoteCommands(CommandGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command that the user typed. No similar name is suggested for one that needs the database."""
+        """Resolve the command that the user typed. No similar name is suggested for one that only the app has."""
         if args[0] in MODULES and args[0] not in self.list_commands(ctx):
-            ctx.fail(f"{args[0]!r} does not work over HTTP. Use: celery -A {YOUR_APP} durable {args[0]}")
+            ctx.fail(f"celery-durable has no command {args[0]!r}. Use: celery -A {YOUR_APP} durable {args[0]}")
         return super().resolve_command(ctx, args)
 
 

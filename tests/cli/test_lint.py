@@ -70,7 +70,12 @@ def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
     )
     (folder / "latin.py").write_bytes(b"# coding: latin-1\nname = '\xe9'\n")
     assert lint("latin.py").code == 0
-    assert lint("gone.py").err.startswith("error: gone.py cannot be read: [Errno 2] No such file or directory")
+
+
+def test_a_file_that_does_not_exist_is_named() -> None:
+    said = lint("gone.py")
+    assert said.code == 1
+    assert said.err == "error: gone.py does not exist.\nhint: Name a file or a folder that exists.\n"
 
 
 def test_the_hook_runs_a_program_that_loads_neither_the_app_nor_the_database(folder: Path) -> None:

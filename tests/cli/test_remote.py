@@ -142,11 +142,11 @@ def test_a_server_without_the_api_is_no_older_api(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("command", ["migrate", "emit", "leases"])
-def test_a_command_that_needs_the_database_says_where_it_works(command: str) -> None:
+def test_a_command_that_only_the_app_has_says_where_it_works(command: str) -> None:
     said = remote(command)
     assert said.code == 2
     assert said.err.endswith(
-        f"Error: {command!r} does not work over HTTP. Use: celery -A <your app> durable {command}\n"
+        f"Error: celery-durable has no command {command!r}. Use: celery -A <your app> durable {command}\n"
     )
 
 

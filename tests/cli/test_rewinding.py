@@ -63,7 +63,7 @@ def test_steps_are_settled_by_hand_and_show_tells_by_whom(shop: Shop, monkeypatc
     assert said.code == 1
     assert said.err.splitlines()[1] == (
         "hint: Only an open step, or one that ended an errored instance, can be completed by hand. To run it again: "
-        "celery -A <your app> durable rewind charge c-1 STEP"
+        "celery -A <your app> durable rewind charge c-1 'charge card'"
     )
 
 

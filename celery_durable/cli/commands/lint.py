@@ -61,6 +61,8 @@ def _read(path: Path) -> str:
     try:
         with tokenize.open(path) as file:  # in the encoding that the file declares
             return file.read()
+    except FileNotFoundError as exc:
+        raise CliError(f"{path} does not exist.", "Name a file or a folder that exists.") from exc
     except (OSError, SyntaxError, UnicodeDecodeError) as exc:
         raise CliError(f"{path} cannot be read: {exc}", "Leave it out, or make it readable as UTF-8.") from exc
 
