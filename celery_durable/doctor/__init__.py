@@ -17,7 +17,7 @@ from celery_durable.doctor.database import check_database
 from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level
 from celery_durable.doctor.workers import check_workers
 from celery_durable.errors import DurableError
-from celery_durable.explain.remedies import find_remedy
+from celery_durable.explain.remedies import find_remedy, is_refused_connection
 from celery_durable.model import SWEEP_TASK, Heartbeat, Outage, format_duration, iso
 from celery_durable.store import outbox, schedule
 
@@ -135,8 +135,7 @@ def _check_broker(durable: Durable) -> Generator[Finding, None, bool]:
         yield Finding(Level.FAIL, "broker", sentence, f'Install the library: pip install "celery[{extra}]"')
         return False
     except Exception as exc:  # noqa: BLE001  # each transport has its own errors
-        sentence = f"The broker {url} does not answer: {exc}."
-        yield Finding(Level.FAIL, "broker", sentence, "Is the server running, and is broker_url right?")
+        yield _describe_broker_error(url, str(exc))
         return False
     if transport == "memory":
         sentence = "The broker is the memory of this process: workers in other processes get no messages."
@@ -146,6 +145,15 @@ def _check_broker(durable: Durable) -> Generator[Finding, None, bool]:
     if transport in _READ_TIMEOUT_OPTIONS:
         yield _check_read_timeout(transport, conf.broker_transport_options or {})
     return True
+
+
+def _describe_broker_error(url: str, error: str) -> Finding:
+    error = error.removesuffix(".")
+    if is_refused_connection(error):
+        sentence = f"The broker {url} refuses the connection: {error}."
+        return Finding(Level.FAIL, "broker", sentence, find_remedy(error))
+    sentence = f"The broker {url} does not answer: {error}."
+    return Finding(Level.FAIL, "broker", sentence, "Is the server running, and is broker_url right?")
 
 
 def _check_read_timeout(transport: str, options: dict[str, Any]) -> Finding:

@@ -7,12 +7,16 @@ from typing import Literal
 
 _UNKNOWN_BROKER_ERROR = "Check the broker's log for this error."
 _UNKNOWN_DATABASE_ERROR = "Is the server running, and is durable_database_url right?"
+_REFUSED_HOST = r"NOT_ALLOWED|\(530\)"
+_REFUSED_LOGIN = r"Login was refused|username-password pair|Authentication required"
 _POOLER = "unsupported startup parameter"
 _BROKER_REMEDIES = (
     (
         r"PRECONDITION_FAILED|\(406\)",
         "The queue exists with other arguments: delete it, or declare it in task_queues with these arguments.",
     ),
+    (_REFUSED_HOST, "Create the virtual host that broker_url names, and allow the user to use it."),
+    (_REFUSED_LOGIN, "Correct the user name and the password in broker_url."),
     (r"ACCESS_REFUSED|\(403\)", "Allow the broker's user to configure, write and read this queue and its exchange."),
     (
         r"RESOURCE_LOCKED|\(405\)",
@@ -56,6 +60,11 @@ _DATABASE_REMEDIES = ((_POOLER, "Behind PgBouncer in transaction mode, set durab
 def is_full_queue(error: str) -> bool:
     """Whether the broker rejected a message because the queue has reached its limit."""
     return "basic.nack" in error
+
+
+def is_refused_connection(error: str) -> bool:
+    """Whether the broker answers, and refuses the virtual host or the login of its URL."""
+    return re.search(f"{_REFUSED_HOST}|{_REFUSED_LOGIN}", error) is not None
 
 
 def is_pooler_rejection(error: str) -> bool:

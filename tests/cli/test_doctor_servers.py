@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery
+from kombu import Connection
 
 from celery_durable import Durable
 from celery_durable.doctor.database import check_galera
@@ -15,7 +16,7 @@ from celery_durable.store import server_info
 from celery_durable.store.engine import Store
 from celery_durable.store.schema import REVISION
 from tests.cli.installations import Make, findings, make, one
-from tests.services import BROKERS, missing
+from tests.services import BROKERS, missing, require_broker
 
 __all__ = ["make"]
 REDIS, RABBITMQ = BROKERS["redis"], BROKERS["rabbitmq"]
@@ -27,6 +28,41 @@ def test_a_broker_that_does_not_answer_is_a_failure(make: Make, url: str) -> Non
     assert (level, remedy) == ("FAIL", "Is the server running, and is broker_url right?")
     assert sentence.startswith("The broker ")
     assert "secret" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said", "remedy"),
+    [
+        (
+            "rabbitmq",
+            {"virtual_host": "nope"},
+            "Connection.open: (530) NOT_ALLOWED - vhost nope not found.",
+            "Create the virtual host that broker_url names, and allow the user to use it.",
+        ),
+        (
+            "rabbitmq",
+            {"password": "wrong"},
+            "(0, 0): (403) ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see "
+            "the broker logfile.",
+            "Correct the user name and the password in broker_url.",
+        ),
+        (
+            "redis",
+            {"userid": "nobody", "password": "wrong"},
+            "invalid username-password pair or user is disabled.",
+            "Correct the user name and the password in broker_url.",
+        ),
+    ],
+)
+def test_a_broker_that_refuses_the_connection_is_a_failure_with_its_reason(
+    make: Make, kind: str, change: dict[str, str], said: str, remedy: str
+) -> None:
+    parts = Connection(require_broker(kind))
+    url = Connection(**{**parts.info(), **change}).as_uri(include_password=True)
+    level, sentence, fix = one(make(url), "broker")
+    assert (level, fix) == ("FAIL", remedy)
+    assert sentence.endswith(f" refuses the connection: {said}")
+    assert "wrong" not in sentence
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,20 @@ _UNKNOWN = "Check the broker's log for this error."
             "Allow the broker's user to configure, write and read this queue",
         ),
         (
+            "NotAllowed: Connection.open: (530) NOT_ALLOWED - vhost snacks not found",
+            "Create the virtual host that broker_url names",
+        ),
+        (
+            "AccessRefused: (0, 0): (403) ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For "
+            "details see the broker logfile.",
+            "Correct the user name and the password",
+        ),
+        ("AuthenticationError: Authentication required.", "Correct the user name and the password"),
+        (
+            "AuthenticationError: invalid username-password pair or user is disabled.",
+            "Correct the user name and the password",
+        ),
+        (
             "ResourceLocked: Queue.declare: (405) RESOURCE_LOCKED - cannot obtain exclusive access to locked queue "
             "'snacks' in vhost '/'",
             "Another connection has exclusive use of the queue",
