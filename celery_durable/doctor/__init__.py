@@ -19,7 +19,7 @@ from celery_durable.doctor.workers import check_workers
 from celery_durable.errors import DurableError
 from celery_durable.explain.remedies import find_remedy, is_refused_connection
 from celery_durable.model import SWEEP_TASK, Heartbeat, Outage, format_duration, iso
-from celery_durable.store import outbox, schedule
+from celery_durable.store import outbox, overview, schedule
 
 __all__ = ["Finding", "Level", "check_all"]
 
@@ -220,9 +220,12 @@ def _since(outage: Outage) -> datetime:
 
 def _check_backlog(durable: Durable) -> Finding:
     first, now = durable.internals.store.read(schedule.read_next_due)
-    if first is None or now - first <= _MAX_LATENESS:
-        return Finding(Level.OK, "backlog", "Nothing is late.")
-    sentence = f"The oldest due work has been waiting for {format_duration(now - first, units=1)}."
+    # `first` does not count a run whose message was sent: its row is next read when the message may be lost.
+    unclaimed = durable.internals.store.read(overview.count_overdue).oldest
+    oldest = min((at for at in (first, unclaimed) if at is not None), default=None)
+    if oldest is None or now - oldest <= _MAX_LATENESS:
+        return Finding(Level.OK, "backlog", f"No due work has waited longer than {format_duration(_MAX_LATENESS)}.")
+    sentence = f"The oldest due work has been waiting for {format_duration(now - oldest, units=1)}."
     remedy = "Check dispatcher, broker and workers. If the queue is long, add workers."
     return Finding(Level.WARN, "backlog", sentence, remedy)
 

@@ -328,9 +328,20 @@ def test_a_worker_that_replaces_a_killed_one_may_use_its_name(beats: list[Heartb
 
 def test_due_work_that_no_process_picked_up_is_reported(make: Make) -> None:
     app = make()
-    assert one(app, "backlog")[0] == "OK"
+    assert one(app, "backlog") == ("OK", "No due work has waited longer than 1 min.", "")
     app.durable.internals.operations.create.instance("order", id="o-1")
     with app.durable.internals.store.engine.begin() as connection:
         connection.execute(sa.text("UPDATE workflow_instance SET next_check_at = next_check_at - 200000000"))
+    level, sentence, _ = one(app, "backlog")
+    assert (level, sentence) == ("WARN", "The oldest due work has been waiting for 3 min.")
+
+
+def test_a_run_whose_message_no_worker_has_taken_is_due_work(make: Make) -> None:
+    app = make()
+    app.durable.internals.operations.create.instance("order", id="o-1")
+    with app.durable.internals.store.engine.begin() as connection:
+        set_back = "run_at = run_at - 200000000, sent_at = sent_at - 200000000"
+        connection.execute(sa.text(f"UPDATE workflow_instance SET {set_back}"))
+        assert connection.scalar(sa.text("SELECT next_check_at - run_at FROM workflow_instance")) > 200_000_000
     level, sentence, _ = one(app, "backlog")
     assert (level, sentence) == ("WARN", "The oldest due work has been waiting for 3 min.")
