@@ -56,7 +56,7 @@ def make_cli_error(message: str, *, code: str, http_status: int, target: Sequenc
     ``http_status`` decides the exit code. ``target``: the workflow and the instance that suggested commands name.
     """
     error, _, hint = re.sub(r"(?<=[.!?])\s+(?=[^\W\d_])", "\n", message, count=1).partition("\n")
-    match code:  # the messages of these advise Python calls
+    match code:  # the hints of these become commands
         case "INSTANCE_NOT_FOUND" if target:
             hint = f"List its instances: {_COMMAND_PREFIX} ls --workflow {shlex.quote(target[0])}"
         case "INSTANCE_TERMINAL" | "INSTANCE_NOT_ERRORED":
@@ -64,7 +64,7 @@ def make_cli_error(message: str, *, code: str, http_status: int, target: Sequenc
         case "STEP_NOT_OPEN":
             step = click.get_current_context().params["step"]
             rewind = f"To run it again: {_COMMAND_PREFIX} rewind {shlex.join([*target, step])}"
-            hint = hint.replace("Use restart(from_step=...) to run it again.", rewind)
+            hint = hint.replace("To run it again, restart the instance from this step.", rewind)
         case "INSTANCE_ID_ALREADY_EXISTS":
             hint = f"Use another --id, or inspect this one: {_COMMAND_PREFIX} show {shlex.join(target)}"
     return CliError(error, hint, exit_code=_EXIT_CODES.get(http_status, REFUSED), code=code)

@@ -22,8 +22,7 @@ class InstanceNotFound(DurableError):
     def __init__(self, workflow: str, instance_id: str) -> None:
         self.workflow, self.instance_id = workflow, instance_id
         super().__init__(
-            f"Workflow {workflow!r} has no instance {instance_id!r}. "
-            f"List its instances: durable.workflows[{workflow!r}].list()"
+            f"Workflow {workflow!r} has no instance {instance_id!r}. Check the id, or list the workflow's instances."
         )
 
 
@@ -63,7 +62,7 @@ class InstanceAlreadyExists(DurableError):
         self.workflow, self.instance_id = workflow, instance_id
         super().__init__(
             f"Workflow {workflow!r} already has an instance {instance_id!r}. Use another id, "
-            'create(..., if_exists="return") to get the existing one, or restart() to run it again.'
+            "or get or restart the existing instance."
         )
 
 
@@ -85,7 +84,7 @@ class InstanceTerminal(DurableError):
         self.workflow, self.instance_id, self.status, self.operation = workflow, instance_id, status, operation
         super().__init__(
             f"Cannot {operation} instance {instance_id!r} of workflow {workflow!r}: it is {status}. "
-            "Use restart() to start a new run."
+            "To start a new run, restart it."
         )
 
 
@@ -106,7 +105,7 @@ class InstanceNotErrored(DurableError):
         self.workflow, self.instance_id, self.status = workflow, instance_id, status
         super().__init__(
             f"Cannot retry instance {instance_id!r} of workflow {workflow!r}: it is {status}, not errored. "
-            "Use restart() to start a new run, from the first step or from a later one."
+            "To start a new run, restart it from its first step or from a later one."
         )
 
 
@@ -163,7 +162,7 @@ class StepNotOpen(DurableError):
     ) -> None:
         self.workflow, self.instance_id, self.run_number = workflow, instance_id, run_number
         self.step, self.status, self.stands_at = step, status, stands_at
-        remedy = "Use restart(from_step=...) to run it again."
+        remedy = "To run it again, restart the instance from this step."
         if stands_at is not None:
             remedy = f"The current step is {stands_at!r}, which comes first."
         super().__init__(

@@ -19,6 +19,12 @@ from celery_durable.wire.responses import InvalidField, Problem, describe_refusa
 logger = logging.getLogger("celery_durable.http")
 
 MEDIA_TYPE = "application/problem+json"
+_MESSAGES = {
+    "dataclass_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "unexpected_keyword_argument": "Unknown field",
+}
+"""The messages for errors whose own message names a class or a type of Python, by the type of the error."""
 
 
 class NoAuthorization(DurableError):
@@ -156,4 +162,9 @@ def build_http_exception_response(error: HTTPException) -> Response:
 
 def _list_invalid_fields(errors: Any) -> list[InvalidField]:
     """Return the field and the message of each error, without the value: clients may log the response."""
-    return [InvalidField(where=".".join(map(str, error["loc"])), message=str(error["msg"])) for error in errors[:20]]
+    return [
+        InvalidField(
+            where=".".join(map(str, error["loc"])), message=_MESSAGES.get(error.get("type"), str(error["msg"]))
+        )
+        for error in errors[:20]
+    ]

@@ -76,7 +76,7 @@ def test_errors_are_answered_as_by_the_http_api(site: FastAPI) -> None:
     ]
     assert {each.headers["content-type"] for each in answers} == {"application/problem+json"}
     assert answers[0].json()["message"] == (
-        "Workflow 'order' has no instance 'o-2'. List its instances: durable.workflows['order'].list()"
+        "Workflow 'order' has no instance 'o-2'. Check the id, or list the workflow's instances."
     )
 
 

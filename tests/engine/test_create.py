@@ -94,8 +94,7 @@ def test_an_id_is_unique_within_its_workflow(world: World, order) -> None:
     with pytest.raises(InstanceAlreadyExists) as caught:
         order.create({"order_id": "other"}, id="o-1")
     assert str(caught.value) == (
-        "Workflow 'order' already has an instance 'o-1'. Use another id, create(..., if_exists=\"return\") to get the "
-        "existing one, or restart() to run it again."
+        "Workflow 'order' already has an instance 'o-1'. Use another id, or get or restart the existing instance."
     )
 
     @world.workflow

@@ -270,7 +270,7 @@ def test_nobody_can_send_to_an_instance_that_does_not_exist(world: World, order)
     with pytest.raises(InstanceNotFound) as caught:
         order.of("nobody").send("approval")
     assert str(caught.value) == (
-        "Workflow 'order' has no instance 'nobody'. List its instances: durable.workflows['order'].list()"
+        "Workflow 'order' has no instance 'nobody'. Check the id, or list the workflow's instances."
     )
 
 
@@ -280,8 +280,7 @@ def test_nobody_can_send_to_an_instance_that_has_ended(world: World, order) -> N
     with pytest.raises(InstanceTerminal) as caught:
         instance.send("approval")
     assert str(caught.value) == (
-        "Cannot send an event to instance 'i-1' of workflow 'order': it is terminated. Use restart() to start a new "
-        "run."
+        "Cannot send an event to instance 'i-1' of workflow 'order': it is terminated. To start a new run, restart it."
     )
     assert instance.events() == []
 

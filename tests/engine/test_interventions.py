@@ -101,7 +101,7 @@ def test_what_has_ended_is_not_settled_again(world: World, step: str) -> None:
     assert str(caught.value) == (
         f"Step {step!r} of run 1 of instance 'i-1' of workflow 'order' is {instance.step(step).status}. Only an open "
         "step, or one that ended an errored instance, can be completed by hand. "
-        "Use restart(from_step=...) to run it again."
+        "To run it again, restart the instance from this step."
     )
     assert instance.row == before
     with pytest.raises(StepNotFound):

@@ -71,7 +71,7 @@ def test_pause_and_terminate_are_refused_when_it_has_ended(world: World, everyth
     with pytest.raises(InstanceTerminal) as caught:
         getattr(instance, method)()
     assert str(caught.value) == (
-        f"Cannot {method} instance 'i-1' of workflow 'everything': it is {state}. Use restart() to start a new run."
+        f"Cannot {method} instance 'i-1' of workflow 'everything': it is {state}. To start a new run, restart it."
     )
     assert instance.row == before
 
@@ -99,7 +99,7 @@ def test_nobody_can_change_what_does_not_exist(world: World, everything, method:
     with pytest.raises(InstanceNotFound) as caught:
         operator.attrgetter(method)(world.operations)("everything", "nobody")
     assert str(caught.value) == (
-        "Workflow 'everything' has no instance 'nobody'. List its instances: durable.workflows['everything'].list()"
+        "Workflow 'everything' has no instance 'nobody'. Check the id, or list the workflow's instances."
     )
 
 

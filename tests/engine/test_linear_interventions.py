@@ -319,7 +319,7 @@ def test_a_run_of_which_all_is_done_completes_however_often_its_workers_die(worl
 @pytest.mark.parametrize(
     ("step", "status", "remedy"),
     [
-        ("VALIDATE", "DONE", "Use restart(from_step=...) to run it again."),
+        ("VALIDATE", "DONE", "To run it again, restart the instance from this step."),
         ("2", "PENDING", "The current step is 'PAY', which comes first."),
     ],
 )

@@ -43,7 +43,7 @@ def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> 
         with pytest.raises(InstanceNotFound) as caught:
             read("order", "nobody")
         assert str(caught.value) == (
-            "Workflow 'order' has no instance 'nobody'. List its instances: durable.workflows['order'].list()"
+            "Workflow 'order' has no instance 'nobody'. Check the id, or list the workflow's instances."
         )
 
 

@@ -79,7 +79,7 @@ def test_only_what_has_failed_is_tried_again(world: World, status: str) -> None:
         retry(instance)
     assert str(caught.value) == (
         f"Cannot retry instance 'i-1' of workflow 'order': it is {status}, not errored. "
-        "Use restart() to start a new run, from the first step or from a later one."
+        "To start a new run, restart it from its first step or from a later one."
     )
 
 

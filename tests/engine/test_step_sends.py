@@ -145,12 +145,12 @@ def test_steps_that_send_events_to_older_and_newer_instances_do_not_deadlock(wor
         (
             lambda tx, child: tx.send_event(child, "nobody", "approval"),
             "InstanceNotFound: Workflow 'child' has no instance 'nobody'. "
-            "List its instances: durable.workflows['child'].list()",
+            "Check the id, or list the workflow's instances.",
         ),
         (
             lambda tx, child: tx.send_event(child, "ended", "approval"),
-            "InstanceTerminal: Cannot send an event to instance 'ended' of workflow 'child': it is terminated. Use "
-            "restart() to start a new run.",
+            "InstanceTerminal: Cannot send an event to instance 'ended' of workflow 'child': it is terminated. To "
+            "start a new run, restart it.",
         ),
         (
             lambda tx, child: tx.send_event(child, "ended", "no spaces"),
@@ -179,7 +179,7 @@ def test_steps_that_send_events_to_older_and_newer_instances_do_not_deadlock(wor
         (
             lambda tx, child: tx.create(child, id="ended"),
             "InstanceAlreadyExists: Workflow 'child' already has an instance 'ended'. Use another id, "
-            'create(..., if_exists="return") to get the existing one, or restart() to run it again.',
+            "or get or restart the existing instance.",
         ),
         (
             lambda tx, child: tx.create(child, id="no spaces"),

@@ -84,6 +84,37 @@ def test_pages_have_a_cap_and_queries_are_checked(api: TestClient, query: dict[s
 # --- create -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("body", "where", "message"),
+    [
+        ([], "body", "Input should be an object"),
+        ({"labels": []}, "body.labels", "Input should be an object"),
+        ({"idd": "e-1"}, "body.idd", "Unknown field"),
+    ],
+)
+def test_a_wrong_body_is_described_without_names_of_the_server(
+    api: TestClient, body: Any, where: str, message: str
+) -> None:
+    answer = api.post("/workflows/echo/instances", json=body)
+    refused(answer, 400, "INVALID_REQUEST")
+    assert answer.json()["errors"] == [{"where": where, "message": message}]
+
+
+def test_errors_about_instances_advise_no_python_calls(shop: Shop, api: TestClient) -> None:
+    assert refused(api.get("/workflows/echo/instances/none"), 404, "INSTANCE_NOT_FOUND") == (
+        "Workflow 'echo' has no instance 'none'. Check the id, or list the workflow's instances."
+    )
+    api.post("/workflows/echo/instances", json={"id": "e-1"})
+    again = api.post("/workflows/echo/instances", json={"id": "e-1"})
+    assert refused(again, 409, "INSTANCE_ID_ALREADY_EXISTS") == (
+        "Workflow 'echo' already has an instance 'e-1'. Use another id, or get or restart the existing instance."
+    )
+    shop.work()
+    assert refused(api.post("/workflows/echo/instances/e-1/pause"), 409, "INSTANCE_TERMINAL").endswith(
+        " it is complete. To start a new run, restart it."
+    )
+
+
 @everywhere
 def test_an_instance_is_created_and_advanced(shop: Shop, api: TestClient) -> None:
     made = api.post("/workflows/echo/instances", json={"id": "e-1", "params": {"größe": [1, None]}})

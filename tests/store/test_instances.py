@@ -88,7 +88,7 @@ def test_an_instance_that_does_not_exist_is_named(world: World) -> None:
         with pytest.raises(InstanceNotFound) as caught:
             world.store.transact(lambda tx, look=look: look(tx, "order", "o-9"))
         assert str(caught.value) == (
-            "Workflow 'order' has no instance 'o-9'. List its instances: durable.workflows['order'].list()"
+            "Workflow 'order' has no instance 'o-9'. Check the id, or list the workflow's instances."
         )
     assert world.store.transact(lambda tx: instances.find_pk(tx, "order", "o-9")) is None
 
