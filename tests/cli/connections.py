@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import uvicorn
 from click.testing import CliRunner
+from fastapi import FastAPI
 
+from celery_durable import Durable
 from celery_durable.cli.remote import celery_durable
 from celery_durable.http import Access, Unauthenticated, asgi
 from tests.cli.conftest import Said, Shop
+from tests.http.served import Served
 
 
 class Connection(Protocol):
@@ -67,17 +71,28 @@ def remote(*words: str, stdin: str | None = None) -> Said:
 @contextmanager
 def served(shop: Shop) -> Iterator[OverHttp]:
     """The shop's API behind uvicorn on a free port of this machine."""
-    polls: list[Callable[[], object]] = []
+    _served.durable = shop.durable
+    _polls.clear()
+    with serving(_shared_api()) as url:
+        yield OverHttp(url, _polls)
+
+
+_served = Served()
+_polls: list[Callable[[], object]] = []
+
+
+@functools.cache
+def _shared_api() -> FastAPI:
+    """One application for all tests."""
 
     def with_key(access: Access) -> bool:
         if access.request.headers.get("X-Api-Key") != "sesame":
             raise Unauthenticated("Send your key as the header X-Api-Key.")
-        if polls and "wait" in access.request.query_params:
-            polls.pop()()
+        if _polls and "wait" in access.request.query_params:
+            _polls.pop()()
         return True
 
-    with serving(asgi(shop.durable, authorize=with_key)) as url:
-        yield OverHttp(url, polls)
+    return asgi(cast(Durable, _served), authorize=with_key)
 
 
 @contextmanager

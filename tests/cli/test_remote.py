@@ -15,8 +15,9 @@ import click
 import pytest
 
 from celery_durable.cli.remote import celery_durable, instances
+from celery_durable.http import asgi
 from tests.cli.conftest import Shop
-from tests.cli.connections import remote, served
+from tests.cli.connections import remote, served, serving
 from tests.cli.test_help import PROJECT
 
 
@@ -122,8 +123,8 @@ def test_instances_are_named_by_options_too(order: Shop) -> None:
 
 def test_an_older_api_lists_one_workflow_at_a_time(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_durable.http.app._add_overview", lambda made, to: None)
-    with served(shop) as api:
-        said = api("ls")
+    with serving(asgi(shop.durable, allow_anonymous=True)) as url:
+        said = remote("-b", url, "ls")
     assert (said.code, said.err) == (
         1,
         "error: This server lists one workflow at a time.\n"

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from celery_durable import Durable, NonRetryableError, Step, WorkflowEvent
 from celery_durable.http import asgi, timeouts
 from tests.conftest import MovableRuntime
+from tests.http.served import Served
 
 
 @pytest.fixture(autouse=True)
@@ -85,21 +86,12 @@ class Shop:
         self.app.close()
 
 
-class _Served:
-    """Stands for the Durable of the running test."""
-
-    durable: Durable
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.durable, name)
-
-
-_served = _Served()
+_served = Served()
 
 
 @functools.cache
 def _shared_api() -> FastAPI:
-    """One application for most tests: to build it takes FastAPI ten times as long as a request."""
+    """One application for most tests."""
     return asgi(cast(Durable, _served), allow_anonymous=True, tick=True)
 
 
