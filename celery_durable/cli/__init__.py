@@ -132,7 +132,7 @@ In a pipe, lists are tab-separated, with one record per line and ISO 8601 times.
 def durable(ctx: click.Context) -> None:
     """Run and operate durable workflows.
 
-    The commands work directly on the database of the app's Durable (durable_database_url).
+    The commands work directly on the database of the app's Durable.
     """
     if ctx.parent is not None:  # the process is `celery`, and ends with the command
         gc.freeze()  # what is imported stays; to examine it again and again takes 5% of the CPU of a call

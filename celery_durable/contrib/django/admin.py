@@ -92,6 +92,9 @@ class InstanceAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
         if not self.has_view_permission(request):
             raise PermissionDenied
         workflow, instance_id = split_key(unquote(object_id))
+        if not workflow:
+            messages.error(request, f"The address names no instance: {instance_id!r} is not WORKFLOW/INSTANCE.")
+            return HttpResponseRedirect(self._url("changelist"))
         if request.method == "POST":
             return self._act(request, [Target(workflow, instance_id)], back=request.get_full_path())
         try:

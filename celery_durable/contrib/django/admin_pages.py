@@ -15,6 +15,7 @@ from celery_durable import values
 from celery_durable.app.internals import Internals
 from celery_durable.contrib.django import wiring
 from celery_durable.contrib.django.models import join_key, split_key
+from celery_durable.errors import ValueRefused
 from celery_durable.explain import YOUR_APP, Diagnosis, explain
 from celery_durable.model import AttemptRecord, HistoryPage, InstanceRow, InstanceSummary, Status, StepRecord
 
@@ -38,10 +39,9 @@ class ListQuery:
 
     @classmethod
     def read(cls, query: Query) -> ListQuery:
-        """Read the query of an address. An unknown status is ignored."""
-        status = query.get("status", "")
-        known = status if status in [each.value for each in Status] else ""
-        return cls(query.get("workflow", ""), known, query.get("q", "").strip(), query.get("cursor", ""))
+        """Read the query of an address."""
+        text = query.get("q", "").strip()
+        return cls(query.get("workflow", ""), query.get("status", ""), text, query.get("cursor", ""))
 
     def to_address(self, **changes: str) -> str:
         """Return the address of the same list with these changes, from its first row unless a cursor is given."""
@@ -101,7 +101,9 @@ class ListPage:
 
     @classmethod
     def read(cls, internals: Internals, query: ListQuery) -> ListPage:
-        """Read a page; raises a DurableError if the search or the cursor cannot be used."""
+        """Read a page; raises a DurableError if the status, the search or the cursor cannot be used."""
+        if query.status not in ("", *Status):
+            raise ValueRefused(f"There is no status {query.status!r}.")
         labels = query.labels
         if labels is None:
             found = _find_by_id(internals, query)

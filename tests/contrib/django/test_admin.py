@@ -43,10 +43,15 @@ def test_the_list_shows_instances_by_status_workflow_and_label(site: DurableHarn
         assert "No instances." in text_of(client, LIST, **query), query
 
 
-def test_a_search_that_cannot_be_used_is_explained(site: DurableHarness) -> None:
+def test_a_search_that_cannot_be_used_is_explained(site: DurableHarness, alias: str) -> None:
+    start(site, alias, "a")
     client = log_in("view_instance")
     assert "Cursor 'forged' was not made by this list" in text_of(client, LIST, cursor="forged")
     assert "Label name" in text_of(client, LIST, q="b=1 é=2")
+    for query in ({}, {"q": "a"}):
+        page = text_of(client, LIST, status="nope", **query)
+        assert "There is no status 'nope'." in page
+        assert "No instances." in page
 
 
 def test_the_list_continues_with_older_instances(site: DurableHarness, alias: str) -> None:
@@ -194,6 +199,12 @@ def test_redacted_errors_are_not_quoted_by_the_explanation(site: DurableHarness)
 def test_an_instance_that_does_not_exist_leads_back_to_the_list(site: DurableHarness) -> None:
     page = text_of(log_in("view_instance"), address("nobody"))
     assert "Workflow 'wait' has no instance 'nobody'" in page
+    assert "Select an instance" in page
+
+
+def test_an_address_without_a_workflow_is_called_wrong(site: DurableHarness) -> None:
+    page = text_of(log_in("view_instance"), f"{LIST}x/change/")
+    assert "The address names no instance: 'x' is not WORKFLOW/INSTANCE." in page
     assert "Select an instance" in page
 
 

@@ -30,3 +30,4 @@ def test_help_shows_the_command_that_the_user_types(
     assert f"Usage: {usage}\n" in shown
     assert f" {example}\n" in shown
     assert "celery -A" not in shown
+    assert "durable_database_url" not in shown
