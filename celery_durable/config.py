@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
@@ -183,24 +182,26 @@ def read_settings(conf: Mapping[str, Any], *, names: Mapping[str, str] = Mapping
         if field not in _FIELDS:
             raise _make_unknown(names.get(key, key), field)
         given[field] = conf[key]
-    with naming_as_written(conf, names):
-        settings = Settings(**given)
-        longest = settings.redispatch_max_seconds
-        # The default may be more than the user's maximum, which then holds.
-        if "redispatch_seconds" in given and settings.redispatch_seconds > longest:
-            remedy = f"use at most durable_redispatch_max_seconds, which is {longest}"
-            raise ConfigInvalid("durable_redispatch_seconds", settings.redispatch_seconds, remedy)
+    try:
+        return _make_settings(given)
+    except ConfigInvalid as error:
+        raise name_as_written(error, conf, names) from None
+
+
+def _make_settings(given: dict[str, Any]) -> Settings:
+    settings = Settings(**given)
+    longest = settings.redispatch_max_seconds
+    # The default may be more than the user's maximum, which then holds.
+    if "redispatch_seconds" in given and settings.redispatch_seconds > longest:
+        remedy = f"use at most durable_redispatch_max_seconds, which is {longest}"
+        raise ConfigInvalid("durable_redispatch_seconds", settings.redispatch_seconds, remedy)
     return settings
 
 
-@contextmanager
-def naming_as_written(conf: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[None]:
-    """Let a ConfigInvalid name its setting as the user wrote it. ``names``: as for `read_settings`."""
-    try:
-        yield
-    except ConfigInvalid as error:
-        key = _find_keys(conf).get(error.setting, error.setting)
-        raise ConfigInvalid(names.get(key, key), error.value, error.remedy) from None
+def name_as_written(error: ConfigInvalid, conf: Mapping[str, Any], names: Mapping[str, str]) -> ConfigInvalid:
+    """Return the error with its setting named as the user wrote it. ``names``: as for `read_settings`."""
+    key = _find_keys(conf).get(error.setting, error.setting)
+    return ConfigInvalid(names.get(key, key), error.value, error.remedy)
 
 
 def _find_keys(conf: Mapping[str, Any]) -> dict[str, str]:

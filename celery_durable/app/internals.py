@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -14,9 +15,9 @@ from celery import Celery
 from celery_durable import tasks
 from celery_durable.app.processes import CeleryProcesses
 from celery_durable.app.stores import open_read_store, open_store
-from celery_durable.config import Settings, naming_as_written, read_settings
+from celery_durable.config import Settings, name_as_written, read_settings
 from celery_durable.definitions import SHARED, Registry
-from celery_durable.errors import NotConfigured
+from celery_durable.errors import ConfigInvalid, NotConfigured
 from celery_durable.handles.host import refuse_using
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.packages import Bindings
@@ -114,7 +115,7 @@ class Internals:
     def store(self) -> Store:
         """The database with the instances."""
         settings = self.settings
-        with naming_as_written(self.app.conf, self.setting_names):
+        with self._naming_settings():
             if self.make_store is not None:
                 return self.make_store(settings, self.runtime)
             return open_store(settings, self.runtime, engine=self._engine, session_factory=self._session_factory)
@@ -123,8 +124,18 @@ class Internals:
     def read_store(self) -> Store:
         """The database for lists and counts."""
         settings, store = self.settings, self.store
-        with naming_as_written(self.app.conf, self.setting_names):
+        with self._naming_settings():
             return open_read_store(settings, self.runtime, store)
+
+    @contextmanager
+    def _naming_settings(self) -> Iterator[None]:
+        """Let a ConfigInvalid name its setting as the user wrote it. A harness has settings without an app."""
+        try:
+            yield
+        except ConfigInvalid as error:
+            if self.celery_app is None:
+                raise
+            raise name_as_written(error, self.celery_app.conf, self.setting_names) from None
 
     @functools.cached_property
     def operations(self) -> Operations:
