@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -253,7 +254,9 @@ def required_permission(endpoint: Any) -> Permission:
 
 
 _PERMISSION_ATTRIBUTE = "__durable_permission__"
-_UNREADABLE_BODY = {"loc": ("body",), "msg": "The body is not JSON in UTF-8, or is nested too deeply"}
+_UNREADABLE_BODY = {"loc": ("body",), "msg": "The body cannot be read as JSON in UTF-8"}
+_OF_FASTAPI = "There was an error parsing the body"
+"""The detail of FastAPI's exception for such a body. An application may raise exceptions of the same class."""
 
 
 def _refuse_unreadable_body(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -263,7 +266,7 @@ def _refuse_unreadable_body(handler: Callable[[Request], Any]) -> Callable[[Requ
         try:
             return await handler(request)
         except HTTPException as exc:
-            if isinstance(exc.__cause__, (ValueError, RecursionError)):
+            if exc.status_code == HTTPStatus.BAD_REQUEST and exc.detail == _OF_FASTAPI:
                 raise RequestValidationError([_UNREADABLE_BODY]) from exc
             raise
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
@@ -319,6 +320,23 @@ def test_a_hook_may_read_the_body_to_check_its_signature(shop: Shop) -> None:
 
 
 # --- in an application --------------------------------------------------------------------------
+
+
+def test_a_refusal_of_the_application_itself_reaches_the_client(shop: Shop) -> None:
+    def check(key: int = Depends(_read_key)) -> int:
+        return key
+
+    app = FastAPI(dependencies=[Depends(check)])
+    app.include_router(router(shop.durable, allow_anonymous=True))
+    answer = TestClient(app).get("/workflows/echo/instances", headers={"X-Key": "none"})
+    assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Key")
+
+
+def _read_key(request: Request) -> int:
+    try:
+        return int(request.headers["X-Key"])
+    except ValueError as exc:
+        raise HTTPException(401, "The key is no number.", headers={"WWW-Authenticate": "Key"}) from exc
 
 
 def test_a_router_in_an_application_answers_as_its_own_application_does(shop: Shop, order: str) -> None:
