@@ -109,7 +109,7 @@ class Runtime:
         time.sleep(seconds)
 
     def wait_for_progress(self, pause: float, left: float) -> None:  # noqa: ARG002  # for runtimes with another clock
-        """Pause a thread that waits for an instance, until it looks again. It waits ``left`` seconds at most."""
+        """Pause a thread that waits for an instance for ``pause`` seconds. In ``left`` seconds the thread gives up."""
         self.sleep(pause)
 
     async def wait_for_progress_async(

@@ -266,7 +266,8 @@ class DurableHarness:
         if due_at is None:
             raise NothingDue
         seconds = max(pause, (due_at - self.clock.now).total_seconds())
-        self.advance_to(self.clock.now + timedelta(seconds=min(seconds, left)))
+        # The clock has microseconds. It must move, or the caller would wait for ever.
+        self.advance_to(self.clock.now + max(timedelta(seconds=min(seconds, left)), timedelta(microseconds=1)))
 
     def deliver(self, what: DueRun | RunRef | HarnessInstance[Any], *, to: RunnerProcess | None = None) -> str:
         """Deliver a dispatch message of an instance to a runner.

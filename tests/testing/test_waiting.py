@@ -36,3 +36,10 @@ def test_waiting_for_a_result_ends_with_its_timeout(make_harness) -> None:
     with pytest.raises(ResultTimeout):
         harness.workflow("rests").create().result(timeout="10 days")
     assert harness.clock.now == start + timedelta(days=10)
+
+
+def test_a_rest_of_time_that_is_shorter_than_a_microsecond_passes(make_harness) -> None:
+    harness = make_harness(define(rests))
+    harness.advance(9175.934)  # the float of this time and 22.88 s is later than the clock that is set to it
+    with pytest.raises(ResultTimeout):
+        harness.workflow("rests").create().result(timeout=22.88)
