@@ -41,7 +41,10 @@ class LifecycleOperations:
             return done[0]
 
         def was_applied(tx: Tx) -> tuple[InstanceRow, bool] | None:
-            return done[0] if _is_paused_or_will_be(self._context.lock_row(tx, workflow, instance_id)) else None
+            row = self._context.lock_row(tx, workflow, instance_id)
+            # A restart or the end came after the pause, or made it ineffective.
+            is_over = row.run_number != done[0][0].run_number or row.status.is_terminal
+            return done[0] if is_over or _is_paused_or_will_be(row) else None
 
         row, is_paused_now = self._context.store.transact(work, find_committed=was_applied)
         if is_paused_now:

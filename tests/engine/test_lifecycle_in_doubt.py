@@ -93,6 +93,24 @@ def test_a_pause_in_doubt_of_an_instance_that_another_resumed_is_done(world: Wor
 
 
 @cuts
+def test_a_pause_in_doubt_is_not_applied_to_the_run_that_another_started(world: World, order, others, when) -> None:
+    instance = order.run()
+    with cut_commit(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)) as cut:
+        world.operations.lifecycle.pause("order", instance.id)
+    assert cut == [when]
+    assert instance.status == "active"
+
+
+@cuts
+def test_a_pause_in_doubt_of_an_instance_that_another_terminated_ends(world: World, order, others, when) -> None:
+    instance = order.run()
+    with cut_commit(world.store, when=when, then=lambda: others.lifecycle.terminate("order", instance.id)) as cut:
+        before = world.operations.lifecycle.pause("order", instance.id)
+    assert cut == [when]
+    assert (before.status, instance.status) == ("waiting", "terminated")
+
+
+@cuts
 def test_a_requested_pause_in_doubt_returns_the_row_before_it(world: World, paused, when) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
