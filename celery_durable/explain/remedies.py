@@ -7,8 +7,8 @@ from typing import Literal
 
 _UNKNOWN_BROKER_ERROR = "Check the broker's log for this error."
 _UNKNOWN_DATABASE_ERROR = "Is the server running, and is durable_database_url right?"
-_REFUSED_HOST = r"NOT_ALLOWED|\(530\)"
-_REFUSED_LOGIN = r"Login was refused|username-password pair|Authentication required"
+_REFUSED_HOST = r"vhost \S+ not found|access to vhost"
+_REFUSED_LOGIN = r"Login was refused|username-password pair|Authentication required|called without any password"
 _POOLER = "unsupported startup parameter"
 _BROKER_REMEDIES = (
     (

@@ -269,9 +269,10 @@ def skip_superfluous_sweeps(scheduler: Any) -> None:
     """
     task, apply_entry = scheduler.app.tasks[SWEEP], scheduler.apply_entry
 
-    def apply_needed_entry(entry: Any, *args: Any, **kwargs: Any) -> None:
-        if entry.task != SWEEP or not task.is_superfluous():
-            apply_entry(entry, *args, **kwargs)
+    def apply_needed_entry(entry: Any, *args: Any, **kwargs: Any) -> Any:
+        if entry.task == SWEEP and task.is_superfluous():
+            return None
+        return apply_entry(entry, *args, **kwargs)
 
     scheduler.apply_entry = apply_needed_entry
 
