@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from celery_durable.app import Durable
 from celery_durable.contrib.django import wiring
-from celery_durable.errors import DurableError, StoreUnavailable
+from celery_durable.errors import DurableError, StoreUnavailable, UnsupportedDatabase
 from celery_durable.explain.remedies import is_pooler_rejection
 from celery_durable.store import migrate, server_info
 from celery_durable.store.engine import Store
@@ -166,6 +166,8 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> list[Che
         return []
     try:
         return list(_find_database_faults(alias, wiring.find_durable().internals.store))
+    except UnsupportedDatabase as error:
+        return [Error(str(error), id="celery_durable.E005")]
     except (StoreUnavailable, DBAPIError) as error:
         answer = describe_fault(error)
         if is_pooler_rejection(answer):

@@ -11,7 +11,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 
 from celery_durable.contrib.django import wiring
-from celery_durable.errors import StoreUnavailable
+from celery_durable.errors import StoreUnavailable, UnsupportedDatabase
 from celery_durable.explain.remedies import is_pooler_rejection
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
@@ -69,6 +69,8 @@ def _upgrade(store: Store, revision: str) -> None:
         found = migrate.read_revision(store)
         if found is None or found < revision:
             migrate.upgrade(store)
+    except UnsupportedDatabase as error:
+        raise CommandError(str(error)) from error
     except StoreUnavailable as error:
         alias, answer = wiring.get_alias(), describe_fault(error)
         remedy = (
