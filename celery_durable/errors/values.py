@@ -168,7 +168,7 @@ class StartTooFar(ValueRefused):
         )
 
 
-class SleepTooFar(ValueRefused):
+class SleepTooFar(DurationInvalid):
     """``sleep_until`` was given a time further ahead than ``durable_max_sleep_seconds`` allows.
 
     Sleep several times, or raise the setting.
@@ -179,10 +179,12 @@ class SleepTooFar(ValueRefused):
     """
 
     def __init__(self, until: datetime, maximum: str) -> None:
-        self.until, self.maximum = until, maximum
-        super().__init__(
+        self.value = self.until = until
+        self.maximum = maximum
+        ValueRefused.__init__(
+            self,
             f"sleep_until={until} is too far ahead: a sleep can last up to {maximum} (durable_max_sleep_seconds). "
-            "Sleep several times, or raise the setting."
+            "Sleep several times, or raise the setting.",
         )
 
 

@@ -116,7 +116,16 @@ from celery_durable.model.states import (
     topic_event_type,
 )
 from celery_durable.model.step_write import StepWrite
-from celery_durable.model.times import EPOCH, duration_us, format_duration, from_us, from_us_or_none, iso, to_us
+from celery_durable.model.times import (
+    EPOCH,
+    duration_us,
+    format_duration,
+    format_limit,
+    from_us,
+    from_us_or_none,
+    iso,
+    to_us,
+)
 from celery_durable.model.waits import OpenWait, TaskSendingStep
 
 __all__ = [
@@ -226,6 +235,7 @@ __all__ = [
     "derive_id",
     "duration_us",
     "format_duration",
+    "format_limit",
     "from_us",
     "from_us_or_none",
     "get_public_event_type",

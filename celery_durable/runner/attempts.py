@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 from celery_durable import notify, values
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import DurableError, Interruption, StepCommitConflict
-from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepType, format_duration
+from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepType, format_limit
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure
 from celery_durable.runner.lease import Lease
@@ -170,9 +170,10 @@ class Attempts:
 
     @staticmethod
     def _time_out(step: AttemptedStep, attempt: StepAttempt, interruption: BaseException | None) -> None:
-        assert step.timeout is not None
         attempt.abandon()
-        text = f"attempt {attempt.number} took longer than {format_duration(step.timeout)}"
+        # A harness forces timeouts of steps that have none.
+        limit = "its timeout" if step.timeout is None else format_limit(step.timeout)
+        text = f"attempt {attempt.number} took longer than {limit}"
         outcome = AttemptOutcome.TIMED_OUT
         step.fail(attempt, AttemptFailure("StepTimeout", text, outcome=outcome, interruption=interruption))
 

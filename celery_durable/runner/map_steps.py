@@ -24,7 +24,7 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     TaskSendingStep,
-    format_duration,
+    format_limit,
     task_event_type,
     task_id,
 )
@@ -193,7 +193,7 @@ class MapSteps:
         """
         policy, answer = execution.policy, item.answer
         if answer is None:
-            timeout = format_duration(policy.timeout or self._context.env.settings.max_sleep)
+            timeout = format_limit(policy.timeout or self._context.env.settings.max_sleep)
             answer = values.encode_error_answer("StepTimeout", f"no answer within {timeout}")
         error = values.read_answer_error(answer)
         is_used_up = policy.max_attempts is not None and item.attempts >= policy.max_attempts

@@ -19,7 +19,7 @@ from celery_durable.model import (
     TaskSendingStep,
     child_event_type,
     derive_id,
-    format_duration,
+    format_limit,
     parse_child_event_type,
     parse_task_event_type,
     task_event_type,
@@ -125,7 +125,7 @@ class RemoteSteps:
 
         def on_timeout() -> WaitOutcome:
             name = parse_task_event_type(row.wait_event_type)
-            timeout = format_duration(execution.policy.timeout or self._context.env.settings.max_sleep)
+            timeout = format_limit(execution.policy.timeout or self._context.env.settings.max_sleep)
             error = AnswerError("StepTimeout", f"Celery task {name!r} did not answer within {timeout}")
             outcome = build_failure(error)
             failed = record_task_timeout(

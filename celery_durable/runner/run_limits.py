@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from celery_durable.definitions import Definition
-from celery_durable.model import Claim, OpenWait, StepRow, StepStatus, StepType, format_duration
+from celery_durable.model import Claim, OpenWait, StepRow, StepStatus, StepType, format_limit
 from celery_durable.store import items, run_events
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import RunState
@@ -62,13 +62,13 @@ class RunLimits:
         if self.is_over(now):
             assert self._max_run is not None
             name = "max_run_duration" if self._claim.max_run is None else "max_run"
-            return f"The run took longer than its {name} of {format_duration(self._max_run)}"
+            return f"The run took longer than its {name} of {format_limit(self._max_run)}"
         if limit is None or self._suspended_since is None or now < self._suspended_since + limit:
             return None
         if any(self._is_satisfied(tx, row) for row in self._open):
             return None
         names = ", ".join(repr(row.name) for row in self._open)
-        return f"Waiting at {names} took longer than the max_suspend_duration of {format_duration(limit)}"
+        return f"Waiting at {names} took longer than the max_suspend_duration of {format_limit(limit)}"
 
     def _is_satisfied(self, tx: Tx, row: StepRow) -> bool:
         due_at = row.next_retry_at or row.wake_at

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery_durable import values
-from celery_durable.model import OpenWait, Release, StepRow, StepStatus, format_duration, topic_event_type
+from celery_durable.model import OpenWait, Release, StepRow, StepStatus, format_limit, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import FailedAttempt
@@ -107,7 +107,7 @@ class WaitSteps:
         event_type = topic_event_type(call.event_type, execution.entry.seq) if call.is_topic else call.event_type
 
         def on_timeout() -> WaitOutcome:
-            text = f"{_timeout_reason(call)} within {format_duration(values.parse_duration(call.timeout))}"
+            text = f"{_timeout_reason(call)} within {format_limit(values.parse_duration(call.timeout))}"
             return WaitOutcome(StepStatus.ERRORED, {"error": ("EventTimeout", text), "attempts": 1})
 
         wait = WaitSpec(

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytimeparse2
 
 from celery_durable.errors import DurationInvalid, InstantInvalid
-from celery_durable.model import format_duration
+from celery_durable.model import format_limit
 
 Duration = timedelta | str | int | float
 """A timedelta, a number of seconds, or text such as "10 seconds", "1.5 h", "3 days"."""
@@ -33,9 +33,9 @@ def parse_duration(
     """
     span = _read_duration(value)
     if span < minimum:
-        raise DurationInvalid(value, f"it is shorter than {format_duration(minimum)}")
+        raise DurationInvalid(value, f"it is shorter than {format_limit(minimum)}")
     if maximum is not None and span > maximum:
-        longest = format_duration(maximum) + (f" ({setting})" if setting else "")
+        longest = format_limit(maximum) + (f" ({setting})" if setting else "")
         raise DurationInvalid(value, f"it is longer than {longest}")
     return span
 

@@ -205,9 +205,9 @@ def test_the_default_deadline_is_a_day(world: World) -> None:
 @pytest.mark.parametrize(
     ("timeout", "reason"),
     [
-        (0.999, "it is shorter than 1.0 s"),
+        (0.999, "it is shorter than 1 s"),
         ("366 days", "it is longer than 365 d (durable_max_sleep_seconds)"),
-        (-5, "it is shorter than 1.0 s"),
+        (-5, "it is shorter than 1 s"),
     ],
 )
 def test_a_deadline_out_of_range_is_refused(world: World, timeout, reason: str) -> None:

@@ -61,7 +61,7 @@ def test_an_exception_that_no_retry_helps_is_the_end(world: World) -> None:
         ),
         (
             Waiting("paid", 0),
-            "DurationInvalid: Duration 0 cannot be used: it is shorter than 1.0 s. Write a timedelta, seconds as a "
+            "DurationInvalid: Duration 0 cannot be used: it is shorter than 1 s. Write a timedelta, seconds as a "
             'number, or text such as "10 seconds", "1.5 h", "3 days".',
         ),
     ],

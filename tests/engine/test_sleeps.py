@@ -107,7 +107,7 @@ def test_a_sleep_of_nothing_ends_at_once(world: World) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda step: step.sleep("rest", -1), "Duration -1 cannot be used: it is shorter than 0 ms."),
+        (lambda step: step.sleep("rest", -1), "Duration -1 cannot be used: it is shorter than 0 s."),
         (
             lambda step: step.sleep("rest", "366 days"),
             "Duration '366 days' cannot be used: it is longer than 365 d (durable_max_sleep_seconds).",

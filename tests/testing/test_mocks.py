@@ -90,6 +90,17 @@ def test_a_forced_timeout_is_an_attempt_that_timed_out(make_harness) -> None:
     assert handle.step("ask").error.message == "attempt 2 took longer than 5 min"
 
 
+def test_a_timeout_can_be_forced_on_a_step_without_a_timeout(make_harness) -> None:
+    def endless(event, step):
+        step.do("ask", StepConfig(retries=0, timeout=None), never)
+
+    harness = make_harness(endless)
+    harness.mocks.force_step_timeout("ask")
+    handle = harness.create(endless)
+    harness.run_until_idle()
+    assert handle.step("ask").error.message == "attempt 1 took longer than its timeout"
+
+
 def test_a_body_that_takes_longer_than_its_timeout_on_the_clock_times_out(make_harness) -> None:
     harness: Any = None
 

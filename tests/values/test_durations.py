@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_durable.errors import DurationInvalid, InstantInvalid
-from celery_durable.model import duration_us, from_us, to_us
+from celery_durable.model import duration_us, format_limit, from_us, to_us
 from celery_durable.values import parse_duration, to_utc
 
 REMEDY = 'Write a timedelta, seconds as a number, or text such as "10 seconds", "1.5 h", "3 days".'
@@ -115,9 +115,9 @@ def test_months_and_years_are_refused_because_their_length_is_a_guess(text: str)
         (float("nan"), "it is not a number"),
         (float("inf"), "it is too long"),
         (1e300, "it is too long"),
-        (-1, "it is shorter than 0 ms"),
-        ("-5 s", "it is shorter than 0 ms"),
-        (timedelta(microseconds=-1), "it is shorter than 0 ms"),
+        (-1, "it is shorter than 0 s"),
+        ("-5 s", "it is shorter than 0 s"),
+        (timedelta(microseconds=-1), "it is shorter than 0 s"),
     ],
 )
 def test_what_is_no_length_of_time_is_refused_with_the_reason(value: object, reason: str) -> None:
@@ -140,7 +140,7 @@ def test_a_range_includes_both_its_ends() -> None:
         parse_duration("999 ms", **bounds)
     with pytest.raises(DurationInvalid) as too_long:
         parse_duration("366 days", **bounds)
-    assert str(too_short.value) == f"Duration '999 ms' cannot be used: it is shorter than 1.0 s. {REMEDY}"
+    assert str(too_short.value) == f"Duration '999 ms' cannot be used: it is shorter than 1 s. {REMEDY}"
     assert str(too_long.value) == (f"Duration '366 days' cannot be used: it is longer than 365 d. {REMEDY}")
 
 
@@ -217,3 +217,22 @@ def test_an_instant_is_stored_to_the_microsecond(instant: datetime) -> None:
 @given(st.timedeltas())
 def test_a_length_of_time_is_stored_to_the_microsecond(span: timedelta) -> None:
     assert timedelta(microseconds=duration_us(span)) == span
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (timedelta(0), "0 s"),
+        (timedelta(microseconds=700), "0.7 ms"),
+        (timedelta(seconds=1.25), "1.25 s"),
+        (timedelta(seconds=3630), "1 h 30 s"),
+        (timedelta(days=365), "365 d"),
+    ],
+)
+def test_limits_are_written_exactly(length: timedelta, text: str) -> None:
+    assert format_limit(length) == text
+
+
+@given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=36_500)))
+def test_limits_can_be_given_as_they_are_written(length: timedelta) -> None:
+    assert parse_duration(format_limit(length)) == length
