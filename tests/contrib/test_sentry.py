@@ -15,8 +15,9 @@ from tests.docs.blocks import ROOT
 from tests.three_frames import FILE, LINE
 
 
+@pytest.mark.floor
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", ["succeeding", pytest.param("failing", marks=pytest.mark.floor)])
+@pytest.mark.parametrize("mode", ["succeeding", "failing"])
 def test_a_failed_run_is_one_event_grouped_and_tagged(tmp_path: Path, mode: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.contrib.sentry_worker", str(tmp_path / "shop.sqlite"), mode],

@@ -43,8 +43,7 @@ OUTPUTS = {
 }
 """What a command prints, by page, command and the number of its use."""
 CODES = {("change.md", "preflight", 2): 1}
-TYPED = ["first-workflow.md"]
-ALSO_TYPED = ["approval.md", "crash.md", "fan-out.md", "test.md", "failure.md", "change.md"]
+TYPED = ["first-workflow.md", "approval.md", "crash.md", "fan-out.md", "test.md", "failure.md", "change.md"]
 
 
 class Reader:
@@ -145,12 +144,13 @@ class Reader:
             time.sleep(0.05)
 
 
+@pytest.mark.floor
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(
     "durable" not in {each.name for each in entry_points(group="celery.commands")},
     reason="celery_durable is on the path, but not installed, so celery does not know its command",
 )
-@pytest.mark.parametrize("page", [*TYPED, *(pytest.param(page, marks=pytest.mark.floor) for page in ALSO_TYPED)])
+@pytest.mark.parametrize("page", TYPED)
 def test_a_page_of_the_tutorial_works_as_it_is_written(page: str, tmp_path: Path) -> None:
     reader = Reader(page, tmp_path)
     try:
@@ -165,7 +165,7 @@ def test_a_page_of_the_tutorial_works_as_it_is_written(page: str, tmp_path: Path
 
 def test_every_page_is_typed_but_the_one_that_needs_servers() -> None:
     pages = {path.name for path in TUTORIAL.glob("*.md")}
-    assert pages == {*TYPED, *ALSO_TYPED, "deploy.md", "django.md"}  # test_django_tutorial follows the last one
+    assert pages == {*TYPED, "deploy.md", "django.md"}  # test_django_tutorial follows the last one
 
 
 def test_the_pages_are_numbered_and_lead_to_each_other() -> None:

@@ -80,6 +80,7 @@ def web(database_url: str, tmp_path: Path) -> Iterator[httpx.Client]:
     assert "Traceback" not in (tmp_path / "uvicorn.log").read_text()
 
 
+@pytest.mark.floor
 def test_an_order_and_its_workflow_are_placed_paid_and_shipped(web: httpx.Client, durable: Durable) -> None:
     placed = web.post("/orders", json={"item": "kettle"})
     assert (placed.status_code, placed.json()) == (201, {"id": 1, "instance": "order-1"})

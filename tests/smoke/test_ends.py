@@ -152,13 +152,6 @@ def check(site: EndsSite, pool: str) -> None:
     site.finish()
 
 
-@FAST
-def test_every_end_is_committed_where_the_task_ran(
-    make_site: Callable[..., Site], broker_url: str, store_url: str
-) -> None:
-    check(site_of(make_site, broker_url, store_url), "prefork")
-
-
 @pytest.mark.slow
 @pytest.mark.floor
 @PAIRS
