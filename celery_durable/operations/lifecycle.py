@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from celery_durable import notify, values
-from celery_durable.model import DueRun, InstanceRow, RunRef, Status, WakeReason
+from celery_durable.model import DueRun, InstanceRow, Status, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
 from celery_durable.store import answers, instances, lifecycle
 from celery_durable.store.engine import Tx
+
+_Changed = tuple[InstanceRow, list[DueRun]]
+"""An instance before a change, and the runs that became due."""
 
 
 class LifecycleOperations:
@@ -33,20 +36,18 @@ class LifecycleOperations:
             InstanceTerminal: The instance has ended.
             VersionMismatch: The version tag is not in ``if_version``.
         """
-        done: list[tuple[InstanceRow, bool]] = []
 
         def work(tx: Tx) -> tuple[InstanceRow, bool]:
             row = self._context.lock_unfinished(tx, workflow, instance_id, "pause", if_version)
-            done[:] = [(row, lifecycle.pause(tx, row))]
-            return done[0]
+            return row, lifecycle.pause(tx, row)
 
-        def was_applied(tx: Tx) -> tuple[InstanceRow, bool] | None:
+        def find_committed(tx: Tx, done: tuple[InstanceRow, bool]) -> tuple[InstanceRow, bool] | None:
             row = self._context.lock_row(tx, workflow, instance_id)
             # A restart or the end came after the pause, or made it ineffective.
-            is_over = row.run_number != done[0][0].run_number or row.status.is_terminal
-            return done[0] if is_over or _is_paused_or_will_be(row) else None
+            is_over = row.run_number != done[0].run_number or row.status.is_terminal
+            return done if is_over or _is_paused_or_will_be(row) else None
 
-        row, is_paused_now = self._context.store.transact(work, find_committed=was_applied)
+        row, is_paused_now = self._context.transact(work, find_committed)
         if is_paused_now:
             self._context.after_commit(lambda: notify.send_workflow_paused(row.ref))
         return row
@@ -66,22 +67,20 @@ class LifecycleOperations:
             InstanceNotFound: No instance has this id.
             VersionMismatch: The version tag is not in ``if_version``.
         """
-        done: list[tuple[InstanceRow, list[DueRun]]] = []
 
-        def work(tx: Tx) -> tuple[InstanceRow, list[DueRun]]:
+        def work(tx: Tx) -> _Changed:
             row = self._context.lock_row(tx, workflow, instance_id, if_version)
             due = None
             if row.status is Status.PAUSED:
                 due = lifecycle.resume(tx, row, grace=self._context.grace)
             elif row.pause_requested:
                 lifecycle.cancel_pause_request(tx, row)
-            done[:] = [(row, [] if due is None else [due])]
-            return done[0]
+            return row, [] if due is None else [due]
 
-        def was_applied(tx: Tx) -> tuple[InstanceRow, list[DueRun]] | None:
-            return None if _is_paused_or_will_be(self._context.lock_row(tx, workflow, instance_id)) else done[0]
+        def find_committed(tx: Tx, done: _Changed) -> _Changed | None:
+            return None if _is_paused_or_will_be(self._context.lock_row(tx, workflow, instance_id)) else done
 
-        row, due_runs = self._context.store.transact(work, find_committed=was_applied)
+        row, due_runs = self._context.transact(work, find_committed)
         self._context.after_commit(lambda: self._context.publish_runs(due_runs))
         return row
 
@@ -104,24 +103,21 @@ class LifecycleOperations:
             InstanceTerminal: The instance has ended.
             VersionMismatch: The version tag is not in ``if_version``.
         """
-        done: list[tuple[InstanceRow, list[DueRun]]] = []
 
-        def work(tx: Tx) -> list[DueRun]:
+        def work(tx: Tx) -> _Changed:
             row = self._context.lock_unfinished(tx, workflow, instance_id, "wake", if_version)
-            due_runs = []
-            if row.status is not Status.PAUSED and row.claim_token is None:
-                due_runs = [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._context.grace)]
-            done[:] = [(row, due_runs)]
-            return due_runs
+            if row.status is Status.PAUSED or row.claim_token is not None:
+                return row, []
+            return row, [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._context.grace)]
 
-        def was_applied(tx: Tx) -> list[DueRun] | None:
-            before, due_runs = done[0]
+        def find_committed(tx: Tx, done: _Changed) -> _Changed | None:
+            before, due_runs = done
             row = self._context.lock_row(tx, workflow, instance_id)
             # The reason may be that of an earlier wake, and the version may have changed by an event, for example.
             is_woken = row.wake_reason is WakeReason.WAKE and row.version != before.version
-            return due_runs if is_woken or not due_runs else None
+            return done if is_woken or not due_runs else None
 
-        due_runs = self._context.store.transact(work, find_committed=was_applied)
+        _, due_runs = self._context.transact(work, find_committed)
         self._context.after_commit(lambda: self._context.publish_runs(due_runs))
         return bool(due_runs)
 
@@ -144,9 +140,8 @@ class LifecycleOperations:
             VersionMismatch: The version tag is not in ``if_version``.
         """
         reason = self._context.clean_reason(reason)
-        done: list[tuple[RunRef, list[DueRun]]] = []
 
-        def work(tx: Tx) -> tuple[bool, list[DueRun]]:
+        def work(tx: Tx) -> tuple[bool, InstanceRow, list[DueRun]]:
             parent = instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
             # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
             answers.lock_parent(tx, parent)
@@ -157,21 +152,21 @@ class LifecycleOperations:
                 payload = values.encode_termination_answer(workflow, instance_id, reason)
                 event_id, grace = self._context.runtime.new_id(), self._context.grace
                 due_runs = answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=grace)
-            done[:] = [(row.ref, due_runs)]
-            return True, due_runs
+            return True, row, due_runs
 
-        def was_applied(tx: Tx) -> tuple[bool, list[DueRun]] | None:
-            ref, due_runs = done[0]
+        def find_committed(
+            tx: Tx, done: tuple[bool, InstanceRow, list[DueRun]]
+        ) -> tuple[bool, InstanceRow, list[DueRun]] | None:
             row = self._context.lock_row(tx, workflow, instance_id)
-            if row.ref != ref:
-                return False, []  # a concurrent restart has ended the intended run and started another
-            return (True, due_runs) if row.status is Status.TERMINATED else None
+            if row.run_number != done[1].run_number:
+                return False, row, []  # a concurrent restart has ended the intended run and started another
+            return done if row.status is Status.TERMINATED else None
 
-        is_done, due_runs = self._context.store.transact(work, find_committed=was_applied)
+        is_done, ended, due_runs = self._context.transact(work, find_committed)
 
         def notify_and_wake() -> None:
             if is_done:
-                notify.send_workflow_terminated(done[0][0], reason=reason)
+                notify.send_workflow_terminated(ended.ref, reason=reason)
             self._context.publish_runs(due_runs)
 
         self._context.after_commit(notify_and_wake)

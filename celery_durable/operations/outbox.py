@@ -91,10 +91,9 @@ class OutboxOperations:
         if impossible := [each for each in ids if not _is_possible_id(each)]:
             raise NotInOutbox(impossible)
         scope = self._context.scope
-        found: list[OutboxEntry] = []
 
         def work(tx: Tx) -> list[OutboxEntry]:
-            found[:] = outbox.lock_entries(tx, ids, scope=scope)
+            found = outbox.lock_entries(tx, ids, scope=scope)
             found_ids = {entry.id for entry in found}
             if missing := [each for each in ids if each not in found_ids]:
                 raise NotInOutbox(missing)
@@ -102,12 +101,12 @@ class OutboxOperations:
                 if not entry.is_given_up:
                     raise NotGivenUp(entry.id, entry.kind, entry.name)
             change(tx)
-            return list(found)
+            return found
 
-        return self._context.store.transact(
-            work,
-            find_committed=lambda tx: list(found) if is_done(outbox.lock_entries(tx, ids, scope=scope)) else None,
-        )
+        def find_committed(tx: Tx, done: list[OutboxEntry]) -> list[OutboxEntry] | None:
+            return done if is_done(outbox.lock_entries(tx, ids, scope=scope)) else None
+
+        return self._context.transact(work, find_committed)
 
 
 def _is_possible_id(id_: str) -> bool:

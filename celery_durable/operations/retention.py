@@ -75,16 +75,13 @@ class RetentionOperations:
                 return deleted
 
     def _delete_batch(self, ended: EndedFilter, after: Position | None) -> PruneBatch:
-        done: list[PruneBatch] = []
-
         def work(tx: Tx) -> PruneBatch:
-            done[:] = [retention.delete_ended(tx, ended, limit=_BATCH, after=after)]
-            return done[0]
+            return retention.delete_ended(tx, ended, limit=_BATCH, after=after)
 
-        def was_applied(tx: Tx) -> PruneBatch | None:
-            return None if retention.is_any_left(tx, done[0].pks) else done[0]
+        def find_committed(tx: Tx, done: PruneBatch) -> PruneBatch | None:
+            return None if retention.is_any_left(tx, done.pks) else done
 
-        return self._context.store.transact(work, find_committed=was_applied)
+        return self._context.transact(work, find_committed)
 
 
 def _select_ended(

@@ -83,24 +83,19 @@ class TopicOperations:
 
     def _deliver_batch(self, emission_id: str) -> EmissionProgress | None:
         """Deliver one batch. Returns None if another process has finished the emission."""
-        made: list[EmissionProgress | None] = []
 
         def work(tx: Tx) -> EmissionProgress | None:
-            made[:] = [
-                topic_delivery.deliver_batch(
-                    tx, emission_id, lease=self._context.settings.lease, grace=self._context.grace
-                )
-            ]
-            return made[0]
+            lease, grace = self._context.settings.lease, self._context.grace
+            return topic_delivery.deliver_batch(tx, emission_id, lease=lease, grace=grace)
 
-        def was_applied(tx: Tx) -> EmissionProgress | None:
-            found, delivered = topic_delivery.read_progress(tx, emission_id), made[0]
+        def find_committed(tx: Tx, delivered: EmissionProgress | None) -> EmissionProgress | None:
+            found = topic_delivery.read_progress(tx, emission_id)
             # If the emission is over or past this batch, this commit or another process has delivered the batch.
             if delivered is None or (found is not None and found.cursor_pk < delivered.cursor_pk):
                 return None
             return delivered
 
-        return self._context.store.transact(work, find_committed=was_applied)
+        return self._context.transact(work, find_committed)
 
     def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
         """Return a page of the open waits on a topic, oldest instances first.
