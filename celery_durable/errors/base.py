@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, ClassVar
 
 
@@ -39,6 +40,19 @@ def quote(value: object) -> str:
     except Exception:  # noqa: BLE001  # a repr that fails, as that of a very long integer does, must not hide the error
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def format_limit(length: timedelta) -> str:
+    """Return a duration exactly, as text that can be given as a duration, too: ``365 d``, ``1 h 30.5 s``, ``50 ms``."""
+    if length and abs(length) < timedelta(seconds=1):
+        return f"{length / timedelta(milliseconds=1):g} ms"
+    left, parts = abs(length), list[str]()
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        count, left = divmod(left, timedelta(seconds=size))
+        parts += [f"{count} {unit}"] if count else []
+    if left or not parts:
+        parts.append(f"{left.total_seconds():.6f}".rstrip("0").rstrip(".") + " s")
+    return ("-" if length < timedelta(0) else "") + " ".join(parts)
 
 
 def name_error(name: str, message: str | None) -> str:

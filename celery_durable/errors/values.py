@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from celery_durable.errors.base import DurableError, join_problems, quote
+from celery_durable.errors.base import DurableError, format_limit, join_problems, quote
 
 
 class ValueRefused(DurableError):
@@ -157,13 +157,13 @@ class StartTooFar(ValueRefused):
 
     Attributes:
         run_at: The requested start.
-        maximum: How far ahead a start may be, such as ``365 d``.
+        maximum: How far ahead a start may be.
     """
 
-    def __init__(self, run_at: datetime, maximum: str) -> None:
+    def __init__(self, run_at: datetime, maximum: timedelta) -> None:
         self.run_at, self.maximum = run_at, maximum
         super().__init__(
-            f"run_at={run_at} is too far ahead: a start can be put off by up to {maximum} "
+            f"run_at={run_at} is too far ahead: a start can be put off by up to {format_limit(maximum)} "
             "(durable_max_sleep_seconds). Create the instance later."
         )
 
@@ -175,16 +175,16 @@ class SleepTooFar(DurationInvalid):
 
     Attributes:
         until: The requested end of the sleep.
-        maximum: How long a sleep may last, such as ``365 d``.
+        maximum: How long a sleep may last.
     """
 
-    def __init__(self, until: datetime, maximum: str) -> None:
+    def __init__(self, until: datetime, maximum: timedelta) -> None:
         self.value = self.until = until
         self.maximum = maximum
         ValueRefused.__init__(
             self,
-            f"sleep_until={until} is too far ahead: a sleep can last up to {maximum} (durable_max_sleep_seconds). "
-            "Sleep several times, or raise the setting.",
+            f"sleep_until={until} is too far ahead: a sleep can last up to {format_limit(maximum)} "
+            "(durable_max_sleep_seconds). Sleep several times, or raise the setting.",
         )
 
 

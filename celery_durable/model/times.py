@@ -36,19 +36,6 @@ def iso(instant: datetime) -> str:
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def format_limit(length: timedelta) -> str:
-    """Return a duration exactly, as text that can be given as a duration, too: ``365 d``, ``1 h 30.5 s``, ``50 ms``."""
-    if length and abs(length) < timedelta(seconds=1):
-        return f"{length / timedelta(milliseconds=1):g} ms"
-    left, parts = abs(length), list[str]()
-    for unit, size in _UNITS[:-1]:
-        count, left = divmod(left, timedelta(seconds=size))
-        parts += [f"{count} {unit}"] if count else []
-    if left or not parts:
-        parts.append(f"{left.total_seconds():.6f}".rstrip("0").rstrip(".") + " s")
-    return ("-" if length < timedelta(0) else "") + " ".join(parts)
-
-
 def format_duration(length: timedelta, *, units: int = 2) -> str:
     """Return a duration as text in at most ``units`` units: ``12 ms``, ``1.2 s``, ``23 h 20 min``."""
     seconds = length.total_seconds()

@@ -27,7 +27,6 @@ from celery_durable.model import (
     RestartOrCreateResult,
     RunRef,
     Status,
-    format_limit,
 )
 from celery_durable.operations.context import OperationContext, Versions, read_status
 from celery_durable.store import instance_batches, instances, lifecycle, runs, scopes, sessions
@@ -118,7 +117,7 @@ class CreateOperations:
 
         def insert(tx: Tx) -> bool:
             if start_at is not None and start_at - instances.read_clock(tx) > max_sleep:
-                raise StartTooFar(start_at, format_limit(max_sleep))
+                raise StartTooFar(start_at, max_sleep)
             return instances.insert(tx, **row)
 
         def notify_and_wake() -> None:

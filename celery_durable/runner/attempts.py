@@ -15,7 +15,8 @@ from typing import Any, NoReturn, Protocol
 from celery_durable import notify, values
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import DurableError, Interruption, StepCommitConflict
-from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepType, format_limit
+from celery_durable.errors.base import format_limit
+from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepType
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure
 from celery_durable.runner.lease import Lease

@@ -15,6 +15,7 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.errors import PayloadTooLarge, RetryDelayInvalid
+from celery_durable.errors.base import format_limit
 from celery_durable.model import (
     FailedItem,
     ItemRef,
@@ -24,7 +25,6 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     TaskSendingStep,
-    format_limit,
     task_event_type,
     task_id,
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.errors import RetryDelayInvalid
+from celery_durable.errors.base import format_limit
 from celery_durable.model import (
     OpenWait,
     StepRow,
@@ -19,7 +20,6 @@ from celery_durable.model import (
     TaskSendingStep,
     child_event_type,
     derive_id,
-    format_limit,
     parse_child_event_type,
     parse_task_event_type,
     task_event_type,

@@ -36,7 +36,6 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     StepType,
-    format_limit,
     from_us,
 )
 from celery_durable.replay_state import StepEntry
@@ -226,7 +225,7 @@ class ReplayContext:
     def _check_wake_time(self, until: datetime) -> None:
         maximum = self._context.env.settings.max_sleep
         if until - self._now() > maximum:
-            raise SleepTooFar(until, format_limit(maximum))
+            raise SleepTooFar(until, maximum)
 
     def _identify_arguments(self, call: SleepCall | WaitCall | TaskCall | MapCall | ChildCall) -> Any:
         """Check a call's arguments, and return a value that identifies its work, as the fingerprint of a body does.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from celery_durable.definitions import Definition
-from celery_durable.model import Claim, OpenWait, StepRow, StepStatus, StepType, format_limit
+from celery_durable.errors.base import format_limit
+from celery_durable.model import Claim, OpenWait, StepRow, StepStatus, StepType
 from celery_durable.store import items, run_events
 from celery_durable.store.engine import Tx
 from celery_durable.store.step_rows import RunState

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery_durable import values
-from celery_durable.model import OpenWait, Release, StepRow, StepStatus, format_limit, topic_event_type
+from celery_durable.errors.base import format_limit
+from celery_durable.model import OpenWait, Release, StepRow, StepStatus, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import FailedAttempt

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytimeparse2
 
 from celery_durable.errors import DurationInvalid, InstantInvalid
-from celery_durable.model import format_limit
+from celery_durable.errors.base import format_limit
 
 Duration = timedelta | str | int | float
 """A timedelta, a number of seconds, or text such as "10 seconds", "1.5 h", "3 days"."""

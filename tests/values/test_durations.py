@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_durable.errors import DurationInvalid, InstantInvalid
-from celery_durable.model import duration_us, format_limit, from_us, to_us
+from celery_durable.errors.base import format_limit
+from celery_durable.model import duration_us, from_us, to_us
 from celery_durable.values import parse_duration, to_utc
 
 REMEDY = 'Write a timedelta, seconds as a number, or text such as "10 seconds", "1.5 h", "3 days".'

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pickle
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ BY_NAME: dict[str, Any] = {
     "concurrently": True,
     "item": "i-1",
 }
-BY_TYPE: dict[str, Any] = {"int": 3, "Sequence[str]": ["a"], "str | None": None}
+BY_TYPE: dict[str, Any] = {"int": 3, "timedelta": timedelta(days=1), "Sequence[str]": ["a"], "str | None": None}
 
 
 def example(kind: type[Any]) -> Any:

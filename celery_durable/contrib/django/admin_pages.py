@@ -15,9 +15,9 @@ from celery_durable import values
 from celery_durable.app.internals import Internals
 from celery_durable.contrib.django import wiring
 from celery_durable.contrib.django.models import join_key, split_key
-from celery_durable.errors import ValueRefused
 from celery_durable.explain import YOUR_APP, Diagnosis, explain
 from celery_durable.model import AttemptRecord, HistoryPage, InstanceRow, InstanceSummary, Status, StepRecord
+from celery_durable.operations.context import read_status
 
 _ROWS = 50
 _HISTORY_ROWS = 25
@@ -102,13 +102,11 @@ class ListPage:
     @classmethod
     def read(cls, internals: Internals, query: ListQuery) -> ListPage:
         """Read a page; raises a DurableError if the status, the search or the cursor cannot be used."""
-        if query.status not in ("", *Status):
-            raise ValueRefused(f"There is no status {query.status!r}.")
+        status = read_status(query.status) if query.status else None
         labels = query.labels
         if labels is None:
             found = _find_by_id(internals, query)
             return cls._make(internals, query, found, str(len(found)), None)
-        status = Status(query.status) if query.status else None
         chosen: dict[str, Any] = {"status": status, "labels": values.check_labels(labels)}
         queries = internals.operations.queries
         page = queries.list(query.workflow or None, cursor=query.cursor or None, limit=_ROWS, **chosen)

@@ -50,7 +50,7 @@ def test_a_search_that_cannot_be_used_is_explained(site: DurableHarness, alias: 
     assert "Label name" in text_of(client, LIST, q="b=1 é=2")
     for query in ({}, {"q": "a"}):
         page = text_of(client, LIST, status="nope", **query)
-        assert "There is no status 'nope'." in page
+        assert "Status='nope' is not known: use one of active, " in page
         assert "No instances." in page
 
 
