@@ -20,6 +20,17 @@ _STATEMENTS = 60
 """Those of about eight looks."""
 
 
+def make_sweeper_of_full_queues(durable: Durable) -> Sweeper:
+    """A sweeper of a broker whose queues have a million messages."""
+    return Sweeper(
+        durable.internals.store,
+        durable.internals.settings,
+        Runtime(),
+        lambda due_runs: PublishReport.of(len(due_runs), SendState.SENT),
+        lambda _: 10**6,
+    )
+
+
 def test_a_dispatcher_rests_while_full_queues_leave_work_due(make_app: Callable[..., Celery]) -> None:
     app = make_app(durable_grace_seconds=0.001, durable_poll_seconds=_REST_SECONDS)
     durable = Durable(app)
@@ -31,13 +42,7 @@ def test_a_dispatcher_rests_while_full_queues_leave_work_due(make_app: Callable[
     order.create(id="o-1")
     seen: list[str] = []
     sa.event.listen(durable.internals.store.engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
-    sweeper = Sweeper(
-        durable.internals.store,
-        durable.internals.settings,
-        Runtime(),
-        lambda due_runs: PublishReport.of(len(due_runs), SendState.SENT),
-        lambda _: 10**6,
-    )
+    sweeper = make_sweeper_of_full_queues(durable)
     dispatcher = Dispatcher(sweeper, durable.internals.settings)
     until(lambda: sweeper.seconds_to_next() <= 0)
     seen.clear()
@@ -61,13 +66,7 @@ def test_a_full_queue_is_reported_only_while_work_waits_for_it(make_app: Callabl
         """Never run here."""
 
     created = order.create(id="o-1")
-    sweeper = Sweeper(
-        durable.internals.store,
-        durable.internals.settings,
-        Runtime(),
-        lambda due_runs: PublishReport.of(len(due_runs), SendState.SENT),
-        lambda _: 10**6,
-    )
+    sweeper = make_sweeper_of_full_queues(durable)
     dispatcher = Dispatcher(sweeper, durable.internals.settings)
     dispatcher.start()
     try:

@@ -48,7 +48,7 @@ def test_a_broker_that_does_not_answer_is_a_failure(make: Make, url: str) -> Non
         ),
         (
             "redis",
-            {"userid": "nobody", "password": "wrong"},
+            {"userid": "stranger", "password": "wrong"},
             "invalid username-password pair or user is disabled.",
             "Correct the user name and the password in broker_url.",
         ),

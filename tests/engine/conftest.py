@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from celery_durable import Step, WorkflowEvent
+from celery_durable.operations import Operations
 from tests.engine import invariants
 from tests.engine.attempts import Bench
-from tests.engine.world import World
+from tests.engine.world import FlowControl, World
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -58,3 +60,20 @@ def make_bench(world: World) -> Iterator[Callable[..., Bench]]:
     yield make
     for bench in benches:
         bench.finish()
+
+
+@pytest.fixture
+def order(world: World) -> FlowControl:
+    """A workflow that waits for an approval."""
+
+    @world.workflow
+    def order(event: WorkflowEvent[Any], step: Step) -> Any:
+        return step.wait_for_event("approval", "approval").payload
+
+    return order
+
+
+@pytest.fixture
+def others(world: World) -> Operations:
+    """The operations of another process, which acts while the outcome of a commit is unknown."""
+    return world.new_producer().operations

@@ -13,21 +13,6 @@ pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indi
 cuts = pytest.mark.parametrize("when", ["before", "after"])
 
 
-@pytest.fixture
-def order(world: World):
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval").payload
-
-    return order
-
-
-@pytest.fixture
-def others(world: World):
-    """Another process, which does its part while the outcome is unknown."""
-    return world.new_producer().operations
-
-
 def nothing() -> None:
     pass
 

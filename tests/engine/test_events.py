@@ -268,9 +268,9 @@ def test_the_same_event_id_serves_two_instances(world: World, order) -> None:
 
 def test_nobody_can_send_to_an_instance_that_does_not_exist(world: World, order) -> None:
     with pytest.raises(InstanceNotFound) as caught:
-        order.of("nobody").send("approval")
+        order.of("missing").send("approval")
     assert str(caught.value) == (
-        "Workflow 'order' has no instance 'nobody'. Check the id, or list the workflow's instances."
+        "Workflow 'order' has no instance 'missing'. Check the id, or list the workflow's instances."
     )
 
 

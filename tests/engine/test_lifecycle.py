@@ -97,9 +97,9 @@ def test_pausing_twice_is_pausing_once(world: World, everything) -> None:
 @pytest.mark.parametrize("method", ["lifecycle.pause", "lifecycle.resume", "lifecycle.terminate", "rewind.restart"])
 def test_nobody_can_change_what_does_not_exist(world: World, everything, method: str) -> None:
     with pytest.raises(InstanceNotFound) as caught:
-        operator.attrgetter(method)(world.operations)("everything", "nobody")
+        operator.attrgetter(method)(world.operations)("everything", "missing")
     assert str(caught.value) == (
-        "Workflow 'everything' has no instance 'nobody'. Check the id, or list the workflow's instances."
+        "Workflow 'everything' has no instance 'missing'. Check the id, or list the workflow's instances."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 
 import pytest
 
@@ -17,21 +18,6 @@ from tests.store.lost_connections import cut_commit
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 cuts = pytest.mark.parametrize("when", ["before", "after"])
-
-
-@pytest.fixture
-def order(world: World):
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval").payload
-
-    return order
-
-
-@pytest.fixture
-def others(world: World):
-    """Another process, which does its part while the outcome is unknown."""
-    return world.new_producer().operations
 
 
 @cuts
@@ -93,21 +79,15 @@ def test_a_pause_in_doubt_of_an_instance_that_another_resumed_is_done(world: Wor
 
 
 @cuts
-def test_a_pause_in_doubt_is_not_applied_to_the_run_that_another_started(world: World, order, others, when) -> None:
+@pytest.mark.parametrize(("act", "status"), [("rewind.restart", "active"), ("lifecycle.terminate", "terminated")])
+def test_a_pause_in_doubt_does_not_affect_what_another_did_meanwhile(
+    world: World, order, others, when, act, status
+) -> None:
     instance = order.run()
-    with cut_commit(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)) as cut:
-        world.operations.lifecycle.pause("order", instance.id)
-    assert cut == [when]
-    assert instance.status == "active"
-
-
-@cuts
-def test_a_pause_in_doubt_of_an_instance_that_another_terminated_ends(world: World, order, others, when) -> None:
-    instance = order.run()
-    with cut_commit(world.store, when=when, then=lambda: others.lifecycle.terminate("order", instance.id)) as cut:
+    with cut_commit(world.store, when=when, then=lambda: attrgetter(act)(others)("order", instance.id)) as cut:
         before = world.operations.lifecycle.pause("order", instance.id)
     assert cut == [when]
-    assert (before.status, instance.status) == ("waiting", "terminated")
+    assert (before.status, instance.status) == ("waiting", status)
 
 
 @cuts

@@ -41,9 +41,9 @@ def create_batch(world: World, *items) -> list[str]:
 def test_an_instance_that_does_not_exist_cannot_be_read(world: World, order) -> None:
     for read in (world.operations.queries.get, world.operations.history.read, world.operations.history.logs):
         with pytest.raises(InstanceNotFound) as caught:
-            read("order", "nobody")
+            read("order", "missing")
         assert str(caught.value) == (
-            "Workflow 'order' has no instance 'nobody'. Check the id, or list the workflow's instances."
+            "Workflow 'order' has no instance 'missing'. Check the id, or list the workflow's instances."
         )
 
 

@@ -143,8 +143,8 @@ def test_steps_that_send_events_to_older_and_newer_instances_do_not_deadlock(wor
     ("what", "error"),
     [
         (
-            lambda tx, child: tx.send_event(child, "nobody", "approval"),
-            "InstanceNotFound: Workflow 'child' has no instance 'nobody'. "
+            lambda tx, child: tx.send_event(child, "missing", "approval"),
+            "InstanceNotFound: Workflow 'child' has no instance 'missing'. "
             "Check the id, or list the workflow's instances.",
         ),
         (
@@ -187,7 +187,7 @@ def test_steps_that_send_events_to_older_and_newer_instances_do_not_deadlock(wor
             "and do not begin with '-'.",
         ),
     ],
-    ids=["nobody", "ended", "event type", "odd id", "event id", "no event id", "no id", "exists", "instance id"],
+    ids=["missing", "ended", "event type", "odd id", "event id", "no event id", "no id", "exists", "instance id"],
 )
 def test_what_cannot_be_sent_or_created_fails_the_step_for_good(
     world: World, child, with_session: bool, what, error: str

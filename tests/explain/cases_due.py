@@ -49,7 +49,7 @@ DUE = [
         "It has been due for 1 min, and no message for it has been sent. No dispatcher has been seen: is celery "
         "beat running?",
         [BEAT],
-        id="nobody sweeps",
+        id="no dispatcher",
     ),
     pytest.param(
         told(OVERDUE, dispatcher="worker"),
@@ -57,7 +57,7 @@ DUE = [
         "It has been due for 1 min, and no message for it has been sent. No dispatcher has been seen, although each "
         "worker should run one (durable_dispatcher). Also, no worker consumes queue 'durable'.",
         [WORKER],
-        id="nobody sweeps, and workers should",
+        id="no dispatcher, and workers should run one",
     ),
     pytest.param(
         told(OVERDUE, heartbeats=(worker(),), dispatcher="worker"),
@@ -65,7 +65,7 @@ DUE = [
         "It has been due for 1 min, and no message for it has been sent. No dispatcher has been seen, although each "
         "worker should run one (durable_dispatcher).",
         [f"{DURABLE} doctor"],
-        id="nobody sweeps, and workers should, although one runs",
+        id="no dispatcher, and the worker that should run one is there",
     ),
     pytest.param(
         told(OVERDUE, heartbeats=(dispatcher(seen_at=NOW - 4 * MINUTE, swept_at=NOW - 5 * MINUTE),)),
@@ -73,7 +73,7 @@ DUE = [
         "It has been due for 1 min, and no message for it has been sent. No dispatcher has swept since "
         "2029-12-31T23:55:00.000Z: is celery beat running? Also, no worker consumes queue 'durable'.",
         [BEAT, WORKER],
-        id="nobody sweeps any more",
+        id="no dispatcher any more",
     ),
     pytest.param(
         told(replace(OVERDUE, dispatch_count=1), heartbeats=(worker(),)),
