@@ -5,8 +5,10 @@ This module is also the Celery app that the workers run. Each link of a chain ge
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from celery import Celery, chain
-from measuring import PREFORK, Answer, Question, measure, wait_for, worker
+from measuring import PREFORK, PREFORK8, Answer, Question, measure, wait_for, worker
 from redis import Redis
 from servers import BROKER, KEY_PREFIX
 
@@ -53,6 +55,7 @@ def last(number: int) -> int:
 def questions(instances: int) -> dict[str, Question]:
     return {
         "noop": Question("Celery tasks that do nothing, prefork 2", None, lambda: run_noops(instances * 2)),
+        "noop8": Question("Celery tasks that do nothing, prefork 8", None, lambda: run_noops(instances * 2, PREFORK8)),
         "chain": Question(
             f"tasks in Celery chains of {LINKS}, results in Redis, prefork 2",
             "limit2",
@@ -61,11 +64,11 @@ def questions(instances: int) -> dict[str, Question]:
     }
 
 
-def run_noops(count: int) -> Answer:
+def run_noops(count: int, options: Sequence[str] = PREFORK) -> Answer:
     """The length of the queue says how many are left."""
     for _ in range(count):
         noop.delay()
-    with worker(*PREFORK, "-n", "noops@localhost", app="celery_peer") as pid:
+    with worker(*options, "-n", "noops@localhost", app="celery_peer") as pid:
         return measure(lambda: count - redis.llen(f"{KEY_PREFIX}{QUEUE}"), count, sessions=[pid])
 
 

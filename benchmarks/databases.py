@@ -44,13 +44,13 @@ def questions(instances: int) -> dict[str, Question]:
         with make() as url:
             return run(url, 10, instances)
 
-    inserts, title = "INSERT + COMMIT", "steps, 10 in a workflow, prefork 2"
+    inserts, title = "INSERT in autocommit", "steps, 10 in a workflow, prefork 2"
     return {
         "mariadb_limit2": Question(
-            f"{inserts}, PyMySQL, 2 connections, MariaDB", None, lambda: loop(mariadb, 2), servers=server
+            f"{inserts}, PyMySQL, 2 processes, MariaDB", None, lambda: loop(mariadb, 2), servers=server
         ),
         "mariadb10": Question(f"{title}, MariaDB", "mariadb_limit2", lambda: steps(mariadb), servers=server),
-        "sqlite_limit1": Question(f"{inserts}, 1 connection, SQLite", None, lambda: loop(sqlite, 1)),
+        "sqlite_limit1": Question(f"{inserts}, 1 process, SQLite", None, lambda: loop(sqlite, 1)),
         "sqlite10": Question(f"{title}, SQLite", "sqlite_limit1", lambda: steps(sqlite)),
     }
 
@@ -87,7 +87,6 @@ def insert_loop(url: str, connections: int, seconds: float) -> Answer:
     """Commits per second of plain inserts, one process for each connection."""
     with closing(connect(url)) as connection:
         connection.cursor().execute(_TABLE.format(key=_KEYS[sa.make_url(url).get_backend_name()]))
-        connection.commit()
     with multiprocessing.get_context("spawn").Pool(connections) as pool:
         return {"per_second": sum(pool.starmap(insert_rows, [(url, seconds)] * connections))}
 
@@ -100,20 +99,19 @@ def insert_rows(url: str, seconds: float) -> float:
         count, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
             cursor.execute(statement, (count, "name", '{"x":1}'))
-            connection.commit()
             count += 1
         return count / (time.perf_counter() - began)
 
 
 def connect(url: str) -> Any:
-    """A connection of the driver. SQLite gets the settings of the engine: a commit waits for the disk."""
+    """A connection in autocommit. SQLite gets the settings of the engine: a commit waits for the disk."""
     parts = sa.make_url(url)
     if parts.get_backend_name() == "sqlite":
-        connection = sqlite3.connect(str(parts.database))
+        connection = sqlite3.connect(str(parts.database), isolation_level=None)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         return connection
-    return pymysql.connect(**parts.translate_connect_args(username="user"))
+    return pymysql.connect(**parts.translate_connect_args(username="user"), autocommit=True)
 
 
 def main() -> None:

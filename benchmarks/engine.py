@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import sqlalchemy as sa
-from measuring import PREFORK, SOLO, THREADS, Answer, Question, measure, wait_for, worker
+from measuring import PREFORK, PREFORK8, SOLO, THREADS, Answer, Question, measure, wait_for, worker
 from servers import SERVER, query_one
 from wire import CountingProxy
 
@@ -39,6 +39,7 @@ class EngineQuestions:
 
         return {
             "steps1": ask(*steps(1, instances, "prefork 2"), "noop"),
+            "steps1_8": ask(*steps(1, instances, "prefork 8", PREFORK8), "noop8"),
             "steps10": ask(*steps(10, instances, "prefork 2"), "limit2"),
             "steps100": ask(*steps(100, few, "prefork 2"), "limit2"),
             "threads10": ask(*steps(10, instances, "2 workers with 16 threads", THREADS, 2), "limit2"),

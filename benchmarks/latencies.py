@@ -27,7 +27,14 @@ def questions(instances: int) -> dict[str, Question]:
         "start": Question("ms from create() to the start of the function, p50", None, lambda: start(waits)),
         "event": Question("ms from send_event() to the start of the next function, p50", None, lambda: event(waits)),
         "wakeup": Question("ms from due to the start of the function, p50", None, lambda: wake_up(waits)),
-        "burst": Question(f"ms from due to the last start, {timers:,} due at once", None, lambda: burst(timers)),
+        "noops_at_once": Question(
+            f"ms from the first delay() to the start of the last of {timers:,} Celery tasks",
+            None,
+            lambda: noops_at_once(timers),
+        ),
+        "burst": Question(
+            f"ms from due to the last start, {timers:,} due at once", "noops_at_once", lambda: burst(timers)
+        ),
     }
 
 
@@ -69,13 +76,25 @@ def burst(count: int) -> Answer:
         return {"last_ms": late[-1], "p50_ms": statistics.median(late)}
 
 
+def noops_at_once(count: int) -> Answer:
+    """How long after they are sent, one after the other without a pause, the last of so many tasks starts."""
+    from project import stamp
+
+    with running("-Q", "durable,stamps"):
+        began = time.time()
+        for number in range(count):
+            stamp.delay(number)
+        late = [(at - began) * 1000 for at in started(count)]
+        return {"last_ms": late[-1], "p50_ms": statistics.median(late)}
+
+
 @contextmanager
-def running() -> Iterator[None]:
+def running(*options: str) -> Iterator[None]:
     """A worker that has run a function, and whose functions note when they start."""
     from project import noting
 
     STARTS.unlink(missing_ok=True)
-    with worker(*PREFORK, BENCH_LOG=str(STARTS)):
+    with worker(*PREFORK, *options, BENCH_LOG=str(STARTS)):
         for handle in [noting.create(None) for _ in range(8)]:  # both processes have compiled their statements
             handle.result(timeout=60)
         STARTS.unlink()

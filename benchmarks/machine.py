@@ -105,6 +105,12 @@ def cpu_seconds(session: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def cpu_of_leader(session: int) -> float:
+    """CPU time of the process that leads a session: the main process of a worker, without its pool."""
+    ticks = Path(f"/proc/{session}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
 def cpu_of_programs(name: str) -> float:
     """CPU time of all processes of a program, and of what they reaped."""
     ticks = sum(process.ticks for _, process in read_processes() if process.name == name)

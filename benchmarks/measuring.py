@@ -20,13 +20,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from machine import cpu_of_programs, cpu_seconds
+from machine import cpu_of_leader, cpu_of_programs, cpu_seconds
 from servers import query_one
 from wire import CountingProxy
 
 HERE = Path(__file__).parent
 SCRATCH = Path(tempfile.mkdtemp(prefix="durable-bench-"))
-PREFORK, THREADS, SOLO = ("-c", "2", "-P", "prefork"), ("-c", "16", "-P", "threads"), ("-P", "solo")
+PREFORK, PREFORK8 = ("-c", "2", "-P", "prefork"), ("-c", "8", "-P", "prefork")
+THREADS, SOLO = ("-c", "16", "-P", "threads"), ("-P", "solo")
 POLL_SECONDS = 0.05
 """Seldom enough that counting a few ten thousand rows costs no contender more than a hundredth of the processors."""
 MODULES = {"restate-sdk": "restate"}
@@ -88,7 +89,8 @@ class Costs:
         self._sessions, self._servers, self._proxy = sessions, servers, proxy
 
     def read(self) -> dict[str, float]:
-        worker = {"worker_cpu_ms": sum(map(cpu_seconds, self._sessions)) * 1000}
+        main = sum(map(cpu_of_leader, self._sessions)) * 1000
+        worker = {"worker_cpu_ms": sum(map(cpu_seconds, self._sessions)) * 1000, "worker_main_cpu_ms": main}
         if self._servers:
             return worker | {f"{name}_cpu_ms": cpu_seconds(pid) * 1000 for name, pid in self._servers.items()}
         costs = {
