@@ -67,19 +67,6 @@ class OperationContext:
         """Run ``work``, which reads a list or a count of many instances."""
         return (self.read_store or self.store).read(work)
 
-    def transact(self, work: Callable[[Tx], T], find_committed: Callable[[Tx, T], T | None]) -> T:
-        """Run ``work`` in one transaction, as `Store.transact` does.
-
-        If the commit is in doubt, ``find_committed`` also gets the result that ``work`` returned before it.
-        """
-        results: list[T] = []
-
-        def work_and_remember(tx: Tx) -> T:
-            results[:] = [work(tx)]
-            return results[0]
-
-        return self.store.transact(work_and_remember, find_committed=lambda tx: find_committed(tx, results[0]))
-
     def after_commit(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once the last change is committed: now, unless it joined a transaction of the caller."""
         self.store.after_commit(callback)

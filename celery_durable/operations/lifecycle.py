@@ -8,9 +8,6 @@ from celery_durable.operations.context import OperationContext, Versions, requir
 from celery_durable.store import answers, instances, lifecycle
 from celery_durable.store.engine import Tx
 
-_Changed = tuple[InstanceRow, list[DueRun]]
-"""An instance before a change, and the runs that became due."""
-
 
 class LifecycleOperations:
     """The operations that pause, continue and end instances."""
@@ -41,13 +38,7 @@ class LifecycleOperations:
             row = self._context.lock_unfinished(tx, workflow, instance_id, "pause", if_version)
             return row, lifecycle.pause(tx, row)
 
-        def find_committed(tx: Tx, done: tuple[InstanceRow, bool]) -> tuple[InstanceRow, bool] | None:
-            row = self._context.lock_row(tx, workflow, instance_id)
-            # A restart or the end came after the pause, or made it ineffective.
-            is_over = row.run_number != done[0].run_number or row.status.is_terminal
-            return done if is_over or _is_paused_or_will_be(row) else None
-
-        row, is_paused_now = self._context.transact(work, find_committed)
+        row, is_paused_now = self._context.store.transact(work)
         if is_paused_now:
             self._context.after_commit(lambda: notify.send_workflow_paused(row.ref))
         return row
@@ -68,7 +59,7 @@ class LifecycleOperations:
             VersionMismatch: The version tag is not in ``if_version``.
         """
 
-        def work(tx: Tx) -> _Changed:
+        def work(tx: Tx) -> tuple[InstanceRow, list[DueRun]]:
             row = self._context.lock_row(tx, workflow, instance_id, if_version)
             due = None
             if row.status is Status.PAUSED:
@@ -77,10 +68,7 @@ class LifecycleOperations:
                 lifecycle.cancel_pause_request(tx, row)
             return row, [] if due is None else [due]
 
-        def find_committed(tx: Tx, done: _Changed) -> _Changed | None:
-            return None if _is_paused_or_will_be(self._context.lock_row(tx, workflow, instance_id)) else done
-
-        row, due_runs = self._context.transact(work, find_committed)
+        row, due_runs = self._context.store.transact(work)
         self._context.after_commit(lambda: self._context.publish_runs(due_runs))
         return row
 
@@ -104,20 +92,13 @@ class LifecycleOperations:
             VersionMismatch: The version tag is not in ``if_version``.
         """
 
-        def work(tx: Tx) -> _Changed:
+        def work(tx: Tx) -> list[DueRun]:
             row = self._context.lock_unfinished(tx, workflow, instance_id, "wake", if_version)
             if row.status is Status.PAUSED or row.claim_token is not None:
-                return row, []
-            return row, [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._context.grace)]
+                return []
+            return [lifecycle.make_due(tx, row, wake_reason=WakeReason.WAKE, grace=self._context.grace)]
 
-        def find_committed(tx: Tx, done: _Changed) -> _Changed | None:
-            before, due_runs = done
-            row = self._context.lock_row(tx, workflow, instance_id)
-            # The reason may be that of an earlier wake, and the version may have changed by an event, for example.
-            is_woken = row.wake_reason is WakeReason.WAKE and row.version != before.version
-            return done if is_woken or not due_runs else None
-
-        _, due_runs = self._context.transact(work, find_committed)
+        due_runs = self._context.store.transact(work)
         self._context.after_commit(lambda: self._context.publish_runs(due_runs))
         return bool(due_runs)
 
@@ -140,37 +121,34 @@ class LifecycleOperations:
             VersionMismatch: The version tag is not in ``if_version``.
         """
         reason = self._context.clean_reason(reason)
+        ended: InstanceRow | None = None
 
-        def work(tx: Tx) -> tuple[bool, InstanceRow, list[DueRun]]:
+        def work(tx: Tx) -> list[DueRun]:
+            nonlocal ended
             parent = instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
             # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
             answers.lock_parent(tx, parent)
-            row = self._context.lock_unfinished(tx, workflow, instance_id, "terminate", if_version)
-            lifecycle.terminate(tx, row, reason=reason)
-            due_runs = []
-            if parent is not None:
-                payload = values.encode_termination_answer(workflow, instance_id, reason)
-                event_id, grace = self._context.runtime.new_id(), self._context.grace
-                due_runs = answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=grace)
-            return True, row, due_runs
+            ended = self._context.lock_unfinished(tx, workflow, instance_id, "terminate", if_version)
+            lifecycle.terminate(tx, ended, reason=reason)
+            if parent is None:
+                return []
+            payload = values.encode_termination_answer(workflow, instance_id, reason)
+            event_id, grace = self._context.runtime.new_id(), self._context.grace
+            return answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=grace)
 
-        def find_committed(
-            tx: Tx, done: tuple[bool, InstanceRow, list[DueRun]]
-        ) -> tuple[bool, InstanceRow, list[DueRun]] | None:
+        def find_committed(tx: Tx) -> list[DueRun] | None:
+            nonlocal ended
             row = self._context.lock_row(tx, workflow, instance_id)
-            if row.run_number != done[1].run_number:
-                return False, row, []  # a concurrent restart has ended the intended run and started another
-            return done if row.status is Status.TERMINATED else None
+            if ended is not None and row.run_number != ended.run_number:
+                ended = None  # a restart has started the next run meanwhile, which must not end
+                return []
+            return [] if row.status is Status.TERMINATED else None  # a sweep finds the parent, which is due
 
-        is_done, ended, due_runs = self._context.transact(work, find_committed)
+        due_runs = self._context.store.transact(work, find_committed=find_committed)
 
         def notify_and_wake() -> None:
-            if is_done:
+            if ended is not None:
                 notify.send_workflow_terminated(ended.ref, reason=reason)
             self._context.publish_runs(due_runs)
 
         self._context.after_commit(notify_and_wake)
-
-
-def _is_paused_or_will_be(row: InstanceRow) -> bool:
-    return row.status is Status.PAUSED or row.pause_requested

@@ -47,14 +47,7 @@ class OutboxOperations:
             NotInOutbox: An id is not in the outbox.
             NotGivenUp: An entry was not given up.
         """
-
-        def retry(tx: Tx) -> None:
-            outbox.retry_events(tx, ids)
-
-        def is_done(remaining: list[OutboxEntry]) -> bool:
-            return not any(entry.is_given_up for entry in remaining)
-
-        return self._change(ids, retry, is_done=is_done, only_given_up=True)
+        return self._change(ids, outbox.retry_events, only_given_up=True)
 
     def drop(self, ids: Sequence[str]) -> list[OutboxEntry]:
         """Delete tasks or events permanently, given up or not: all of them or none.
@@ -68,25 +61,12 @@ class OutboxOperations:
         Raises:
             NotInOutbox: An id is not in the outbox.
         """
-
-        def drop(tx: Tx) -> None:
-            outbox.delete(tx, ids)
-
-        return self._change(ids, drop, is_done=lambda remaining: not remaining)
+        return self._change(ids, outbox.delete)
 
     def _change(
-        self,
-        ids: Sequence[str],
-        change: Callable[[Tx], None],
-        *,
-        is_done: Callable[[list[OutboxEntry]], bool],
-        only_given_up: bool = False,
+        self, ids: Sequence[str], change: Callable[[Tx, Sequence[str]], object], *, only_given_up: bool = False
     ) -> list[OutboxEntry]:
-        """Apply a change to these entries.
-
-        If the connection breaks during the commit, ``is_done`` decides from the remaining entries whether it was
-        applied.
-        """
+        """Apply a change to these entries, and return them as they were before."""
         # A NUL or a half surrogate pair must not reach the database, see `_is_possible_id`.
         if impossible := [each for each in ids if not _is_possible_id(each)]:
             raise NotInOutbox(impossible)
@@ -100,13 +80,10 @@ class OutboxOperations:
             for entry in found if only_given_up else ():
                 if not entry.is_given_up:
                     raise NotGivenUp(entry.id, entry.kind, entry.name)
-            change(tx)
+            change(tx, ids)
             return found
 
-        def find_committed(tx: Tx, done: list[OutboxEntry]) -> list[OutboxEntry] | None:
-            return done if is_done(outbox.lock_entries(tx, ids, scope=scope)) else None
-
-        return self._context.transact(work, find_committed)
+        return self._context.store.transact(work)
 
 
 def _is_possible_id(id_: str) -> bool:

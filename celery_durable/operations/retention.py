@@ -10,7 +10,6 @@ from celery_durable.errors import ValueRefused
 from celery_durable.model import TERMINAL, Count, Scope, Status
 from celery_durable.operations.context import OperationContext, is_possible_workflow_name
 from celery_durable.store import retention
-from celery_durable.store.engine import Tx
 from celery_durable.store.retention import EndedFilter, Position, PruneBatch
 
 _BATCH = 25
@@ -70,18 +69,12 @@ class RetentionOperations:
         deleted, position = 0, None
         while True:
             batch = self._delete_batch(ended, position)
-            deleted, position = deleted + len(batch.pks), batch.next_position
+            deleted, position = deleted + batch.deleted, batch.next_position
             if position is None:
                 return deleted
 
     def _delete_batch(self, ended: EndedFilter, after: Position | None) -> PruneBatch:
-        def work(tx: Tx) -> PruneBatch:
-            return retention.delete_ended(tx, ended, limit=_BATCH, after=after)
-
-        def find_committed(tx: Tx, done: PruneBatch) -> PruneBatch | None:
-            return None if retention.is_any_left(tx, done.pks) else done
-
-        return self._context.transact(work, find_committed)
+        return self._context.store.transact(lambda tx: retention.delete_ended(tx, ended, limit=_BATCH, after=after))
 
 
 def _select_ended(

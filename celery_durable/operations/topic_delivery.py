@@ -18,12 +18,6 @@ BATCH = 256
 """Instances per transaction."""
 
 
-def read_progress(tx: Tx, emission_id: str) -> EmissionProgress | None:
-    """Return the progress of an emission, or None if it is over. It waits for a batch whose commit is in doubt."""
-    emission = emissions.lock(tx, emission_id)
-    return None if emission is None else EmissionProgress(emission.delivered_count, emission.cursor_pk, is_over=False)
-
-
 def deliver_batch(tx: Tx, emission_id: str, *, lease: timedelta, grace: timedelta) -> EmissionProgress | None:
     """Deliver one batch. Returns None if the emission is over. The sweep checks runs made due only after ``grace``."""
     emission = emissions.lock(tx, emission_id)

@@ -64,9 +64,7 @@ class TopicOperations:
                 lease=self._context.settings.lease,
             )
 
-        if not self._context.store.transact(
-            begin, find_committed=lambda tx: topic_delivery.read_progress(tx, emission_id) is not None or None
-        ):
+        if not self._context.store.transact(begin):
             return 0
         delivered_count, is_over = 0, False
         while not is_over:
@@ -88,14 +86,7 @@ class TopicOperations:
             lease, grace = self._context.settings.lease, self._context.grace
             return topic_delivery.deliver_batch(tx, emission_id, lease=lease, grace=grace)
 
-        def find_committed(tx: Tx, delivered: EmissionProgress | None) -> EmissionProgress | None:
-            found = topic_delivery.read_progress(tx, emission_id)
-            # If the emission is over or past this batch, this commit or another process has delivered the batch.
-            if delivered is None or (found is not None and found.cursor_pk < delivered.cursor_pk):
-                return None
-            return delivered
-
-        return self._context.transact(work, find_committed)
+        return self._context.store.transact(work)
 
     def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
         """Return a page of the open waits on a topic, oldest instances first.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from celery_durable.errors import StepTxMisuse, Superseded
+from celery_durable.errors import DurableError, StepTxMisuse, StoreUnavailable, Superseded
 from celery_durable.runtime import Runtime
 from celery_durable.store import dialects, drivers, faults
 from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement, Rows, is_listened_to
@@ -156,6 +156,8 @@ class Store:
 
         If the connection is lost during the commit, the commit is in doubt. Then ``find_committed`` runs in a new
         transaction. Its return value becomes the result. None means that nothing was applied, so ``work`` runs again.
+        Without it, ``work`` runs again in any case, and must do no harm by that. If it raises a DurableError then, the
+        outcome stays in doubt.
 
         ``timeouts`` is how long the database may take, or what is left of it. It is None, without limit, if ``work``
         also runs an author's statements.
@@ -186,6 +188,10 @@ class Store:
                 found = self._prepare_retry(error, find_committed, budget, tries_left)
                 if found is not None:
                     return found
+            except DurableError as refusal:
+                if budget.is_in_doubt:  # it may be refused because the first try was applied
+                    raise StoreUnavailable(str(refusal), is_in_doubt=True) from refusal
+                raise
         raise AssertionError("unreachable")
 
     def run_statement(

@@ -45,9 +45,9 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PruneBatch:
-    """The keys that one batch has deleted, and where the next one continues; None: no more are to be examined."""
+    """How many instances one batch has deleted, and where the next one continues; None: none is left to examine."""
 
-    pks: Sequence[int]
+    deleted: int
     next_position: Position | None
 
 
@@ -67,7 +67,7 @@ def delete_expired(tx: Tx, *, limit: int) -> int:
     """Delete up to ``limit`` instances whose retention is over, oldest first. Returns how many."""
     # Each sweep asks, and nearly always there is none: the search is compiled once.
     found = [row.id for row in tx.run(_find_expired, limit=limit)]
-    return len(_delete(tx, found, _is_expired(tx.store))) if found else 0
+    return _delete(tx, found, _is_expired(tx.store)) if found else 0
 
 
 def delete_ended(tx: Tx, ended: EndedFilter, *, limit: int, after: Position | None = None) -> PruneBatch:
@@ -78,12 +78,6 @@ def delete_ended(tx: Tx, ended: EndedFilter, *, limit: int, after: Position | No
     found = [(row.completed_at, row.id) for row in tx.execute(query)]
     position = found[-1] if len(found) == limit else _find_last(tx, examined)
     return PruneBatch(_delete(tx, [pk for _, pk in found], ended.conditions(tx)), position)
-
-
-def is_any_left(tx: Tx, pks: Sequence[int]) -> bool:
-    """Whether an instance of these keys exists. It waits for a transaction that deletes them."""
-    i = tx.t.instance.c
-    return tx.execute(sa.select(i.id).where(i.id.in_(pks)).limit(1).with_for_update()).first() is not None
 
 
 def count_ended(tx: Tx, ended: EndedFilter) -> Count:
@@ -146,8 +140,8 @@ def _find_last(tx: Tx, examined: Any) -> Position | None:
     return None if last is None or last.n < MAX_EXAMINED else (last.completed_at, last.instance_pk)
 
 
-def _delete(tx: Tx, found: Sequence[int], conditions: Sequence[sa.ColumnElement[bool]]) -> Sequence[int]:
-    """Delete the instances of these keys for which the conditions are still true. Returns their keys.
+def _delete(tx: Tx, found: Sequence[int], conditions: Sequence[sa.ColumnElement[bool]]) -> int:
+    """Delete the instances of these keys for which the conditions are still true. Returns how many.
 
     They are found first and locked here: a search that locks the rows it reads would block all live instances.
     """
@@ -162,4 +156,4 @@ def _delete(tx: Tx, found: Sequence[int], conditions: Sequence[sa.ColumnElement[
                 is_deletable = [table.c.next_check_at.is_(None)] if table is tx.t.outbox else []
                 tx.execute(sa.delete(table).where(table.c.instance_pk.in_(ids), *is_deletable))
         tx.execute(sa.delete(i).where(i.c.id.in_(ids)))
-    return ids
+    return len(ids)

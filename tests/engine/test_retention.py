@@ -190,7 +190,7 @@ def test_an_instance_that_somebody_holds_is_left_for_another_time(world: World) 
     def restart(tx) -> None:
         row = instances.lock(tx, "order", "o-1")
         deleted.append(
-            len(other.transact(lambda tx: retention.delete_ended(tx, EndedFilter(timedelta(0)), limit=5)).pks)
+            other.transact(lambda tx: retention.delete_ended(tx, EndedFilter(timedelta(0)), limit=5)).deleted
         )
         lifecycle.restart(tx, row, grace=timedelta(0), commit_id="again", reason=None)
 
@@ -217,7 +217,7 @@ def test_what_is_restarted_between_the_search_and_the_lock_is_kept(world: World,
     def work(tx) -> int:
         if delete == "expired":
             return retention.delete_expired(tx, limit=10)
-        return len(retention.delete_ended(tx, EndedFilter(timedelta(days=1)), limit=10).pks)
+        return retention.delete_ended(tx, EndedFilter(timedelta(days=1)), limit=10).deleted
 
     sa.event.listen(world.store.engine, "before_cursor_execute", restart)
     try:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
+from celery_durable.errors import StoreUnavailable
 from celery_durable.store.engine import Store
 from celery_durable.store.libpq import PreparedStatements
 
@@ -88,3 +90,14 @@ def cut_statement(
         yield cuts
     finally:
         PreparedStatements.execute = execute  # type: ignore[method-assign]
+
+
+@contextmanager
+def stays_in_doubt(expected: bool = True) -> Iterator[None]:
+    """Expect an operation to report that it does not know whether its change was applied, or to succeed."""
+    if not expected:
+        yield
+        return
+    with pytest.raises(StoreUnavailable) as caught:
+        yield
+    assert caught.value.is_in_doubt

@@ -103,7 +103,7 @@ MUTANTS = (
         ("model.emissions:plan_delivery", "event_id(number)", "event_id(receiver.version + number + 1)"),
         (
             "operations.topics:TopicOperations._deliver_batch",
-            "return self._context.transact(work, find_committed)",
+            "return self._context.store.transact(work)",
             "progress = self._context.store.transact(work)\n"
             "    if progress is not None and not progress.is_over:\n"
             "        moved = {'after': progress.cursor_pk, 'delivered': progress.delivered_count}\n"

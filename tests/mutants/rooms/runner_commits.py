@@ -317,7 +317,7 @@ MUTANTS = (
     ),
     mutant(
         "a group waits for a locked instance",
-        ("store.step_groups:_build_locked", "skip_locked=True, ", ""),
+        ("store.step_groups:_build_locked", '"skip_locked": True, ', ""),
         caught_by="tests/engine/test_group_commit.py::test_a_locked_instance_delays_no_other_run[postgresql]",
     ),
     mutant(
