@@ -30,7 +30,6 @@ from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import drivers, migrate
 from celery_durable.store.engine import Store
-from celery_durable.store.statements import share_compiled_statements
 from tests import leftovers, rings
 from tests.databases import IS_FIRST, OwnDatabase, own_database
 from tests.services import DATABASES, missing
@@ -47,9 +46,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Where this is set (as in many containers), each process that a test starts would compile the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-# Each test has stores of its own, with the same statements.
-share_compiled_statements()
 
 # No test of this process cuts the power.
 drivers.SQLITE_SYNCHRONOUS = "OFF"

@@ -53,12 +53,9 @@ class Rows(list[Any]):
 
 
 class CompiledStatement:
-    """A statement for one driver: its text, and the values of the parameters that a caller does not pass.
+    """A statement for one driver: its text, and the values of the parameters that a caller does not pass."""
 
-    ``clock`` is the test's clock; None if the statement shall read the database's.
-    """
-
-    def __init__(self, expression: Any, dialect: sa.Dialect, clock: Callable[[], int] | None) -> None:
+    def __init__(self, expression: Any, dialect: sa.Dialect) -> None:
         compiled = expression.compile(dialect=_make_positional(dialect))
         self.sql: str = compiled.string
         self._order = tuple(name.removeprefix(PARAM_PREFIX) for name in compiled.positiontup or ())
@@ -68,17 +65,20 @@ class CompiledStatement:
             for bound, name in compiled.bind_names.items()
             if not bound.required
         }
-        self.clock = clock if CLOCK_PARAM in self._defaults else None
+        self._takes_clock = self._defaults.pop(CLOCK_PARAM, None) is not None
         self._make_row: Callable[[Sequence[Any]], Any] = tuple
         self._returns_rows: bool | None = None
         """Whether it returns rows; None until it has run."""
 
-    def bind(self, params: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the values for the driver: those of a caller's parameters, and the others. Raises KeyError."""
+    def bind(self, params: dict[str, Any], clock: Callable[[], int] | None) -> tuple[Any, ...]:
+        """Return the values for the driver: those of a caller's parameters, and the others. Raises KeyError.
+
+        ``clock`` is the clock of a test.
+        """
         if self._defaults:
             params = self._defaults | params
-            if self.clock is not None:
-                params[CLOCK_PARAM] = self.clock()
+        if self._takes_clock and clock is not None:
+            params = params | {CLOCK_PARAM: clock()}
         return tuple(map(params.__getitem__, self._order))
 
     def run(self, conn: sa.Connection, values: tuple[Any, ...]) -> Rows:
@@ -127,14 +127,6 @@ class CompiledStatement:
         if names:
             self._make_row = functools.partial(tuple.__new__, _row_type(*names))  # its own _make is written in Python
         self._returns_rows = bool(names)
-
-    def with_clock(self, clock: Callable[[], int] | None) -> CompiledStatement:
-        """Return this statement for a store with another clock."""
-        if CLOCK_PARAM not in self._defaults:
-            return self
-        other = copy.copy(self)
-        other.clock = clock
-        return other
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault, ha
 from celery_durable.store.libpq import PreparedStatements, begin_prepared
 from celery_durable.store.schema import REVISION, Tables, build_tables
 from celery_durable.store.sessions import StepSessions
-from celery_durable.store.statements import Statement, compile_for_store
+from celery_durable.store.statements import Statement, find_compiled
 from celery_durable.store.time_limits import LOOP, ORDINARY, TimeBudget, Timeouts
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
@@ -56,7 +56,7 @@ class Tx:
         """Run a Statement with the values of its parameters."""
         conn = self.conn
         compiled = self.store.compiled(statement, conn.dialect)
-        values = compiled.bind(params)
+        values = compiled.bind(params, self.store.runtime.clock)
         if self.prepared_statements is None or is_listened_to(conn):
             return compiled.run(conn, values)
         try:
@@ -72,7 +72,8 @@ class Tx:
             self.run(statement, **rows[0])
         elif rows:
             compiled = self.store.compiled(statement, self.conn.dialect)
-            self.conn.exec_driver_sql(compiled.sql, [compiled.bind(row) for row in rows])
+            clock = self.store.runtime.clock
+            self.conn.exec_driver_sql(compiled.sql, [compiled.bind(row, clock) for row in rows])
 
     def execute(self, expression: Any, /, **params: Any) -> sa.CursorResult[Any]:
         """Run a SQLAlchemy statement that is built for this call, for example one with a list of values (IN)."""
@@ -108,8 +109,8 @@ class Store:
         self.keeps_session_settings = prepared_statements
         """False behind a pooler in transaction mode: a setting of a session would stay, for other clients."""
         self.tables = build_tables(schema, prefix, self.database)
+        self.tables_key = (self.database.name, schema, prefix)
         self.runtime = runtime or Runtime()
-        self._statements: dict[tuple[Statement, str, str], CompiledStatement] = {}
         self._connections = Connections(self.engine, self.database, owns_engine=self.owns_engine)
         self._is_server_checked = False
         self.database_id: str | None = None
@@ -136,12 +137,7 @@ class Store:
 
     def compiled(self, statement: Statement, dialect: sa.Dialect | None = None) -> CompiledStatement:
         """Return ``statement`` compiled for a dialect. A joined session may use another driver than the store."""
-        dialect = dialect or self.engine.dialect
-        key = (statement, dialect.driver, dialect.paramstyle)
-        found = self._statements.get(key)
-        if found is None:
-            found = self._statements[key] = compile_for_store(self, statement, dialect)
-        return found
+        return find_compiled(self, statement, dialect or self.engine.dialect)
 
     # --- transactions ---------------------------------------------------------------------------
 

@@ -9,19 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.store.compiled import PARAM_PREFIX, CompiledStatement
+from celery_durable.store.dialects import MARIADB
 
-_shared: dict[tuple[object, ...], CompiledStatement] | None = None
-"""What the stores of this process have compiled, by everything that the text depends on; None: nothing is shared."""
-
-
-def share_compiled_statements() -> None:
-    """From now on the stores of this process share what they compile.
-
-    This is for tests: thousands of stores that serve one test each would spend a third of their time on compiling.
-    """
-    global _shared  # noqa: PLW0603  # one for the process
-    if _shared is None:
-        _shared = {}
+_compiled: dict[tuple[object, ...], CompiledStatement] = {}
+"""What the stores of this process have compiled, by everything that the text depends on."""
 
 
 class Statement:
@@ -31,17 +22,15 @@ class Statement:
         self.build, self.name = build, name
 
 
-def compile_for_store(store: Any, statement: Statement, dialect: sa.Dialect) -> CompiledStatement:
-    """Compile a statement for a `Store`, or return what another store has compiled if they share it."""
-    clock = store.runtime.clock
-    if _shared is None:
-        return CompiledStatement(statement.build(store), dialect, clock)
-    server = (type(dialect), dialect.driver, dialect.paramstyle, dialect.server_version_info)
-    key = (statement, store.schema, store.prefix, store.database, *server, clock is None)
-    found = _shared.get(key)
-    if found is None:  # without the clock, which would keep its store alive
-        found = _shared[key] = CompiledStatement(statement.build(store), dialect, clock).with_clock(None)
-    return found.with_clock(clock)
+def find_compiled(store: Any, statement: Statement, dialect: sa.Dialect) -> CompiledStatement:
+    """Return a statement as compiled for the tables, the clock and the dialect of a `Store`."""
+    # SQLAlchemy writes for MariaDB what its version takes. For the others the text needs no connection.
+    version = dialect.server_version_info if store.database is MARIADB else None
+    key = (statement, store.tables_key, store.runtime.clock is None, dialect.driver, dialect.paramstyle, version)
+    found = _compiled.get(key)
+    if found is None:
+        found = _compiled[key] = CompiledStatement(statement.build(store), dialect)
+    return found
 
 
 def statement(build: Callable[[Any], Any]) -> Statement:

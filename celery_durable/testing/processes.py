@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from celery_durable.config import Settings
 from celery_durable.model import DueRun
-from celery_durable.store.statements import share_compiled_statements
 from celery_durable.tasks.outbox import Send
 from celery_durable.testing import databases
 from celery_durable.testing.clock import Clock
@@ -47,7 +46,6 @@ class Processes:
     ) -> None:
         self._settings, self._clock, self._seed, self._mocks = settings, clock, seed, mocks
         self._code, self._messages, self._send = code, messages, send
-        share_compiled_statements()  # also with those of later harnesses
         self._runners: list[RunnerProcess] = []
         self.database = databases.Database(store_url, schema=settings.database_schema, prefix=settings.table_prefix)
         runtime = _WebRuntime(clock, seed=seed, wait=wait)

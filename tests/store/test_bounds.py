@@ -329,7 +329,7 @@ def test_prune_continues_behind_the_examined_instances(few: World) -> None:
     while not deleted or position is not None:
         batch = few.store.transact(lambda tx, after=position: retention.delete_ended(tx, ended, limit=2, after=after))
         position = batch.next_position
-        deleted.append(len(batch.pks))
+        deleted.append(batch.deleted)
     assert deleted == [0, 1]
 
 

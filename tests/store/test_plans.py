@@ -102,7 +102,7 @@ def fill(world: World, *, rare: str = "order") -> None:
 def plan(tx: Tx, what: Statement, params: dict[str, Any], *, mode: str) -> str:
     """PostgreSQL's plan, for these parameters ("custom") or for any ("generic": what kept connections end up with)."""
     compiled = tx.store.compiled(what, psycopg.dialect())  # which names the types; psycopg2 writes values in
-    bound = compiled.bind(params)
+    bound = compiled.bind(params, tx.store.runtime.clock)
     numbers = itertools.count(1)
     numbered = re.sub("%s", lambda _: f"${next(numbers)}", compiled.sql).replace("%%", "%")
     given = ", ".join("NULL" if value is None else f"'{value}'" for value in bound)
@@ -171,7 +171,8 @@ def test_no_hot_statement_scans_a_table_on_mariadb(live: World) -> None:
     with live.store.engine.begin() as connection:
         for name, (what, params) in HOT.items():
             compiled = live.store.compiled(what)
-            rows = connection.exec_driver_sql("EXPLAIN " + compiled.sql, compiled.bind(params)).mappings().all()
+            values = compiled.bind(params, live.store.runtime.clock)
+            rows = connection.exec_driver_sql("EXPLAIN " + compiled.sql, values).mappings().all()
             assert [row for row in rows if row["type"] == "ALL" and not row["table"].startswith("<")] == [], name
             if name == "agenda":  # one search for each group, not one for each row
                 loose = [row["Extra"] for row in rows if row["table"] and row["table"].startswith("workflow_instance")]

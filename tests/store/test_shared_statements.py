@@ -1,4 +1,4 @@
-"""What the stores of a process share if a test run asks for it: the statements, and nothing of another store."""
+"""What the stores of a process share: the statements, and nothing of another store."""
 
 from __future__ import annotations
 
@@ -87,13 +87,3 @@ def test_what_is_shared_keeps_no_clock(store_url: str, read_clock: statements.St
     del store
     gc.collect()
     assert runtime() is None
-
-
-def test_nothing_is_shared_unless_a_test_run_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, make: MakeStore, read_clock: statements.Statement, built: list[Store]
-) -> None:
-    monkeypatch.setattr(statements, "_shared", None)
-    stores = [make(), make()]
-    for store in stores:
-        read(store, read_clock)
-    assert built == stores
