@@ -3,6 +3,7 @@
 from __future__ import annotations
 import __future__
 
+import ast
 import builtins
 import dis
 import functools
@@ -29,8 +30,7 @@ def plant(mutant: Mutant) -> None:
     """Change the code of this process; there is no way back."""
     for edit in mutant.edits:
         _change(edit)
-    if statements._shared is not None:
-        statements._shared.clear()  # it was compiled without the change
+    statements._compiled.clear()  # without the change
 
 
 def unknown_names(mutant: Mutant) -> set[str]:
@@ -40,7 +40,7 @@ def unknown_names(mutant: Mutant) -> set[str]:
     changed = {function: edit for edit in mutant.edits for _, function, _ in [_edited(edit, sources)]}
     for function, edit in changed.items():
         known_globals = {**vars(builtins), **function.__globals__}
-        for instruction in _instructions(_compiled(edit, function, sources[function])):
+        for instruction in _instructions(_compiled(edit, sources[function])):
             if instruction.opname == "LOAD_GLOBAL":
                 known: Container[str] = known_globals
             elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
@@ -79,14 +79,13 @@ _sources: dict[Any, str] = {}
 def _change(edit: Edit) -> None:
     module, function, source = _edited(edit, _sources)
     scope: dict[str, Any] = {}
-    exec(_compiled(edit, function, source), vars(module), scope)
+    exec(_compiled(edit, source), vars(module), scope)
     function.__code__ = scope[function.__name__].__code__
 
 
-def _compiled(edit: Edit, function: Any, source: str) -> types.CodeType:
-    body = source[source.index("async def " if inspect.iscoroutinefunction(function) else "def ") :]
+def _compiled(edit: Edit, source: str) -> types.CodeType:
     flags = __future__.annotations.compiler_flag
-    return compile(body, f"<mutant of {edit.where}>", "exec", flags, dont_inherit=True)
+    return compile(source, f"<mutant of {edit.where}>", "exec", flags, dont_inherit=True)
 
 
 def _edited(edit: Edit, sources: dict[Any, str]) -> tuple[Any, Any, str]:
@@ -96,11 +95,20 @@ def _edited(edit: Edit, sources: dict[Any, str]) -> tuple[Any, Any, str]:
     for name in path.split("."):
         found = inspect.getattr_static(found, name)
     function = _function_of(found)
-    source = sources.get(function) or textwrap.dedent(inspect.getsource(function))
+    source = sources.get(function) or _unparse(function)
     if edit.old not in source:
         raise DoesNotApply(f"{edit.where} has nowhere {edit.old!r}")
     sources[function] = source.replace(edit.old, edit.new)
     return module, function, sources[function]
+
+
+def _unparse(function: Any) -> str:
+    """The function as the syntax tree spells it, without decorators, comments and line breaks."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    definition = tree.body[0]
+    assert isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef))
+    definition.decorator_list = []
+    return ast.unparse(tree)
 
 
 def _function_of(found: Any) -> Any:
