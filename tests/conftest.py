@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 import zlib
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
@@ -67,7 +66,6 @@ sys.meta_path.insert(0, PlainImports())
 
 gc.disable()  # until the tests are collected, which leaves no garbage
 
-_LEFT_OUT = "LEFT OUT"
 os.environ[leftovers.OWNER] = str(os.getpid())  # for the processes that tests start
 
 
@@ -89,27 +87,12 @@ class MovableRuntime(Runtime):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """The floor comes first, then what is repeated on a server, and bulk last in the share of each process.
-
-    ``--dist worksteal`` deals out the list in equal pieces. DURABLE_SHARD=2/6 keeps the second of six parts of the
-    tests, for machines that share the work.
-    """
+    """DURABLE_SHARD=2/6 keeps the second of six parts of the tests, for machines that share the work."""
     rings.mark_what_waits(items)
     yield  # -m chooses
     if shard := os.environ.get("DURABLE_SHARD"):
         part, count = map(int, shard.split("/"))
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == part - 1]
-    shares = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    parts: dict[str, list[pytest.Item]] = {"floor": [], "repeated": [], "others": [], "bulk": []}
-    for item in items:
-        named = (name for name in ("floor", "repeated", "bulk") if item.get_closest_marker(name))
-        parts[next(named, "others")].append(item)
-    items[:] = [
-        item
-        for share in range(shares)
-        for part in parts.values()
-        for item in part[share * len(part) // shares : (share + 1) * len(part) // shares]
-    ]
 
 
 @pytest.hookimpl(trylast=True)
@@ -228,32 +211,11 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    until = os.environ.get("DURABLE_SLOW_UNTIL")
-    may_be_left_out = item.get_closest_marker("slow") and not item.get_closest_marker("floor")
-    if until and may_be_left_out and time.time() > float(until):
-        pytest.skip(f"{_LEFT_OUT}: the time of the gate is nearly over. All of it: make test-all")
     # Here, not in a fixture: the summary then folds the skips of one server into one line.
     params = getattr(item, "callspec", None)
     name = params.params.get("database") if params else None
     if name in DATABASES and (why := _unreachable(name)):
         missing(name, f"{sa.make_url(DATABASES[name])} does not answer: {why}")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """With a limit in time, say which share of the slow tests ran. The floor is never left out."""
-    if "DURABLE_SLOW_UNTIL" not in os.environ:
-        return
-    # Those under "" are of setup and teardown.
-    reports = [each for outcome, found in terminalreporter.stats.items() if outcome for each in found]
-    slow = {it.nodeid: it for it in reports if isinstance(it, pytest.TestReport) and "slow" in it.keywords}
-    ran = [report for report in slow.values() if not report.skipped]
-    floor, floor_ran = (sum("floor" in report.keywords for report in some) for some in (slow.values(), ran))
-    if slow:
-        share = (
-            f"{len(ran):,} of {len(slow):,} ({len(ran) * 100 // len(slow)} %), {floor_ran:,} of {floor:,} of the floor"
-        )
-        terminalreporter.section("slow tests that ran")
-        terminalreporter.write_line(share)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,11 +1,9 @@
-"""What `make test` leaves to `make test-all`, beside the tests that are marked `slow` one by one.
+"""What `make test` leaves to `make test-all`, beside the tests that are marked `slow` or `gate` one by one.
 
-1. A test that runs on SQLite, of a module in `SAME_ON_SERVERS`, is `repeated` on PostgreSQL and MariaDB: it is slow
-   there, and the gate runs it next after the floor. Such a module is about what the engine decides, or what its callers
-   see, with one writer at a time. `tests/store` tests every statement that it uses on all databases. What two
-   transactions do to each other, what a lost connection or a cut commit does, and what a crash at each checkpoint costs
-   stays on the servers in `make test`.
-2. What is marked `floor` or `repeated` is slow, too.
+A test that runs on SQLite, of a module in `SAME_ON_SERVERS`, is slow on PostgreSQL and MariaDB. Such a module is about
+what the engine decides, or what its callers see, with one writer at a time. `tests/store` tests every statement that it
+uses on all databases. What two transactions do to each other, what a lost connection or a cut commit does, and what a
+crash at each checkpoint costs stays on the servers in `make test`.
 """
 
 from __future__ import annotations
@@ -35,15 +33,14 @@ SAME_ON_SERVERS = {
 
 
 def mark_what_waits(items: list[pytest.Item]) -> None:
-    """Add the markers `slow` and `floor`. It has to run before ``-m`` chooses."""
+    """Add the marker `slow`. It has to run before ``-m`` chooses."""
     same = [item for item in items if _is_same_on_servers(item.path)]
     on_sqlite = {_function_of(item) for item in same if _database_of(item) == "sqlite"}
     for item in same:
         if _database_of(item) != "sqlite" and _function_of(item) in on_sqlite:
-            item.add_marker(pytest.mark.repeated)
+            item.add_marker(pytest.mark.slow)
     for item in items:
-        is_late = item.get_closest_marker("floor") or item.get_closest_marker("repeated")
-        if is_late and not item.get_closest_marker("slow"):
+        if item.get_closest_marker("gate"):
             item.add_marker(pytest.mark.slow)
 
 

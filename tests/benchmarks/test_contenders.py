@@ -25,7 +25,7 @@ RATES = {
     "absurd": ["absurd10"],
     "restate": ["restate10"],
 }
-ENGINE = pytest.param("engine", marks=pytest.mark.floor)
+ENGINE = pytest.param("engine", marks=pytest.mark.gate)
 PEERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("celery", "dbos", "absurd", "restate")]
 ON_POSTGRESQL = PEERS[1:3]
 COSTS = {"worker_cpu_ms", "worker_main_cpu_ms", "postgres_cpu_ms", "redis_cpu_ms", "wal_bytes"}
@@ -131,7 +131,7 @@ def test_a_database_that_does_not_answer_is_named(bench: dict[str, str]) -> None
     assert answers["limit1"]["per_second"] > 0
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_a_server_of_a_contender_is_found_on_the_path_or_where_its_variable_names_it(tmp_path) -> None:
     server = tmp_path / "restate-server"
     server.touch(mode=0o755)

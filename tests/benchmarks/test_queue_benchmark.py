@@ -93,7 +93,7 @@ def is_completion(line: dict[str, Any]) -> bool:
     return line.get("metric") == "completion_rate" and line["value"] > 0
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @on_postgresql
 def test_a_replica_describes_itself_then_samples_and_ends_at_sigterm(start, store_url: str) -> None:
     adapter = start(PRODUCER_RATE="20")
@@ -143,7 +143,7 @@ def is_target(line: dict[str, Any]) -> bool:
     return line["metric"] == "producer_target_rate"
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @on_postgresql
 def test_jobs_of_every_queue_are_done(start, store_url: str) -> None:
     adapter = start(PRODUCER_RATE="40", BENCH_QUEUE_COUNT="3")

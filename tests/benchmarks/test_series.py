@@ -27,7 +27,7 @@ SOURCES = sorted(FOLDER.glob("scale-*.txt"))
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(CHARTS[0], marks=pytest.mark.floor),
+        pytest.param(CHARTS[0], marks=pytest.mark.gate),
         *(pytest.param(name, marks=pytest.mark.slow) for name in CHARTS[1:]),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_time_zone_of_the_schedule_itself_is_its_time_zone(app: Celery, at: Ca
     assert due.isoformat() == "2026-11-24T12:00:00+09:00"
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_entries_of_django_celery_beat_are_filled_in_as_well(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.celery.django_beat", str(tmp_path)], capture_output=True, text=True, timeout=60

@@ -89,7 +89,7 @@ def fails(app: Celery, nth: int, reference: list[Any]) -> None:
         app.tasks[TASK_FAILED](app.tasks[TASK_DONE].request, LookupError(f"item {nth}."), None, reference)
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.parametrize("end", [returns, fails])
 def test_a_task_that_is_interrupted_while_it_answers_answers_once(
     app: Celery, durable: Durable, out: RunRef, end: Callable[[Celery, int, list[Any]], None]

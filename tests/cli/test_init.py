@@ -35,7 +35,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.timeout(120)
 def test_what_it_writes_runs_and_passes_its_test(folder: Path) -> None:
     said = call(Default("default", set_as_current=False), "init")

@@ -167,7 +167,7 @@ def test_hints_name_the_app_as_it_was_typed(folder: Folder) -> None:
     assert folder.celery("-A", "plain", "durable", "ls").returncode == 1
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> None:
     dev = folder.start("-A", "shop", "durable", "dev")
     assert folder.await_log("Ctrl-C").splitlines()[:7] == [
@@ -231,7 +231,7 @@ def test_dev_tells_a_run_once_whatever_messages_come_after_its_end(folder: Folde
     assert [line.split("\t")[1:3] for line in said] == [["step", "completed"], ["run", "complete"]]
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_dev_stops_after_the_running_step_and_goes_on_when_started_again(folder: Folder) -> None:
     dev = folder.start("-A", "shop", "durable", "dev", "--concurrency", "1")
     folder.await_log("Ctrl-C")
@@ -253,7 +253,7 @@ def test_dev_stops_after_the_running_step_and_goes_on_when_started_again(folder:
     assert again.wait(20) == 0
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_dev_restarts_after_the_running_step_when_the_code_is_edited(folder: Folder) -> None:
     dev = folder.start("-A", "shop", "durable", "dev")
     folder.await_log("Ctrl-C")

@@ -332,7 +332,7 @@ with DurableHarness([hello]) as harness:
 """
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.timeout(180)
 def test_the_processes_of_a_worker_are_added_up(tmp_path: Path) -> None:
     """Under PROMETHEUS_MULTIPROC_DIR, which the client reads when it is imported."""

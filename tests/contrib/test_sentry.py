@@ -15,7 +15,7 @@ from tests.docs.blocks import ROOT
 from tests.three_frames import FILE, LINE
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", ["succeeding", "failing"])
 def test_a_failed_run_is_one_event_grouped_and_tagged(tmp_path: Path, mode: str) -> None:

@@ -20,7 +20,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_a_project_that_follows_the_page_works(tmp_path: Path) -> None:
     blocks = re.findall(r"```(sh|py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     done = []

@@ -144,7 +144,7 @@ class Reader:
             time.sleep(0.05)
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(
     "durable" not in {each.name for each in entry_points(group="celery.commands")},

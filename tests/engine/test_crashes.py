@@ -17,7 +17,7 @@ everywhere = pytest.mark.parametrize(
     "database",
     [
         "sqlite",
-        pytest.param("postgresql", marks=pytest.mark.floor),
+        pytest.param("postgresql", marks=pytest.mark.gate),
         pytest.param("mariadb", marks=pytest.mark.slow),
     ],
     indirect=True,

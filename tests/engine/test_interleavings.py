@@ -13,7 +13,7 @@ from celery_durable.model import Status
 from tests.engine.world import World, insert_name
 
 mostly_on_sqlite = pytest.mark.parametrize(
-    "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.slow, pytest.mark.bulk])], indirect=True
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
 )
 patient = pytest.mark.timeout(180)
 
@@ -210,9 +210,7 @@ class Dice:
 
 
 @patient
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[pytest.mark.slow, pytest.mark.bulk] if n > 5 else []) for n in range(30)]
-)
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n > 5 else ()) for n in range(30)])
 def test_whatever_happens_in_whatever_order_every_instance_ends_and_every_step_counts_once(
     world: World, seed: int
 ) -> None:

@@ -71,7 +71,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     terminal.close()
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_an_order_by_hand(terminal: Terminal) -> None:
     terminal.start_worker("examples.order_approval")
     assert terminal.run("examples.order_approval", "start", "order-1", "--cents", "12500").startswith("order-1: ")
@@ -82,7 +82,7 @@ def test_an_order_by_hand(terminal: Terminal) -> None:
     assert "Mail to boss@example.com: approve order order-1?" in terminal.log.read_text()
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_a_newcomer_by_hand(terminal: Terminal) -> None:
     terminal.start_worker("examples.onboarding_drip")
     terminal.run("examples.onboarding_drip", "start", "ada", "--day-seconds", "0.5")
@@ -90,7 +90,7 @@ def test_a_newcomer_by_hand(terminal: Terminal) -> None:
     terminal.run_until(r"a month of use +waiting +until", "examples.onboarding_drip", "show", "ada")
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_an_index_by_hand(terminal: Terminal, tmp_path: Path) -> None:
     target = tmp_path / "index.json"
     assert terminal.run("examples.document_etl", "examples/texts", str(target)).startswith("4 documents, ")

@@ -51,7 +51,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_the_demo_kills_a_worker_in_a_payment_and_proves_that_nothing_happened_twice(running, tmp_path) -> None:
     output, _ = running.communicate(timeout=150)
     assert running.returncode == 0, output

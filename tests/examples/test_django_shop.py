@@ -66,7 +66,7 @@ def manage(environment: dict[str, str], *args: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_the_tests_of_the_shop_pass(environment: dict[str, str]) -> None:
     assert "Ran 9 tests" in manage(environment, "test")
 
@@ -126,7 +126,7 @@ def test_on_an_existing_database():
 """
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_no_harness_gets_the_database_of_the_project(environment: dict[str, str], tmp_path: Path) -> None:
     manage(environment, "migrate", "--verbosity", "0")
@@ -150,14 +150,14 @@ def run_pytest_django(environment: dict[str, str], *arguments: object) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_django_finds_nothing_to_complain_about(environment: dict[str, str]) -> None:
     assert manage(environment, "check") == "System check identified no issues (0 silenced).\n"
     assert manage(environment, "makemigrations", "--check") == "No changes detected\n"
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_the_tables_are_made_by_migrate_and_taken_over_from_durable_migrate(environment: dict[str, str]) -> None:
     plan = manage(environment, "migrate", "--plan")
     assert "Bring the tables of workflows to revision 0001" in plan

@@ -80,7 +80,7 @@ def web(database_url: str, tmp_path: Path) -> Iterator[httpx.Client]:
     assert "Traceback" not in (tmp_path / "uvicorn.log").read_text()
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_an_order_and_its_workflow_are_placed_paid_and_shipped(web: httpx.Client, durable: Durable) -> None:
     placed = web.post("/orders", json={"item": "kettle"})
     assert (placed.status_code, placed.json()) == (201, {"id": 1, "instance": "order-1"})
@@ -93,7 +93,7 @@ def test_an_order_and_its_workflow_are_placed_paid_and_shipped(web: httpx.Client
     assert web.get("/orders/1").json() == {"state": "shipped", "workflow": "complete"}
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_a_refused_order_leaves_no_workflow(web: httpx.Client) -> None:
     assert web.post("/orders", json={"item": "nothing"}).status_code == 400
     missing = web.get("/orders/1")
@@ -101,7 +101,7 @@ def test_a_refused_order_leaves_no_workflow(web: httpx.Client) -> None:
     assert web.get("/api/workflows/shipping/instances").json()["instances"] == []
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_any_process_of_the_server_streams_what_the_others_do(web: httpx.Client, durable: Durable) -> None:
     web.post("/orders", json={"item": "kettle"})
     durable.tick()
@@ -132,7 +132,7 @@ def test_the_commands_in_its_docstring_name_routes_that_exist() -> None:
         assert path.replace("{order_id}", "1") in (shop.__doc__ or "")
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.smoke
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_the_code_of_the_page_works_with_the_driver_that_it_names(

@@ -75,7 +75,7 @@ def test_the_commands_in_its_docstring_name_routes_that_exist(site: Flask) -> No
 @pytest.mark.parametrize(
     "pool",
     [
-        pytest.param("prefork", marks=pytest.mark.floor),
+        pytest.param("prefork", marks=pytest.mark.gate),
         pytest.param("threads", marks=pytest.mark.slow),
         pytest.param("solo", marks=pytest.mark.slow),
     ],
@@ -106,7 +106,7 @@ def test_bodies_have_their_app_context_in_workers_of_every_pool(
     assert "Traceback" not in worker.text()
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.smoke
 @pytest.mark.timeout(120)
 def test_the_commands_of_the_page_work_with_its_files(broker: dict[str, str], tmp_path: Path) -> None:

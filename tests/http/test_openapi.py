@@ -109,12 +109,12 @@ def has_wrong_path(case: Any) -> bool:
     "mode",
     [
         GenerationMode.POSITIVE,
-        pytest.param(GenerationMode.NEGATIVE, marks=pytest.mark.floor),  # test_hostile.py has the worst of them
+        pytest.param(GenerationMode.NEGATIVE, marks=pytest.mark.gate),  # test_hostile.py has the worst of them
     ],
     ids=lambda mode: mode.value,
 )
 @pytest.mark.parametrize("name", [name for name, _ in operations()])
-@pytest.mark.parametrize("examples", [3, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.bulk])])
+@pytest.mark.parametrize("examples", [3, pytest.param(25, marks=pytest.mark.slow)])
 def test_the_api_answers_as_its_description_says_and_never_with_a_fault(
     shop: Shop, order: str, name: str, mode: GenerationMode, examples: int
 ) -> None:

@@ -53,7 +53,7 @@ _ONCE = [
     (DATABASES[nth % len(DATABASES)], Pair(first, second, *_HOLDS[nth % len(_HOLDS)]))
     for nth, (first, second) in enumerate(_COMBINATIONS)
 ]
-FLOOR = frozenset(_ONCE)
+IN_GATE = frozenset(_ONCE)
 """Each combination once, on one of the databases and with one of the holds."""
 SMOKE = frozenset(pair for nth, pair in enumerate(_ONCE) if nth % 8 in (0, 5))
 """A quarter of them, as many on each database, with all holds."""

@@ -4,7 +4,7 @@
 
 The simulation has one writer, so it cannot show how two transactions affect each other. Here one transaction is held
 open while it has a lock, and the other one waits for it. `make test` runs a quarter of the combinations once,
-the floor the others, and `make test-all` runs each on each database with each kind of hold.
+the gate the others, and `make test-all` runs each on each database with each kind of hold.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import pytest
 
 from tests.pairs.environment import Environment
-from tests.pairs.matrix import DATABASES, FLOOR, PAIRS, SMOKE, Pair, run
+from tests.pairs.matrix import DATABASES, IN_GATE, PAIRS, SMOKE, Pair, run
 
 
 def marks_of(name: str, pair: Pair) -> tuple[pytest.MarkDecorator, ...]:
     if (name, pair) in SMOKE:
         return ()
-    return (pytest.mark.floor,) if (name, pair) in FLOOR else (pytest.mark.slow, pytest.mark.bulk)
+    return (pytest.mark.gate,) if (name, pair) in IN_GATE else (pytest.mark.slow,)
 
 
 CASES = [

@@ -17,7 +17,7 @@ def order(worker: CeleryTestWorker, *words: str) -> list[str]:
     return said.decode().splitlines()
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_an_order_lives_its_whole_life(celery_setup: CeleryTestSetup) -> None:
     worker = celery_setup.worker
     order(worker, "start", "order-1")

@@ -15,7 +15,7 @@ from tests.simulation.run import outcomes, told
 from tests.simulation.simulation import Outcome, World
 
 _CHUNK = 100
-FIRST, QUICK, FLOOR, ALL = 200, 500, 2_000, 10_000
+FIRST, QUICK, GATE, ALL = 200, 500, 2_000, 10_000
 patient = pytest.mark.timeout(300)
 
 
@@ -43,17 +43,16 @@ def test_every_invariant_holds_after_a_storm(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.floor
+@pytest.mark.gate
 @patient
-@pytest.mark.parametrize("first", range(QUICK, FLOOR, _CHUNK))
+@pytest.mark.parametrize("first", range(QUICK, GATE, _CHUNK))
 def test_every_invariant_holds_after_more_storms(first: int) -> None:
     run(range(first, first + _CHUNK))
 
 
 @pytest.mark.slow
-@pytest.mark.bulk
 @patient
-@pytest.mark.parametrize("first", range(FLOOR, ALL, _CHUNK))
+@pytest.mark.parametrize("first", range(GATE, ALL, _CHUNK))
 def test_every_invariant_holds_after_many_more_storms(first: int) -> None:
     run(range(first, first + _CHUNK))
 

@@ -173,7 +173,7 @@ for command in json.loads(sys.argv[1]):
     assert len(told.splitlines()) == len(commands)
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_flower_and_our_commands_come_with_what_the_image_installs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["celery.commands"]["durable"] == "celery_durable.cli:durable"

@@ -13,7 +13,7 @@ PAIRS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 def test_whichever_worker_runs_a_task_its_step_gets_the_result_or_the_error(site: Site) -> None:
     site.beat(wait=False)

@@ -153,7 +153,7 @@ def check(site: EndsSite, pool: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_every_end_is_committed_on_every_pool(
@@ -163,7 +163,7 @@ def test_every_end_is_committed_on_every_pool(
 
 
 @pytest.mark.slow
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_every_end_is_committed_on_pools_that_run_no_workflows(

@@ -41,7 +41,7 @@ def locked(site: EndsSite, instance: Any) -> Iterator[Callable[[], set[int]]]:
 @pytest.mark.parametrize(
     "until_it_is_sent",
     [
-        pytest.param(False, id="committed", marks=pytest.mark.floor),
+        pytest.param(False, id="committed", marks=pytest.mark.gate),
         pytest.param(True, id="sent", marks=pytest.mark.slow),
     ],
 )

@@ -26,7 +26,7 @@ REDIS_AND_POSTGRESQL = pytest.mark.parametrize(("broker", "database"), [("redis"
 LEASE_SECONDS = 30.0
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 def test_a_pool_process_that_is_killed_in_a_body_hands_its_run_on_long_before_its_lease_ends(
     site: Site, record_property: Callable[[str, object], None]
@@ -55,7 +55,7 @@ def test_a_pool_process_that_is_killed_in_a_body_hands_its_run_on_long_before_it
     site.finish()
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 def test_a_worker_that_is_killed_with_all_its_processes_loses_its_runs_to_another_when_the_lease_ends(
     make_site: Callable[..., Site], broker_url: str, store_url: str
@@ -154,7 +154,7 @@ def test_a_worker_that_is_told_to_stop_hands_its_runs_on_and_no_crash_is_counted
         assert site.wait_for_body(instance, "book 4") not in pids
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 def test_a_worker_that_is_told_to_quit_leaves_its_bodies_and_no_crash_is_counted(site: Site) -> None:
     """A cold shutdown: Celery raises SystemExit in the bodies. They run again elsewhere, as the same attempt."""
@@ -172,7 +172,7 @@ def test_a_worker_that_is_told_to_quit_leaves_its_bodies_and_no_crash_is_counted
     site.finish(reruns=2)
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 def test_a_crowd_outlives_a_killer(make_site: Callable[..., Site], broker_url: str, store_url: str) -> None:
     """Pool processes, whole workers and beats die all the time; in the end everything is done, and once."""
@@ -207,7 +207,7 @@ def test_a_crowd_outlives_a_killer(make_site: Callable[..., Site], broker_url: s
 CHILD = ("claimed", "before-body", "after-body", "before-commit", "after-commit", "before-publish", "after-publish")
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 def test_a_pool_process_may_die_between_any_two_effects(
     make_site: Callable[..., Site], broker_url: str, store_url: str

@@ -8,7 +8,7 @@ from tests.smoke.site import Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(400)]
 
-EACH_ONCE = [("redis", "postgresql"), pytest.param("rabbitmq", "mariadb", marks=pytest.mark.floor)]
+EACH_ONCE = [("redis", "postgresql"), pytest.param("rabbitmq", "mariadb", marks=pytest.mark.gate)]
 THE_OTHERS = [("redis", "mariadb"), ("rabbitmq", "postgresql")]
 
 

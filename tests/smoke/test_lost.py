@@ -75,7 +75,7 @@ def site_of(make_site: Callable[..., Site], broker_url: str, store_url: str, **s
     return make_site(broker_url, store_url, worker_prefetch_multiplier=4, **settings)
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 @pytest.mark.parametrize(("task", "pool"), [("media.note", "prefork"), ("media.note_late", "threads")])
 def test_a_worker_that_is_killed_loses_no_item_of_a_map(
@@ -145,7 +145,7 @@ def test_a_redis_that_came_back_empty_gets_all_tasks_again(
     check_runs(site, 60, 2 * PROCESSES)
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @PAIRS
 def test_a_task_that_kills_its_process_each_time_is_given_up(
     make_site: Callable[..., Site], broker_url: str, store_url: str

@@ -39,7 +39,7 @@ def wait_for(instance: WorkflowInstance[object], code: Code) -> Diagnosis:
     return found[0]
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_without_processes_and_then_with_a_beat_alone(site: Site) -> None:
     queue = f"durable-{site.config.name}"
     instance = site.create("nap", 0.1)

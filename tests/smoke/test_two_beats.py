@@ -13,7 +13,7 @@ from tests.smoke.site import Site
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(180)]
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
 def test_two_beats_start_one_instance_for_each_scheduled_time(
     make_site: Callable[..., Site], broker_url: str, store_url: str

@@ -44,7 +44,7 @@ def backend_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @FAST
 @pytest.mark.parametrize(
-    "pool", [pytest.param("prefork", marks=pytest.mark.floor), pytest.param("threads", marks=pytest.mark.slow)]
+    "pool", [pytest.param("prefork", marks=pytest.mark.gate), pytest.param("threads", marks=pytest.mark.slow)]
 )
 def test_steps_have_their_answers_while_the_result_backend_is_away(
     make_site: Callable[..., Site], broker_url: str, store_url: str, backend_url: str, pool: str

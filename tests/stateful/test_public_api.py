@@ -180,7 +180,6 @@ def test_the_public_api_does_what_its_model_says() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.bulk
 @pytest.mark.timeout(900)
 def test_the_public_api_does_what_its_model_says_at_length() -> None:
     check(500)

@@ -57,7 +57,6 @@ def test_the_first_run_sees_what_every_replay_sees(params, result, payload) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.bulk
 @pytest.mark.timeout(900)
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(json_values, results, json_values)

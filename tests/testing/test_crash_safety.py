@@ -70,7 +70,7 @@ def year(event, step):
     return [answer, parts[:2], first]
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_sleeps_events_retries_and_branches_take_their_course() -> None:
     report = assert_crash_safe(year, events=[("answer", 42), ("go", None)], side_effects=rows, schedules=60)
     assert report.checkpoints > 50
@@ -201,7 +201,7 @@ def test_of_many_schedules_the_seed_chooses_some() -> None:
     assert report.schedules == 9
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_the_same_seed_does_the_same() -> None:
     assert assert_crash_safe(trip, 1, side_effects=rows, seed=5) == assert_crash_safe(
         trip, 1, side_effects=rows, seed=5

@@ -307,7 +307,7 @@ def test_what_others_do_is_crash_safe() -> None:
     assert report.crashes > 30
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_a_child_that_commits_beside_its_step_is_found_through_its_parent() -> None:
     harnesses: list[DurableHarness] = []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.floor
+@pytest.mark.gate
 def test_a_harness_is_there_for_every_workflow_that_is_registered(run_tests_in_new_interpreter) -> None:
     said = run_tests_in_new_interpreter("""
 def test_it(durable_harness):

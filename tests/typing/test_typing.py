@@ -49,7 +49,7 @@ def planted() -> set[int]:
 
 
 # One test for each checker, since each takes seconds to begin; on a loaded machine many.
-@pytest.mark.floor
+@pytest.mark.gate
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("check", [run_mypy, run_pyright], ids=["mypy", "pyright"])
 def test_promises_and_examples_are_accepted_and_each_planted_mistake_is_reported(

@@ -83,7 +83,7 @@ def kill_all(alias: str) -> None:
     ("database", "rounds"),
     [
         ("postgresql", 15),
-        pytest.param("mariadb", 4, marks=pytest.mark.floor),
+        pytest.param("mariadb", 4, marks=pytest.mark.gate),
         pytest.param("postgresql", 500, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="10000-branches"),
     ],
     indirect=["database"],

@@ -300,7 +300,7 @@ def replaced_alias(alias: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize(
     "database",
-    ["sqlite", *(pytest.param(server, marks=pytest.mark.floor) for server in ("postgresql", "mariadb"))],
+    ["sqlite", *(pytest.param(server, marks=pytest.mark.gate) for server in ("postgresql", "mariadb"))],
     indirect=True,
 )
 def test_rows_are_never_doubled_or_lost_wherever_a_worker_dies(replaced_alias: str) -> None:
