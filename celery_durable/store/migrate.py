@@ -1,8 +1,8 @@
 """Migrations of the tables, with Alembic's scripts but without its global `op` and `context`.
 
 An application may call `upgrade_connection` inside its own Alembic migration, and Alembic's globals then belong to that
-migration. So the scripts here get an `op` as an argument. Migrations only go forward. Within a major version they add
-tables and columns, and add or replace indexes, so older code works on a newer database.
+migration. So the scripts here get an `op` as an argument. Migrations only go forward. What one may change:
+docs/development/migrations.md.
 """
 
 from __future__ import annotations

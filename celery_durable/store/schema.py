@@ -43,7 +43,7 @@ from celery_durable.store.column_types import big_id, choose_options, full_index
 from celery_durable.store.dialects import Database
 from celery_durable.store.step_columns import STEP_COLUMNS
 
-REVISION = "0006"
+REVISION = "0001"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if not {"_build", "development"} & {*page.parts}),
 ]
 
 _FENCE = re.compile(
