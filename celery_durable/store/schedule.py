@@ -10,10 +10,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import duration_us, from_us, to_us
+from celery_durable.model import duration_us, from_us
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.statements import param, statement, statement_for
+from celery_durable.store.statements import statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +64,11 @@ class Agenda:
 
 
 def read(tx: Tx) -> Agenda:
-    """Read the agenda, by a few index searches per queue, however many rows wait."""
-    return _build_agenda(tx.run(_agenda))
+    """Read the agenda, by a few index searches per queue, however many rows wait.
 
-
-def read_known(tx: Tx, known: Agenda) -> Agenda:
-    """Read the agenda of the queues that an earlier agenda knows. Search each index from what came first in it.
-
-    While a transaction keeps an old snapshot, the database keeps the index entries of all rows that were moved since,
-    and `read` passes them all. This search begins behind them. It finds what was written a minute late. It misses what
-    came into front later still, and other queues: use `read` now and then.
+    It is slow while a transaction keeps an old snapshot, and with it the index entries of rows that were moved since.
     """
-    names = sorted(known.queues)
-    params: dict[str, Any] = {
-        "emission_us": _search_from(known.next_emission_at, known),
-        "outbox_us": _search_from(known.next_outbox_at, known),
-    }
-    for number, name in enumerate(names):
-        queue = known.queues[name]
-        params[f"queue_{number}"] = name
-        params[f"sent_us_{number}"] = _search_from(queue.oldest_sent_at, known)
-        for priority in _PRIORITIES:
-            params[f"due_us_{number}_{priority}"] = _search_from(queue.due.get(priority), known)
-    return _build_agenda(tx.run(_known_agenda(len(names)), **params))
-
-
-_MAX_DELAY = timedelta(minutes=1)
-"""How late a time may be committed, after it was read from the clock, for `read_known` to find it."""
-
-
-def _search_from(first: datetime | None, known: Agenda) -> int:
-    return to_us(min(at for at in (first, known.now) if at is not None) - _MAX_DELAY)
+    return _build_agenda(tx.run(_agenda))
 
 
 def _build_agenda(rows: Sequence[Any]) -> Agenda:
@@ -158,36 +132,6 @@ def _agenda(s: Store) -> Any:
         as_unnamed_row(_NEXT_OUTBOX, message),
         as_unnamed_row(_NOW, s.clock()),
     )
-
-
-@statement_for
-def _known_agenda(s: Store, queues: int) -> Any:
-    t = s.tables
-
-    def as_row(kind: int, name: Any, at: Any) -> sa.Select[Any]:
-        number: Any = sa.literal_column(str(kind)).label("kind")
-        return sa.select(number, sa.cast(name, sa.String(255)).label("name"), at.label("at"))
-
-    def first(column: sa.ColumnElement[int], from_: str, *where: sa.ColumnElement[bool]) -> Any:
-        found = sa.select(column).where(*where, column >= param(from_, sa.BigInteger))
-        return found.order_by(column).limit(sa.literal_column("1")).scalar_subquery()
-
-    rows = [
-        as_row(_NEXT_EMISSION, sa.null(), first(t.emission.c.next_check_at, "emission_us")),
-        as_row(_NEXT_OUTBOX, sa.null(), first(t.outbox.c.next_check_at, "outbox_us")),
-        as_row(_NOW, sa.null(), s.clock()),
-    ]
-    for number in range(queues):
-        name = param(f"queue_{number}", sa.String)
-        for priority in _PRIORITIES:
-            i = t.instance.alias().c
-            is_it = (i.priority == sa.literal_column(str(priority)), i.queue == name)
-            rows.append(as_row(priority, name, first(i.next_check_at, f"due_us_{number}_{priority}", *is_it)))
-        i = t.instance.alias().c
-        # MariaDB has no partial index: there, as in `read`, the messages of claimed runs count too.
-        is_unclaimed = () if s.database is dialects.MARIADB else (i.claim_token.is_(None),)
-        rows.append(as_row(_OLDEST_SENT, name, first(i.sent_at, f"sent_us_{number}", i.queue == name, *is_unclaimed)))
-    return sa.union_all(*rows)
 
 
 def conditions_due_within(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElement[bool], ...]:

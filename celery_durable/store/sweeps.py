@@ -173,7 +173,7 @@ def sweep(
     expired claim is then released only if it is still expired after the time of one lease.
 
     ``since`` is the earliest time to look at, if the caller has just read it: the index may have many dead entries
-    before it (`schedule.read_known`).
+    before it (`schedule.read`).
 
     Returns the runs to publish, and the number of rows read.
     """

@@ -23,13 +23,12 @@ from celery_durable.model import DueRun, Outage
 from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import SLACK, Redispatch
 from celery_durable.runtime import Runtime
-from celery_durable.store import queues, retention, sweeps
+from celery_durable.store import queues, retention, schedule, sweeps
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.faults import describe_fault, find_driver_error
 from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import Agenda
 from celery_durable.store.time_limits import LOOP
-from celery_durable.tasks.agenda import AgendaReader
 from celery_durable.tasks.flow_control import RECHECK_SECONDS, FlowControl
 from celery_durable.tasks.fork_safety import ForkSafeThread
 from celery_durable.tasks.heartbeats import ProcessHeartbeat
@@ -40,6 +39,8 @@ from celery_durable.tasks.publishing import BrokerOutage, PublishReport
 logger = logging.getLogger("celery_durable.dispatcher")
 
 _RETRY_SECONDS = 1.0
+_PAUSE_FACTOR, _MAX_PAUSE_SECONDS = 10, 1.0
+"""While it is slow to find out what is due, a dispatcher spends a tenth of its time on that; timers are as late."""
 _RETENTION_CHECK_SECONDS = 60.0
 _DELETE_BATCH_SIZE, _MAX_DELETE_BATCHES = 25, 20
 """The deletion of expired instances: instances in one transaction, and transactions in one call."""
@@ -63,7 +64,6 @@ class Sweeper:
     ) -> None:
         self._store, self._settings, self._runtime = store, settings, runtime
         self._publish, self._outbox = publish, outbox
-        self._agenda = AgendaReader(store, runtime)
         self._flow = FlowControl(settings, runtime, queue_length)
         self.full_queues, self.assume_local_queues = self._flow.full_queues, self._flow.assume_local_queues
         self._redispatch = Redispatch(
@@ -71,6 +71,8 @@ class Sweeper:
         )
         self._last_check_at, self._leases_expire_from = -math.inf, 0.0
         self._next_deletion_at = -math.inf
+        self.pause_seconds = 0.0
+        """How long a dispatcher shall wait at least before it reads the agenda again, if nothing is due."""
         self._newest_claims: Mapping[str, datetime] = {}
         self._newest_claims_valid_until = -math.inf
 
@@ -80,7 +82,7 @@ class Sweeper:
         Work for a queue that is full or refuses messages is not due until that queue is checked again.
         """
         with self._record_check():
-            agenda = self._agenda.read()
+            agenda = self._read_agenda()
         self._flow.forget_full_queues(except_for=agenda.queues_with_work())
         times = [agenda.seconds_until(agenda.next_emission_at)]
         if self._outbox is not None and agenda.next_outbox_at is not None:
@@ -160,6 +162,12 @@ class Sweeper:
             self._last_check_at = -math.inf
             raise
 
+    def _read_agenda(self) -> Agenda:
+        began = self._runtime.monotonic()
+        agenda = self._store.read(schedule.read, timeouts=LOOP)
+        self.pause_seconds = min(_PAUSE_FACTOR * (self._runtime.monotonic() - began), _MAX_PAUSE_SECONDS)
+        return agenda
+
     # --- a round --------------------------------------------------------------------------------
 
     def _run_round(self) -> tuple[int, bool]:
@@ -167,7 +175,7 @@ class Sweeper:
 
         No kind waits until another one is empty: 100,000 messages in the outbox delay a timer by one batch.
         """
-        agenda = self._agenda.read()
+        agenda = self._read_agenda()
         published, is_behind = 0, False
         if self._flow.broker_backoff == 0:
             for kind in (self._publish_due_runs, self._republish_lost, self._send_outbox):
@@ -378,7 +386,9 @@ class Dispatcher(ForkSafeThread):
         if self._lost_search is not None:
             self._lost_search.check()
         # Rows that stay due because their queues are full must not make this loop spin.
-        return left if left > 0 or published else self._settings.poll_seconds
+        if left <= 0:
+            return left if published else self._settings.poll_seconds
+        return max(left, self._sweeper.pause_seconds)
 
     def _list_outages(self) -> list[Outage]:
         """The outages that keep this dispatcher from its work: of the database, the broker, or single queues."""

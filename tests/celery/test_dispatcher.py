@@ -111,7 +111,7 @@ def test_beat_sends_no_sweep_while_its_dispatcher_sweeps(
         wait_for_ticks()
         assert messages(app) == []
         assert {record.args[0] for record in caplog.records if "Sending due task" in record.msg} == {"mine"}
-        durable.internals.sweeper._agenda = None  # the dispatcher does not reach the database any more
+        durable.internals.sweeper._store = None  # the dispatcher does not reach the database any more
         durable.internals.sweeper._last_check_at = -math.inf
         found: list[Any] = []
         until(lambda: found.extend(messages(app)) or found)

@@ -16,6 +16,7 @@ from celery_durable.model import RunRef
 from celery_durable.store import claims
 from celery_durable.store.claims import ClaimExpired, ClaimRequest
 from tests.conftest import MovableRuntime
+from tests.engine.world import World
 
 
 class Site:
@@ -144,3 +145,22 @@ def test_only_a_run_that_this_process_executed_counts_as_a_pass(site: Site) -> N
     results = [advance(RunRef("nap", "n-1", 1)), advance(RunRef("nap", "n-1", 1)), advance(RunRef("napp", "n-1", 1))]
     assert [result.was_executed for result in results] == [True, False, False]
     assert site.durable.tick() == 0
+
+
+def test_a_dispatcher_waits_ten_times_as_long_as_it_took_to_find_out_what_is_due(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old snapshot that a transaction keeps makes that slow. It must not fill the database's time."""
+    seconds, cost = 0.0, 0.0
+
+    def look() -> float:
+        nonlocal seconds
+        seconds += cost
+        return seconds
+
+    monkeypatch.setattr(world.sweeper._runtime, "monotonic", look)
+    pauses = []
+    for cost in (0.0, 0.03, 30.0):  # noqa: B007  # the clock moves so far with each look
+        world.sweeper.seconds_to_next()
+        pauses.append(round(world.sweeper.pause_seconds, 3))
+    assert pauses == [0.0, 0.3, 1.0]
