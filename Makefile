@@ -52,16 +52,13 @@ simulate: .venv/dev ## Run N schedules of faults (N=20000), from seed SEED on; p
 mutants: .venv/dev ## Plant bugs in store and engine and show what catches each
 	$(BIN)/python -m tests.mutants.score --jobs $(JOBS) $(ARGS)
 
-check: .venv/dev ## Lint, format, types, floors, spelling, news, commit titles, sizes
+check: .venv/dev ## Lint, format, types, floors, spelling, sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
-	$(BIN)/towncrier build --draft >/dev/null
-	$(BIN)/python -m tests.docs.commit_titles
-	$(BIN)/python -m tests.docs.retired_words
 	$(BIN)/python -m tests.docs.sizes
 
 format: .venv/dev ## Format the code and fix what ruff can fix

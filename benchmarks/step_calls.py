@@ -1,8 +1,8 @@
-"""How much Python one step costs, in counts that do not depend on the machine: `python benchmarks/step_calls.py`.
+"""How much code one step opens, in counts that do not depend on the machine: `python benchmarks/step_calls.py`.
 
-Runs passes of a workflow with trivial steps in this process, on PostgreSQL (BENCH_POSTGRESQL_URL names another server)
-or with ``--sqlite`` on a file. Prints a JSON line for one `step.do` in the middle of a pass: calls of functions of the
-package, the deepest stack of them, and the files that they lie in.
+Runs a pass of a workflow with trivial steps in this process, on PostgreSQL (BENCH_POSTGRESQL_URL names another server)
+or with ``--sqlite`` on a file. Prints a JSON line for one `step.do` in the middle of the pass: the files of the package
+in which a function is called, the lines of these files, and the calls.
 """
 
 from __future__ import annotations
@@ -32,21 +32,13 @@ class CallCounter:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.files: set[str] = set()
-        self.depth = self.deepest = 0
         self.is_on = False
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_code.co_filename
-        if not name.startswith(PACKAGE):
-            return
-        if event == "call":
-            self.depth += 1
-            if self.is_on:
-                self.calls[f"{name.removeprefix(PACKAGE)}:{frame.f_code.co_qualname}"] += 1
-                self.files.add(name)
-                self.deepest = max(self.deepest, self.depth)
-        elif event == "return":
-            self.depth -= 1
+        if self.is_on and event == "call" and name.startswith(PACKAGE):
+            self.calls[f"{name.removeprefix(PACKAGE)}:{frame.f_code.co_qualname}"] += 1
+            self.files.add(name)
 
 
 def measure(url: str) -> tuple[dict[str, Any], Counter[str]]:
@@ -60,13 +52,10 @@ def measure(url: str) -> tuple[dict[str, Any], Counter[str]]:
     def step_calls(event: WorkflowEvent[None], step: Step) -> None:
         for number in range(WARM_UP):
             step.do(f"warm up {number}", int)
-        base = counter.depth
         counter.is_on = True
-        counter.deepest = counter.depth
         for number in range(MEASURED):
             step.do(f"step {number}", int)
         counter.is_on = False
-        counter.deepest -= base
 
     durable.migrate()
     instance = step_calls.create()
@@ -80,9 +69,9 @@ def measure(url: str) -> tuple[dict[str, Any], Counter[str]]:
     durable.close()
     counts = {
         "database": sa.make_url(url).get_backend_name(),
-        "calls per step": sum(counter.calls.values()) / MEASURED,
-        "deepest stack": counter.deepest,
         "files": len(counter.files),
+        "lines": sum(len(Path(name).read_text(encoding="utf-8").splitlines()) for name in counter.files),
+        "calls per step": sum(counter.calls.values()) / MEASURED,
     }
     return counts, counter.calls
 

@@ -6,8 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-import pytest
-
 from tests.docs.blocks import PAGES, ROOT, all_blocks, all_blocks_of
 from tests.docs.public import documented_modules, exports
 
@@ -38,21 +36,6 @@ def test_pages_and_examples_import_what_is_documented() -> None:
     assert sum("examples/" in where for where in found) > 5
     assert sum(".md:" in where for where in found) > 20
     assert {where: names for where, names in found.items() if names} == {}
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("from celery_durable import Durable", []),
-        ("from celery_durable.contrib import otel", []),
-        ("from celery_durable.store import migrate", ["celery_durable.store.migrate"]),
-        ("from celery_durable import tasks", ["celery_durable.tasks"]),
-        ("import celery_durable.runner", ["celery_durable.runner"]),
-        ("def f():\n    from celery_durable.errors import Missing", ["celery_durable.errors.Missing"]),
-    ],
-)
-def test_an_undocumented_import_is_found(code: str, found: list[str]) -> None:
-    assert list(undocumented_imports(code)) == found
 
 
 EXTRAS = {

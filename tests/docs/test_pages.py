@@ -58,19 +58,3 @@ def test_the_code_of_a_page_runs_and_gives_the_values_that_it_says(
     code = blocks(page, "python")
     assert [line[4:] for line in output.splitlines() if line.startswith("ran ")] == [str(block) for block in code]
     assert f"checked {sum(block.text.count('# -> ') for block in code)} values\n" in output
-
-
-def test_there_is_code_to_run() -> None:
-    assert {page.name for page in WITH_CODE} >= {
-        "README.md", "first-workflow.md", "replay.md", "testing.md", "outages.md",
-    }  # fmt: skip
-
-
-def test_a_page_with_a_wrong_value_fails_and_the_next_one_runs(pages: subprocess.Popen[str], tmp_path: Path) -> None:
-    wrong, right = tmp_path / "wrong.md", ROOT / "docs" / "how-to" / "retention.md"
-    wrong.write_text("```python\n1 + 1  # -> 3\n```\n")
-    exit_code, _, errors = run(pages, wrong, tmp_path)
-    assert exit_code == 1
-    assert "AssertionError: the page says 3, but it is 2" in errors
-    (tmp_path / "page.sqlite3").unlink()
-    assert run(pages, right, tmp_path)[0] == 0

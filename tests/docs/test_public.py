@@ -98,11 +98,6 @@ def _parameters(subject: Any) -> set[str]:
     return set(inspect.signature(taken).parameters) if inspect.isroutine(taken) else set()
 
 
-def test_the_list_of_modules_is_read() -> None:
-    assert {"celery_durable", "celery_durable.errors", "celery_durable.testing"} <= documented_modules().keys()
-    assert len(DOCSTRINGS) > 300
-
-
 def test_public_docstrings_name_only_classes_that_can_be_imported() -> None:
     missing = {str(each): named_classes(each.text) - EXPORTED.keys() for each in DOCSTRINGS}
     assert {name: classes for name, classes in missing.items() if classes} == {}
@@ -241,31 +236,3 @@ def test_a_method_that_an_outage_of_the_database_ends_names_the_error(owner: typ
         if "StoreUnavailable" in documented_names(each.__doc__ or "", "Raises")
     }
     assert named == CALLS[owner].keys()
-
-
-def test_the_names_of_a_section_are_read() -> None:
-    text = "Do.\n\n    Args:\n        id: As:\n            more: so.\n        on: Off.\n\n    Returns:\n        A.\n"
-    assert documented_names(text, "Args") == ["id", "on"]
-    assert documented_names(text, "Raises") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Raises InstanceNotFound if there is none.", {"InstanceNotFound"}),
-        ("The `Page`, and a Page in a sentence.", {"Page"}),
-        ("Look.\n\nRaises:\n    Suspend: Never.\n", {"Suspend"}),
-        ("A PostgreSQL database, MariaDB or SQLAlchemy.", set()),
-    ],
-)
-def test_classes_are_found_in_a_docstring(text: str, found: set[str]) -> None:
-    assert named_classes(text) == found
-
-
-def test_what_is_missing_is_not_known() -> None:
-    subject = Docstring("create", "", celery_durable.Workflow.create, celery_durable.Workflow)
-    assert is_known("Workflow.create", subject)
-    assert is_known("create", subject)
-    assert is_known("if_exists", subject)
-    assert not is_known("Workflow.make", subject)
-    assert not is_known("CommitConflict", subject)
