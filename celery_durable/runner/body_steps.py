@@ -135,8 +135,7 @@ class FunctionStep:
         assert execution.fn is not None
         codec = execution.fn.result
         try:
-            result = codec.encode(value, what=f"Result of step {self.name!r}", limits=context.limits)
-            decoded = codec.decode(result)
+            result, decoded = codec.convert(value, what=f"Result of step {self.name!r}", limits=context.limits)
         except ValueRefused as exc:
             raise AttemptFailed(AttemptFailure.of(exc, is_final=True)) from exc
         except ValidationFailed as exc:

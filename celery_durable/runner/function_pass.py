@@ -123,8 +123,7 @@ class FunctionPass:
     def _build_outcome(self, output: Any) -> RunOutcome:
         codec, name = self._definition.output, self._definition.name
         try:
-            text = codec.encode(output, what=f"Output of workflow {name!r}", limits=self._context.limits)
-            codec.decode(text)
+            text, _ = codec.convert(output, what=f"Output of workflow {name!r}", limits=self._context.limits)
         except values.ValidationFailed as exc:
             return build_error_outcome(WorkflowOutputInvalid(name, exc.problems))
         except DurableError as exc:

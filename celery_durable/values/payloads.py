@@ -6,7 +6,6 @@ Errors name the path of a refused value (``$.items[3].when``), never its content
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import inspect
 import json
@@ -27,8 +26,10 @@ import pydantic
 import pydantic_core
 
 from celery_durable.errors import NotSerializable, PayloadTooLarge
+from celery_durable.values.losses import check_kept, get_fields, read_refusal
 from celery_durable.values.names import UNSTORABLE_CHARACTERS
 from celery_durable.values.parameters import Parameter, read_parameters
+from celery_durable.values.time_zones import TimeForm
 from celery_durable.values.type_schemas import TypeSchema, UndefinedName, build_type_schema
 
 logger = logging.getLogger("celery_durable")
@@ -102,19 +103,44 @@ class Codec:
 
     def encode(self, value: Any, *, what: str, limits: PayloadLimits) -> str:
         """Return the JSON text of a value. Raises NotSerializable, PayloadTooLarge, which show ``what``."""
-        if self._schema is not None and not isinstance(value, Iterator):
-            try:
-                plain = self._schema.dump(value)
-            except _AUTHOR_CODE_ERRORS as exc:
-                _to_plain_json(value, "$", what, limits.depth)  # raises with the path of the bad value
-                raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
-            text = encode(plain, what=what, limits=limits)
-            if _NON_STRING_KEY.search(text):
-                _check_duplicate_keys(value, "$", what)
-            if _SECRET_MASK in text:
-                _check_secrets(self._schema.dump(value, mode="python"), what, "$")
-            return text
-        return encode(value, what=what, limits=limits)
+        if self._schema is None:
+            return encode(value, what=what, limits=limits)
+        try:
+            return self.convert(value, what=what, limits=limits)[0]
+        except ValidationFailed as exc:
+            path, problem = exc.problems[0]
+            raise NotSerializable(what, path, f"could not be read back: {problem}") from exc
+
+    def convert(self, value: Any, *, what: str, limits: PayloadLimits) -> tuple[str, Any]:
+        """Return the JSON text of a value, and the value that is read from this text.
+
+        Raises NotSerializable, PayloadTooLarge, which show ``what``; NotSerializable also for a value of which the
+        text keeps less than its declared type promises. Raises ValidationFailed for a value of another type.
+        """
+        schema = self._schema
+        if schema is None or isinstance(value, Iterator):
+            text = encode(value, what=what, limits=limits)
+            return text, self.decode(text)
+        text, has_constants = self._dump(schema, value, what, limits)
+        back = self.decode(text)
+        if has_constants or (schema.may_lose and (schema.has_hidden_losses or not _are_equal(value, back))):
+            check_kept(value, back, what, has_union=schema.has_union)
+        return text, back
+
+    def _dump(self, schema: TypeSchema, value: Any, what: str, limits: PayloadLimits) -> tuple[str, bool]:
+        try:
+            plain = schema.dump(value)
+        except _AUTHOR_CODE_ERRORS as exc:
+            _to_plain_json(value, "$", what, limits.depth)  # raises with the path of the bad value
+            raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
+        text, has_constants = _encode_plain(plain, limits.depth), False
+        if text is None:
+            text = _dumps(_to_plain_json(_name_constants(plain, limits.depth), "$", what, limits.depth))
+            has_constants = '"NaN"' in text or 'Infinity"' in text
+        if _SECRET_MASK in text:
+            _check_secrets(schema.dump(value, mode="python"), what, "$")
+        _check_text(text, value, what, limits)
+        return text, has_constants
 
     def decode(self, text: str) -> Any:
         """Return the typed value of a JSON text. Raises ValidationFailed."""
@@ -123,11 +149,11 @@ class Codec:
         names = (
             {"by_alias": self._schema.by_alias, "by_name": not self._schema.by_alias} if self._is_stored_value else {}
         )
-        return _validate(self._schema.adapter.validate_json, text, **names)
+        return _validate(self._schema.validator.validate_json, text, **names)
 
     def check(self, value: Any) -> Any:
         """Return ``value`` as the declared type (a dict becomes its model). Raises ValidationFailed."""
-        return value if self._schema is None else _validate(self._schema.adapter.validate_python, value)
+        return value if self._schema is None else _validate(self._schema.validator.validate_python, value)
 
     @functools.cached_property
     def _schema(self) -> TypeSchema | None:
@@ -152,6 +178,13 @@ _AUTHOR_CODE_ERRORS = (
 )
 
 
+def _are_equal(value: Any, other: Any) -> bool:
+    try:
+        return bool(value == other)
+    except _AUTHOR_CODE_ERRORS:  # by the author's __eq__
+        return False
+
+
 def _validate(validate: Callable[..., Any], value: Any, **names: bool) -> Any:
     try:
         return validate(value, **names)
@@ -165,11 +198,18 @@ def _pydantic_problems(exc: pydantic.ValidationError) -> list[tuple[str, str]]:
     # include_input=False: the message goes to logs and history, the value must not.
     return [
         (
-            "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]),
+            "$" + "".join(_write_part(part) for part in error["loc"] if part not in _TIME_FORMS),
             "Input has an unknown tag" if error["type"] == "union_tag_invalid" else error["msg"],
         )
         for error in exc.errors(include_url=False, include_input=False, include_context=False)
     ]
+
+
+_TIME_FORMS = frozenset(TimeForm)
+
+
+def _write_part(part: int | str) -> str:
+    return f"[{part}]" if isinstance(part, int) else f".{part}"
 
 
 @functools.cache
@@ -187,12 +227,16 @@ def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
         text = _dumps(_to_plain_json(value, "$", what, limits.depth))
         if _SECRET_MASK in text:
             _check_secrets(_ANY.to_python(value), what, "$")
+    _check_text(text, value, what, limits)
+    return text
+
+
+def _check_text(text: str, value: Any, what: str, limits: PayloadLimits) -> None:
     if _NON_STRING_KEY.search(text):
         _check_duplicate_keys(value, "$", what)
     size = len(text) if text.isascii() else len(text.encode())
     if size > limits.size_bytes:
         raise PayloadTooLarge(what, size, limits.size_bytes)
-    return text
 
 
 _SECRET_MASK = "*" * 10
@@ -235,7 +279,7 @@ def _check_duplicate_keys(value: Any, path: str, what: str) -> None:
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             _check_duplicate_keys(item, f"{path}[{index}]", what)
-    elif fields := _get_fields(value):
+    elif fields := get_fields(value):
         for name, item in fields.items():
             _check_duplicate_keys(item, f"{path}.{name}", what)
 
@@ -256,6 +300,22 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
+_CONSTANTS = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+
+def _name_constants(plain: Any, depth: int) -> Any:
+    """Return JSON data with each NaN and infinity as text, as pydantic's ``ser_json_inf_nan="strings"`` writes it."""
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return _CONSTANTS.get(plain, "NaN")
+    if depth <= 0:
+        return plain
+    if isinstance(plain, dict):
+        return {key: _name_constants(item, depth - 1) for key, item in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return [_name_constants(item, depth - 1) for item in plain]
+    return plain
+
+
 _INTEGER_LIMIT = 10**4300
 """By default Python converts no integers of more than 4300 digits to text or back."""
 
@@ -264,7 +324,9 @@ def _to_plain_json(value: Any, path: str, what: str, depth: int) -> Any:
     """Return ``value`` as plain JSON data. It walks the value itself, so that an error can name the path."""
     if isinstance(value, str):
         if UNSTORABLE_CHARACTERS.search(value):
-            raise NotSerializable(what, path, "contains a NUL character or half a surrogate pair")
+            raise NotSerializable(
+                what, path, read_refusal(value) or "contains a NUL character or half a surrogate pair"
+            )
         return value
     if value is None or isinstance(value, (int, float)):
         if isinstance(value, float) and not math.isfinite(value):
@@ -296,25 +358,18 @@ def _convert_leaf(value: Any, path: str, what: str, depth: int) -> Any:
     try:
         plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants", serialize_unknown=False)
     except _AUTHOR_CODE_ERRORS as exc:
-        if fields := _get_fields(value):
+        if fields := get_fields(value):
             _to_plain_json(fields, path, what, depth)  # usually raises with the path of the field that fails
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which has no JSON form") from exc
     return _to_plain_json(plain, path, what, depth)
-
-
-def _get_fields(value: Any) -> dict[str, Any]:
-    if isinstance(value, pydantic.BaseModel):
-        return dict(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    return {}
 
 
 def _encode_key(key: Any, path: str, what: str) -> str:
     """Return a key as the json module writes it."""
     if isinstance(key, str):
         if UNSTORABLE_CHARACTERS.search(key):
-            raise NotSerializable(what, path, "has a key with a NUL character or half a surrogate pair")
+            reason = f"that {lost}" if (lost := read_refusal(key)) else "with a NUL character or half a surrogate pair"
+            raise NotSerializable(what, path, f"has a key {reason}")
         return key
     if key is None or isinstance(key, (int, float)):
         return _dumps(_to_plain_json(key, path, what, 0))

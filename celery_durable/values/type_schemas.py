@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ from pydantic.errors import PydanticUserError
 
 from celery_durable.errors import DefinitionInvalid
 from celery_durable.values.annotations import adapt_for_pydantic
+from celery_durable.values.losses import refuse
+from celery_durable.values.time_zones import TimeForm, find_time_form, read_time_zone, write_time_zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,14 @@ class TypeSchema:
     """The pydantic validator and serializer of a declared type."""
 
     adapter: pydantic.TypeAdapter[Any]
+    validator: pydantic_core.SchemaValidator
     serializer: pydantic_core.SchemaSerializer
     by_alias: bool
+    may_lose: bool
+    """Some values may be read back as less than they were."""
+    has_union: bool
+    has_hidden_losses: bool
+    """A value may equal one that is less, such as a deque without its maxlen."""
 
     def dump(self, value: Any, mode: str = "json") -> Any:
         """Return a value as plain data that JSON can hold; ``mode`` as in pydantic."""
@@ -84,11 +94,26 @@ def _build_schema(annotation: Any, text: str) -> TypeSchema:
     adapter = pydantic.TypeAdapter(adapt_for_pydantic(annotation))
     if not adapter.pydantic_complete:
         raise UndefinedName(text)
-    schema = adapter.core_schema
+    schema: Any = adapter.core_schema
+    kinds = frozenset(_find_kinds(schema))
     # By default pydantic writes a NaN in a field of type Any as null.
-    config: Any = {**schema.get("config", {}), "ser_json_inf_nan": "constants"}
+    config: Any = {"val_json_bytes": "base64", **schema.get("config", {}), "ser_json_inf_nan": "constants"}
+    if kinds & _ADAPTED_KINDS:
+        schema = _adapt(schema)
+        # Otherwise pydantic takes the validator and the serializer that each class of a model already has.
+        validator = pydantic_core.SchemaValidator(schema, config, _use_prebuilt=False)
+        serializer = pydantic_core.SchemaSerializer(schema, config, _use_prebuilt=False)
+    else:
+        validator = pydantic_core.SchemaValidator(schema, config)
+        serializer = pydantic_core.SchemaSerializer(schema, config)
     return TypeSchema(
-        adapter, pydantic_core.SchemaSerializer(schema, config), by_alias=not _has_different_aliases(schema)
+        adapter,
+        validator,
+        serializer,
+        by_alias=not _has_different_aliases(schema),
+        has_union="union" in kinds,
+        may_lose=not kinds <= _PLAIN_KINDS,
+        has_hidden_losses=bool(kinds & {"deque", "is-instance"}),
     )
 
 
@@ -114,3 +139,122 @@ def _has_different_aliases(schema: Any) -> bool:
             _has_different_aliases(part) for key, part in schema.items() if key not in ("default", "metadata")
         )
     return isinstance(schema, (list, tuple)) and any(_has_different_aliases(part) for part in schema)
+
+
+_PLAIN_KINDS = {
+    "any",
+    "bool",
+    "date",
+    "decimal",
+    "dict",
+    "enum",
+    "int",
+    "list",
+    "literal",
+    "none",
+    "nullable",
+    "str",
+    "uuid",
+}
+_ADAPTED_KINDS = {"datetime", "time", "bytes", "union"}
+_SCALAR_KINDS = {
+    *_PLAIN_KINDS - {"any", "dict", "list"},
+    "bytes",
+    "complex",
+    "datetime",
+    "float",
+    "time",
+    "timedelta",
+    "url",
+}
+_NOT_SCHEMAS = {"config", "default", "metadata", "expected", "serialization"}
+
+
+def _get_parts(schema: Any) -> dict[Any, Any]:
+    """Return the parts of a core schema that may hold schemas: not the default of a field, but a field "default"."""
+    if isinstance(schema, dict):
+        is_schema = isinstance(schema.get("type"), str)
+        return {key: part for key, part in schema.items() if not (is_schema and key in _NOT_SCHEMAS)}
+    return dict(enumerate(schema)) if isinstance(schema, (list, tuple)) else {}
+
+
+def _find_kinds(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str):
+        yield kind
+    for part in _get_parts(schema).values():
+        yield from _find_kinds(part)
+
+
+def _adapt(schema: Any, *, sets_bytes: bool = True) -> Any:
+    """Return a core schema that keeps time zones and writes bytes as base64, unless a model or a type says how.
+
+    ``sets_bytes``: no model around it says how.
+    """
+    if isinstance(schema, (list, tuple)):
+        return type(schema)(_adapt(part, sets_bytes=sets_bytes) for part in schema)
+    if not isinstance(schema, dict):
+        return schema
+    kind, config = schema.get("type"), None
+    if kind in ("model", "dataclass", "typed-dict"):
+        config = schema.get("config", {})
+        written = config.get("ser_json_bytes") or config.get("val_json_bytes")
+        sets_bytes = written is None
+        config = {"val_json_bytes": written or "base64", "ser_json_bytes": written or "utf8", **config}
+    parts = {key: _adapt(part, sets_bytes=sets_bytes) for key, part in _get_parts(schema).items()}
+    adapted: dict[str, Any] = {**schema, **parts}
+    if config is not None:
+        adapted["config"] = config
+    if "serialization" in schema:
+        return adapted
+    match kind:
+        case "datetime" | "time":
+            return _adapt_time(schema)
+        case "bytes" if sets_bytes:
+            return {**adapted, "serialization": _build_serialization(_write_bytes, schema)}
+        case "union" if _get_choice_kinds(schema) <= _SCALAR_KINDS:
+            return {**adapted, "serialization": _build_serialization(_build_union_writer(adapted), adapted)}
+    return adapted
+
+
+def _write_bytes(value: Any, serialize: Callable[[Any], Any]) -> Any:
+    return base64.urlsafe_b64encode(value).decode() if isinstance(value, bytes) else serialize(value)
+
+
+def _adapt_time(schema: Any) -> dict[str, Any]:
+    # Pydantic reads JSON text less strictly than text from a function, so only a text with a suffix goes through one.
+    function = {"type": "no-info", "function": read_time_zone}
+    return {
+        "type": "tagged-union",
+        "discriminator": find_time_form,
+        "choices": {
+            TimeForm.PLAIN: schema,
+            TimeForm.SUFFIXED: {"type": "function-before", "function": function, "schema": schema},
+        },
+        "serialization": _build_serialization(write_time_zone, schema),
+    }
+
+
+def _build_serialization(write: Callable[[Any, Any], Any], schema: Any) -> dict[str, Any]:
+    return {"type": "function-wrap", "function": write, "schema": schema, "when_used": "json"}
+
+
+def _get_choice_kinds(union: Any) -> set[str]:
+    """Return the kinds of the members of a union; a member may be a pair with its label."""
+    return {(each[0] if isinstance(each, tuple) else each)["type"] for each in union["choices"]}
+
+
+def _build_union_writer(union: Any) -> Callable[[Any, Any], Any]:
+    """Return a serializer of a union that refuses a value, such as a Decimal, that the union would read as a str."""
+    read = pydantic_core.SchemaValidator(union, {"val_json_bytes": "base64"}).validate_json
+
+    def write(value: Any, serialize: Callable[[Any], Any]) -> Any:
+        text = serialize(value)
+        if isinstance(text, str) and not isinstance(value, str):
+            with suppress(pydantic.ValidationError):  # a value of another type, which is refused when it is read
+                back = read(pydantic_core.to_json(text))
+                if type(back) is not type(value) and back != value:
+                    kind, read_kind = type(value).__name__, type(back).__name__
+                    return refuse(f"is a {kind}, and its union would read a {read_kind}: declare only {kind}")
+        return text
+
+    return write

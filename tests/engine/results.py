@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import math
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import pydantic
 
@@ -54,6 +56,18 @@ def make_pair() -> tuple[int, Receipt]:
 
 def make_span() -> timedelta:
     return timedelta(days=2, microseconds=3)
+
+
+def make_bytes() -> bytes:
+    return b"\xff\x00"
+
+
+def make_infinity() -> float:
+    return math.inf
+
+
+def make_noon() -> datetime:
+    return datetime(2030, 3, 30, 12, tzinfo=ZoneInfo("Europe/Berlin"))
 
 
 def make_keys() -> dict[int, Colour]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import math
 import threading
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery
@@ -90,6 +93,19 @@ def test_result_waits_for_the_end_and_returns_the_output(durable: Durable, order
     gaps = [(b - a) / 1e6 for a, b in itertools.pairwise(polls)]
     assert gaps == sorted(gaps)  # ever less often
     assert max(gaps) == 0.5
+
+
+def test_result_has_all_that_the_declared_type_promises(durable: Durable) -> None:
+    noon = datetime(2030, 3, 30, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+
+    @durable.workflow
+    def visit(event: WorkflowEvent[datetime], step: Step) -> tuple[datetime, bytes, float]:
+        return event.payload, b"\xff", math.inf
+
+    instance = visit.create(noon)
+    advance(durable, instance)
+    at, picture, score = instance.result(timeout=0)
+    assert (at, at.tzinfo, picture, score) == (noon, noon.tzinfo, b"\xff", math.inf)
 
 
 def test_result_of_an_instance_that_has_ended_does_not_wait(durable: Durable, order) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 import uuid
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 import pydantic
 import pytest
 
 from celery_durable import Step, WorkflowEvent
+from celery_durable.errors import NotSerializable
 from tests.engine.results import (
     Colour,
     make_amount,
+    make_bytes,
     make_id,
+    make_infinity,
     make_instant,
     make_keys,
+    make_noon,
     make_pair,
     make_parcel,
     make_receipt,
@@ -53,6 +59,8 @@ def test_a_falsy_result_is_a_result(world: World, value: object) -> None:
         (make_id, uuid.UUID(int=5)),
         (make_pair, (1, make_receipt())),
         (make_span, timedelta(days=2, microseconds=3)),
+        (make_bytes, b"\xff\x00"),
+        (make_infinity, math.inf),
         (make_keys, {1: Colour.RED}),
         (make_untyped, [1, {"when": "2030-05-06T07:08:09.123456Z", "2": "1.0"}]),
     ],
@@ -70,6 +78,42 @@ def test_a_result_is_the_same_the_first_time_as_on_every_replay(world: World, ma
     world.run_after(60)
     assert seen == [expected, expected]
     assert [type(value) for value in seen] == [type(expected)] * 2
+
+
+def test_a_day_after_noon_is_noon_on_every_pass_though_the_clocks_change(world: World) -> None:
+    seen = []
+
+    @world.workflow
+    def order(event: WorkflowEvent[datetime], step: Step) -> datetime:
+        tomorrow = step.do("look", make_noon) + timedelta(days=1)
+        seen.append((event.payload, tomorrow))
+        step.sleep("rest", 60)
+        return tomorrow
+
+    instance = order.run(make_noon())
+    world.run_after(60)
+    noon = make_noon() + timedelta(days=1)
+    assert seen == [(make_noon(), noon), (make_noon(), noon)]
+    assert {at.tzinfo for pair in seen for at in pair} == {noon.tzinfo}
+    assert instance.output == "2030-03-31T12:00:00+02:00[Europe/Berlin]"
+
+
+def make_pattern() -> re.Pattern[str]:
+    return re.compile("a", re.IGNORECASE)
+
+
+LOST = "cannot be stored as JSON: $ is a pattern with flags: write them into the pattern, such as (?i). Use plain data"
+
+
+def test_a_value_that_would_be_read_back_as_less_is_refused_wherever_it_is_stored(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent[re.Pattern[str] | None], step: Step) -> re.Pattern[str] | None:
+        return make_pattern() if event.payload else step.do("make", make_pattern)
+
+    with pytest.raises(NotSerializable, match=re.escape(f"Parameters of workflow 'order' {LOST}")):
+        order.create(make_pattern())
+    assert order.run().error.startswith(f"NotSerializable: Result of step 'make' {LOST}")
+    assert order.run("a", id="i-2").error.startswith(f"NotSerializable: Output of workflow 'order' {LOST}")
 
 
 def test_a_result_that_json_cannot_hold_fails_the_step_at_once_and_names_it(world: World) -> None:

@@ -35,12 +35,11 @@ class Box:
     ("annotation", "wrap", "path"),
     [
         (None, lambda x: x, "$"),
-        (float, lambda x: x, "$"),
-        (float | None, lambda x: x, "$"),
+        (Any, lambda x: x, "$"),
         (None, lambda x: {"items": [0, {"when": x}]}, "$.items[1].when"),
         (dict[str, Any], lambda x: {"items": [0, {"when": x}]}, "$.items[1].when"),
         (list, lambda x: [x], "$[0]"),
-        (Slot, lambda x: Slot(price=x), "$.price"),
+        (list[Slot], lambda x: [Slot(price=x, anything=x)], "$[0].anything"),
         (Slot, lambda x: Slot(anything=[x]), "$.anything[0]"),
         (list[Slot], lambda x: [Slot(anything={"a": x})], "$[0].anything.a"),
         (Box, lambda x: Box({"a": x}), "$.content.a"),
@@ -175,7 +174,7 @@ class Handle:
         (None, {"a": Box([Handle()])}, "$.a.content[0]", "Handle"),
         (None, len, "$", "builtin_function_or_method"),
         (None, b"\xff", "$", "bytes"),
-        (bytes, b"\xff", "$", "bytes"),
+        (dict[str, Any], {"a": b"\xff"}, "$.a", "bytes"),
         (None, Box, "$", "type"),
     ],
 )

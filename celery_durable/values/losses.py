@@ -1,0 +1,91 @@
+"""What a value of a declared type loses as JSON text. Such a value is refused, because nobody would notice."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pydantic
+
+from celery_durable.errors import NotSerializable
+
+
+def get_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a model or of a dataclass; none for other values."""
+    if isinstance(value, pydantic.BaseModel):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    return {}
+
+
+_REFUSED = "\0celery_durable: "
+
+
+def refuse(reason: str) -> str:
+    """Return the text that a serializer writes instead of a value that JSON would not keep.
+
+    Not an exception, because pydantic's unions catch those of a serializer. No stored text has a NUL.
+    """
+    return f"{_REFUSED}{reason}"
+
+
+def read_refusal(text: str) -> str | None:
+    """Return why a serializer has refused a value, or None for other text."""
+    return text.removeprefix(_REFUSED) if text.startswith(_REFUSED) else None
+
+
+def check_kept(value: Any, back: Any, what: str, *, has_union: bool) -> None:
+    """Raise NotSerializable for a value that is read back as less than it was.
+
+    It accepts what the author asks for: an excluded field, a serializer or a validator, and a value of another type
+    that pydantic converts to the declared one.
+    """
+    for path, reason in _find_losses(value, back, "$", has_union=has_union):
+        raise NotSerializable(what, path, reason)
+
+
+def _find_losses(value: Any, back: Any, path: str, *, has_union: bool) -> Iterator[tuple[str, str]]:
+    if isinstance(value, float) and isinstance(back, str) and not math.isfinite(value):
+        yield path, f"is {value}, which JSON does not have"
+    if type(value) is int and type(back) is float and value != back:
+        yield path, "is an integer that a float cannot hold"
+    if isinstance(value, re.Pattern) and isinstance(back, re.Pattern) and value.flags != back.flags:
+        yield path, "is a pattern with flags: write them into the pattern, such as (?i)"
+    if isinstance(value, collections.deque) and isinstance(back, collections.deque) and value.maxlen != back.maxlen:
+        yield path, "is a deque with a maxlen: use a deque without, and set it after reading"
+    parts, back_parts = _get_parts(value), _get_parts(back)
+    if (fields := get_fields(value)) and (back_fields := get_fields(back)):
+        yield from _find_lost_fields(value, fields, back, back_fields, path)
+        if has_union and not isinstance(value, type(back)):
+            yield (
+                path,
+                f"is a {type(value).__name__}, and would be read as a {type(back).__name__}: add a discriminator",
+            )
+    for suffix, item in parts.items():
+        if suffix in back_parts:
+            yield from _find_losses(item, back_parts[suffix], f"{path}{suffix}", has_union=has_union)
+
+
+def _find_lost_fields(
+    value: Any, fields: dict[str, Any], back: Any, back_fields: dict[str, Any], path: str
+) -> Iterator[tuple[str, str]]:
+    kind, declared = type(value).__name__, type(back).__name__
+    if isinstance(value, type(back)):
+        for name in fields.keys() - back_fields.keys():
+            yield f"{path}.{name}", f"is a field of {kind}, and the declared type is {declared}: declare {kind}"
+    for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
+        if not field.init and field.name in back_fields and fields[field.name] != back_fields[field.name]:
+            yield f"{path}.{field.name}", "is a field with init=False, which is not read back"
+
+
+def _get_parts(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {f".{key}": item for key, item in value.items()}
+    if isinstance(value, (list, tuple, collections.deque)):
+        return {f"[{index}]": item for index, item in enumerate(value)}
+    return {f".{name}": item for name, item in get_fields(value).items()}
