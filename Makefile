@@ -21,15 +21,18 @@ QUICK_JOBS := $(if $(filter file,$(origin JOBS)),6,$(JOBS))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage test-all chaos simulate mutants check format lint-fix docs docs-links codes pictures openapi bench news clean
+.PHONY: help help-all setup demo test coverage test-all chaos simulate mutants check format docs docs-links codes pictures bench news clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+help-all: help ## Show this list, the other targets, and the variables
+	@awk -F ':.*#: ' '/^[a-z-]+:.*#: / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  Variables: PYTHON=python3.12 (makes .venv)  JOBS=4 (test processes)  ARGS="-k sleep" (for test, coverage, test-all, bench, chaos)  MINUTES=10 (for chaos)'
 	@echo '             N=100000 SEED=0 (for simulate)'
 
-setup: .venv/dev ## Make or update the environment .venv (the other targets do it by themselves)
+setup: .venv/dev #: Make or update the environment .venv (the other targets do it by themselves)
 
 demo: .venv/run ## Run the order workflow on a real worker, kill it in the middle, watch it finish
 	@$(BIN)/python examples/demo.py
@@ -37,19 +40,19 @@ demo: .venv/run ## Run the order workflow on a real worker, kill it in the middl
 test: .venv/dev ## Run the tests, except those marked slow
 	$(PYTEST) -n $(QUICK_JOBS) -m "not slow" $(ARGS)
 
-coverage: .venv/dev ## Run the tests of make test and list the lines and branches that they miss
+coverage: .venv/dev #: Run the tests of make test and list the lines and branches that they miss
 	$(PYTEST) -n $(QUICK_JOBS) -m "not slow" --cov --cov-report=term $(ARGS)
 
 test-all: .venv/dev ## Run all tests: every broker and database, interleavings, kills
 	$(PYTEST) -n $(JOBS) $(ARGS)
 
-chaos: .venv/dev ## Storm over real servers and workers for MINUTES: kills, freezes, outages, cut commits
+chaos: .venv/dev #: Run real workers for MINUTES under faults: kills, freezes, outages, cut commits
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
 
-simulate: .venv/dev ## Run N schedules of faults (N=20000), from seed SEED on; prints the rate
+simulate: .venv/dev #: Run N schedules of faults (N=20000), from seed SEED on; prints the rate
 	$(BIN)/python -m tests.simulation.run -n $(N) --seed $(SEED) --jobs $(JOBS)
 
-mutants: .venv/dev ## Plant bugs in store and engine and show what catches each
+mutants: .venv/dev #: Plant bugs in store and engine and show what catches each
 	$(BIN)/python -m tests.mutants.score --jobs $(JOBS) $(ARGS)
 
 check: .venv/dev ## Lint, format, types, floors, spelling, sizes
@@ -65,27 +68,22 @@ format: .venv/dev ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-lint-fix: format
-
 docs: .venv/dev ## Build the documentation into docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build --fresh-env -W --keep-going --quiet -b html docs docs/_build/html
 
-docs-links: .venv/dev ## Check the links of the documentation to other sites
+docs-links: .venv/dev #: Check the links of the documentation to other sites
 	$(BIN)/sphinx-build --quiet -b linkcheck docs docs/_build/links
 
-codes: .venv/dev ## Write the table of explain's codes into docs/how-to/debugging.md
+codes: .venv/dev #: Write the table of explain's codes into docs/how-to/debugging.md
 	$(BIN)/python -m tests.docs.explain_codes
 
-pictures: .venv/dev ## Draw docs/pictures/*.svg from their recordings
+pictures: .venv/dev #: Draw docs/pictures/*.svg from their recordings
 	$(BIN)/python -m tests.docs.pictures
-
-openapi: .venv/dev ## Write the description of the HTTP API into docs/reference/openapi.json
-	$(BIN)/python -m celery_durable.http > docs/reference/openapi.json
 
 bench: .venv/bench ## Measure beside other systems in interleaved rounds, as ratios (benchmarks/run.py)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-news: .venv/dev ## Show what the next release will say in CHANGELOG.md
+news: .venv/dev #: Show what the next release will say in CHANGELOG.md
 	@$(BIN)/towncrier build --draft
 
 clean: ## Remove everything make has made, .venv included

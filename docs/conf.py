@@ -10,6 +10,8 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
+from celery_durable.http.__main__ import text as describe_api
+
 project = "celery_durable"
 author = "The celery_durable authors"
 copyright = "2026, The celery_durable authors"
@@ -88,40 +90,10 @@ KEYWORDS = {
 }
 """Words that lead to a page first: the search lists entries of the index before pages that contain the word."""
 
-MOVED = {
-    "cli": "reference/cli",
-    "coming-from-celery": "how-to/coming-from-celery",
-    "composing": "how-to/composing",
-    "concepts": "explanation/replay",
-    "debugging": "how-to/debugging",
-    "django": "how-to/django",
-    "fan-out": "how-to/fan-out",
-    "fastapi": "how-to/fastapi",
-    "flask": "how-to/flask",
-    "glossary": "reference/glossary",
-    "http": "reference/http",
-    "linear": "how-to/linear",
-    "lint": "reference/lint",
-    "observability": "how-to/observability",
-    "operations": "how-to/existing-app",
-    "quickstart": "tutorial/first-workflow",
-    "scale": "explanation/scale",
-    "signals": "reference/signals",
-    "testing": "how-to/testing",
-}
-"""Pages that had another address. A page at the old address sends the browser on."""
 
-FORWARD = (
-    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">Moved</a>\n'
-)
-
-
-def write_forwards(app: Sphinx, exception: Exception | None) -> None:
-    """Write a page at each old address, after the build."""
-    if exception is not None or app.builder.format != "html":
-        return
-    for old, new in MOVED.items():
-        Path(app.outdir, f"{old}.html").write_text(FORWARD.format(url=f"{new}.html"), encoding="utf-8")
+def write_openapi(app: Sphinx) -> None:
+    """Write the description of the HTTP API, which reference/http offers for download."""
+    Path(app.srcdir, "reference", "openapi.json").write_text(describe_api(), encoding="utf-8")
 
 
 def add_keywords(app: Sphinx, doctree: nodes.document) -> None:
@@ -152,6 +124,6 @@ def add_metatags(_: Sphinx, page: str, __: str, context: dict[str, Any], doctree
 
 def setup(app: Sphinx) -> None:
     """Connect the hooks of the build."""
-    app.connect("build-finished", write_forwards)
+    app.connect("builder-inited", write_openapi)
     app.connect("doctree-read", add_keywords)
     app.connect("html-page-context", add_metatags)

@@ -1,7 +1,4 @@
-"""`python -m celery_durable.http` prints the OpenAPI description of the whole API.
-
-docs/reference/openapi.json is its output.
-"""
+"""`python -m celery_durable.http` prints the OpenAPI description of the whole API."""
 
 from __future__ import annotations
 

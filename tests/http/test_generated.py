@@ -13,19 +13,24 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.docs.blocks import ROOT
+from celery_durable.http.__main__ import text
 from tests.http.conftest import Shop
 from tests.http.test_stream import site  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.slow
-
-DESCRIPTION = ROOT / "docs" / "reference" / "openapi.json"
 
 
 def generate(*words: str) -> None:
     program = Path(sys.executable).parent / words[0]
     made = subprocess.run([program, *words[1:]], check=False, capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
+
+
+@pytest.fixture
+def description(tmp_path: Path) -> str:
+    path = tmp_path / "openapi.json"
+    path.write_text(text())
+    return str(path)
 
 
 @pytest.fixture
@@ -36,9 +41,15 @@ def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         del sys.modules[name]
 
 
-def test_the_client_of_openapi_python_client_works(shop: Shop, order: str, site: str, importing: Path) -> None:  # noqa: F811
+def test_the_client_of_openapi_python_client_works(
+    shop: Shop,
+    order: str,
+    site: str,  # noqa: F811
+    importing: Path,
+    description: str,
+) -> None:
     options = ("--meta", "none", "--output-path", str(importing / "durable_client"))
-    generate("openapi-python-client", "generate", "--path", str(DESCRIPTION), *options)
+    generate("openapi-python-client", "generate", "--path", description, *options)
     client = importlib.import_module("durable_client").Client(base_url=site, raise_on_unexpected_status=True)
     models = importlib.import_module("durable_client.models")
 
@@ -65,10 +76,11 @@ def test_the_models_of_datamodel_codegen_read_what_the_server_says(
     order: str,
     site: str,  # noqa: F811
     importing: Path,
+    description: str,
 ) -> None:
     output = importing / "durable_models.py"
     options = ("--input-file-type", "openapi", "--output-model-type", "pydantic_v2.BaseModel", "--output", str(output))
-    generate("datamodel-codegen", "--input", str(DESCRIPTION), *options)
+    generate("datamodel-codegen", "--input", description, *options)
     models = importlib.import_module("durable_models")
     for path, name in (
         ("/workflows", "WorkflowList"),
@@ -87,7 +99,7 @@ def test_the_models_of_datamodel_codegen_read_what_the_server_says(
 
 
 def test_no_enum_of_the_description_has_members_that_differ_in_case_alone() -> None:
-    schemas = json.loads(DESCRIPTION.read_text())["components"]["schemas"]
+    schemas = json.loads(text())["components"]["schemas"]
     enums = {name: schema["enum"] for name, schema in schemas.items() if "enum" in schema}
     assert {"StepState", "Status", "ProblemCode"} <= enums.keys()
     for name, members in enums.items():
