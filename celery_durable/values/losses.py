@@ -23,6 +23,15 @@ def get_fields(value: Any) -> dict[str, Any]:
     return {}
 
 
+def get_parts(value: Any) -> dict[str, Any]:
+    """Return the items or the fields of a value by the last part of their path, such as ``[0]`` or ``.name``."""
+    if isinstance(value, Mapping):
+        return {f".{key}": item for key, item in value.items()}
+    if isinstance(value, (list, tuple, collections.deque)):
+        return {f"[{index}]": item for index, item in enumerate(value)}
+    return {f".{name}": item for name, item in get_fields(value).items()}
+
+
 _REFUSED = "\0celery_durable: "
 
 
@@ -58,7 +67,7 @@ def _find_losses(value: Any, back: Any, path: str, *, has_union: bool) -> Iterat
         yield path, "is a pattern with flags: write them into the pattern, such as (?i)"
     if isinstance(value, collections.deque) and isinstance(back, collections.deque) and value.maxlen != back.maxlen:
         yield path, "is a deque with a maxlen: use a deque without, and set it after reading"
-    parts, back_parts = _get_parts(value), _get_parts(back)
+    parts, back_parts = get_parts(value), get_parts(back)
     if (fields := get_fields(value)) and (back_fields := get_fields(back)):
         yield from _find_lost_fields(value, fields, back, back_fields, path)
         if has_union and not isinstance(value, type(back)):
@@ -76,16 +85,8 @@ def _find_lost_fields(
 ) -> Iterator[tuple[str, str]]:
     kind, declared = type(value).__name__, type(back).__name__
     if isinstance(value, type(back)):
-        for name in fields.keys() - back_fields.keys():
+        for name in sorted(fields.keys() - back_fields.keys()):
             yield f"{path}.{name}", f"is a field of {kind}, and the declared type is {declared}: declare {kind}"
     for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
         if not field.init and field.name in back_fields and fields[field.name] != back_fields[field.name]:
             yield f"{path}.{field.name}", "is a field with init=False, which is not read back"
-
-
-def _get_parts(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {f".{key}": item for key, item in value.items()}
-    if isinstance(value, (list, tuple, collections.deque)):
-        return {f"[{index}]": item for index, item in enumerate(value)}
-    return {f".{name}": item for name, item in get_fields(value).items()}

@@ -26,7 +26,7 @@ import pydantic
 import pydantic_core
 
 from celery_durable.errors import NotSerializable, PayloadTooLarge
-from celery_durable.values.losses import check_kept, get_fields, read_refusal
+from celery_durable.values.losses import check_kept, get_fields, get_parts, read_refusal
 from celery_durable.values.names import UNSTORABLE_CHARACTERS
 from celery_durable.values.parameters import Parameter, read_parameters
 from celery_durable.values.time_zones import TimeForm
@@ -131,7 +131,8 @@ class Codec:
         try:
             plain = schema.dump(value)
         except _AUTHOR_CODE_ERRORS as exc:
-            _to_plain_json(value, "$", what, limits.depth)  # raises with the path of the bad value
+            path, part, depth = _find_unwritable_part(value, "$", limits.depth)
+            _to_plain_json(part, path, what, depth)  # usually raises, with a path inside the part
             raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
         text, has_constants = _encode_plain(plain, limits.depth), False
         if text is None:
@@ -362,6 +363,16 @@ def _convert_leaf(value: Any, path: str, what: str, depth: int) -> Any:
             _to_plain_json(fields, path, what, depth)  # usually raises with the path of the field that fails
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which has no JSON form") from exc
     return _to_plain_json(plain, path, what, depth)
+
+
+def _find_unwritable_part(value: Any, path: str, depth: int) -> tuple[str, Any, int]:
+    """Return the path of the first part that pydantic cannot write, the part, and how deep it may be."""
+    for suffix, part in get_parts(value).items() if depth > 0 else ():
+        try:
+            pydantic_core.to_jsonable_python(part, bytes_mode="base64", inf_nan_mode="constants")
+        except _AUTHOR_CODE_ERRORS:
+            return _find_unwritable_part(part, f"{path}{suffix}", depth - 1)
+    return path, value, depth
 
 
 def _encode_key(key: Any, path: str, what: str) -> str:

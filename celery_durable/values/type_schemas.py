@@ -167,7 +167,7 @@ _SCALAR_KINDS = {
     "timedelta",
     "url",
 }
-_NOT_SCHEMAS = {"config", "default", "metadata", "expected", "serialization"}
+_NOT_SCHEMAS = {"config", "default", "metadata", "expected", "return_schema"}
 
 
 def _get_parts(schema: Any) -> dict[Any, Any]:
@@ -211,9 +211,17 @@ def _adapt(schema: Any, *, sets_bytes: bool = True) -> Any:
             return _adapt_time(schema)
         case "bytes" if sets_bytes:
             return {**adapted, "serialization": _build_serialization(_write_bytes, schema)}
+        case "call":  # a NamedTuple, which pydantic before 2.14 writes as if its items had no types
+            items = [each["schema"] for each in parts["arguments_schema"]["arguments_schema"]]
+            items_schema = {"type": "tuple", "items_schema": items}
+            return {**adapted, "serialization": _build_serialization(_write_unchanged, items_schema)}
         case "union" if _get_choice_kinds(schema) <= _SCALAR_KINDS:
             return {**adapted, "serialization": _build_serialization(_build_union_writer(adapted), adapted)}
     return adapted
+
+
+def _write_unchanged(value: Any, serialize: Callable[[Any], Any]) -> Any:
+    return serialize(value)
 
 
 def _write_bytes(value: Any, serialize: Callable[[Any], Any]) -> Any:

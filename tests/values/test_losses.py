@@ -123,6 +123,15 @@ LOSSY: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (Row, st.builds(Row, at=instants, body=blobs)),
     (Entry, st.fixed_dictionaries({"at": instants, "body": blobs})),
     (collections.deque[datetime], deques),
+    (
+        collections.defaultdict[str, list[datetime]],
+        st.builds(
+            collections.defaultdict, st.just(list), st.dictionaries(st.just("a"), st.lists(instants, max_size=2))
+        ),
+    ),
+    (collections.abc.Sequence[datetime], st.lists(instants, max_size=2)),
+    (collections.abc.Mapping[str, Row], st.dictionaries(st.just("a"), st.builds(Row, at=instants, body=blobs))),
+    (list[Visit | Page], st.lists(visits | st.builds(Page, at=instants, body=blobs), max_size=2)),
     (re.Pattern[str], patterns),
     (date | datetime, st.dates() | instants),
     (Decimal | date | bytes | datetime, scalars.filter(lambda value: not isinstance(value, str))),

@@ -155,6 +155,15 @@ def test_an_integer_that_python_would_not_read_back_is_refused(sign: int) -> Non
         assert refusal(annotation, value) == f"Result cannot be stored as JSON: {path} {reason}. {REMEDY}"
 
 
+@dataclasses.dataclass
+class Scan:
+    """Its first two fields have a JSON form because they are declared."""
+
+    picture: bytes
+    score: float
+    more: Any
+
+
 class Handle:
     """An object of the author's that is no data."""
 
@@ -171,6 +180,7 @@ class Handle:
         (Slot, Slot(anything={"a": Handle()}), "$.anything.a", "Handle"),
         (None, Slot(anything={"a": Handle()}), "$.anything.a", "Handle"),
         (Box, Box([Handle()]), "$.content[0]", "Handle"),
+        (Scan, Scan(b"\xff", math.nan, [Handle()]), "$.more[0]", "Handle"),
         (None, {"a": Box([Handle()])}, "$.a.content[0]", "Handle"),
         (None, len, "$", "builtin_function_or_method"),
         (None, b"\xff", "$", "bytes"),
