@@ -17,8 +17,6 @@ def export_run(
     """Build the document of a run. Encode it with `encode_json`. ``logs`` None: without log lines."""
     head = {"version": EXPORT_VERSION, "instance_created_at": instance_created_at}
     document: dict[str, Any] = {**head, **dataclasses.asdict(history)}
-    if history.max_run is None:  # then the document is that of versions without this field
-        del document["max_run"]
     if logs is not None:
         document["logs"] = [dataclasses.asdict(line) for line in logs]
     return document

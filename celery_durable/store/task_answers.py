@@ -355,9 +355,9 @@ _FEW_ITEMS = 2
 def may_need_pass(tx: Tx, item: ItemRef, *, run_number: int) -> bool:
     """Return whether a map may need a pass: none or one of its items is open, or an item is ready to be sent.
 
-    One open item is too many to finish the map. But a worker of an older version may be answering it now. It decides
-    under the lock of the instance, in the transaction that writes the answer, and it does not see results of
-    transactions that have not been committed yet. `wake_for_map` waits for that lock, and then sees both.
+    One open item is too many to finish the map. But `accept_answer` may be answering it now: another item was ready to
+    be sent when that answer came. It decides in the transaction that writes the answer, under the lock of the instance,
+    and does not see results that are not committed yet. `wake_for_map` waits for that lock, and then sees both.
     """
     row = tx.run(_select_progress, pk=item.pk, run=run_number, key=item.step_key).one()
     return row.open_count < _FEW_ITEMS or bool(row.has_ready)

@@ -164,7 +164,7 @@ def attempt_record(view: responses.AttemptView) -> AttemptRecord:
         task_id=view.task_id,
         started_at=view.started_at,
         ended_at=view.ended_at,
-        step=view.step or view.step_key,  # a server of an older version sends the key alone
+        step=view.step,
     )
 
 

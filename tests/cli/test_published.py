@@ -10,9 +10,8 @@ import pytest
 from celery_durable import Step, WorkflowEvent
 from celery_durable.cli.output.console import Bar
 from celery_durable.cli.output.render import format_progress
-from celery_durable.http import asgi
 from tests.cli.conftest import Shop
-from tests.cli.connections import Direct, OverHttp, served, serving
+from tests.cli.connections import Direct, OverHttp, served
 from tests.cli.test_reading import plain
 
 AT, LATE = "2030-01-01T00:00:02.000Z", "2030-01-01T00:01:02.000Z"
@@ -83,21 +82,6 @@ def test_watch_tells_values_as_they_come(packing: Shop, connection: Any) -> None
         [LATE, "published", "phase", "0.5"],
     ]
     assert said.rows[-1][1:3] == ["run", "complete"]
-
-
-def test_a_server_that_knows_no_published_values_is_watched_all_the_same(packing: Shop) -> None:
-    api = asgi(packing.durable, allow_anonymous=True)
-
-    async def earlier(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"].endswith("/published"):
-            scope |= {"path": "/none", "raw_path": b"/none"}
-        await api(scope, receive, send)
-
-    with serving(earlier) as url:
-        old = OverHttp(url, [])
-        assert old("show", "pack", "p-1").rows[0][:3] == ["instance", "pack", "p-1"]
-        bring_paper(packing)
-        assert old("watch", "pack", "p-1").rows[-1][1:3] == ["run", "complete"]
 
 
 def test_a_terminal_shows_bars(packing: Shop) -> None:

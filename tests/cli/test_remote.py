@@ -15,9 +15,8 @@ import click
 import pytest
 
 from celery_durable.cli.remote import celery_durable, instances
-from celery_durable.http import asgi
 from tests.cli.conftest import Shop
-from tests.cli.connections import remote, served, serving
+from tests.cli.connections import remote, served
 from tests.cli.test_help import PROJECT
 
 
@@ -121,18 +120,7 @@ def test_instances_are_named_by_options_too(order: Shop) -> None:
         assert api("instances", "history", *named, "--include-logs", "--log-category", "payments").code == 0
 
 
-def test_an_older_api_lists_one_workflow_at_a_time(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_durable.http.app._add_overview", lambda made, to: None)
-    with serving(asgi(shop.durable, allow_anonymous=True)) as url:
-        said = remote("-b", url, "ls")
-    assert (said.code, said.err) == (
-        1,
-        "error: This server lists one workflow at a time.\n"
-        "hint: Name a workflow. To list them: celery-durable workflows list\n",
-    )
-
-
-def test_a_server_without_the_api_is_no_older_api(shop: Shop) -> None:
+def test_a_server_without_the_api_is_named(shop: Shop) -> None:
     with served(shop) as api:
         said = remote("-b", f"{api.url}/nope", "-H", "X-Api-Key: sesame", "ls")
     assert (said.code, said.err) == (

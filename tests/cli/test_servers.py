@@ -1,4 +1,4 @@
-"""How `celery-durable` meets servers: what it tries again, what it makes of odd answers, and of older servers."""
+"""How `celery-durable` meets servers: what it tries again, and what it makes of odd answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from celery_durable.cli.backends.client import Client, WrongApi
+from celery_durable.cli.backends.client import Client
+from celery_durable.cli.errors import CliError
 from tests.cli.connections import remote
 
 # --- tries --------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
 def test_an_answer_that_is_too_large_is_not_kept() -> None:
     with Scripted((200, {}, b"[" + b"1," * 1000 + b"1]")).serve() as url:
         client = Client(url, [], timeout_seconds=10, retries=0, retry_delay_seconds=0, sleep=print, max_body_bytes=1000)
-        with contextlib.closing(client), pytest.raises(WrongApi, match="answered with more than 1000 bytes"):
+        with contextlib.closing(client), pytest.raises(CliError, match="answered with more than 1000 bytes"):
             client.get("workflows")
 
 
@@ -254,12 +255,3 @@ def test_explain_says_what_the_server_says_with_what_can_be_typed_here() -> None
         ["action", "celery-durable send-event order o-1 approval"],
         ["action", "celery -A <your app> worker"],
     ]
-
-
-def test_a_server_that_does_not_explain_is_named() -> None:
-    with Scripted((404, {}, {"detail": "Not Found"})).serve() as url:
-        said = remote("-b", url, "instances", "explain", "-w", "order", "-i", "o-1")
-    assert (said.code, said.err) == (
-        1,
-        "error: The server gives no explanations.\nhint: It runs an older version. Use show to see the status\n",
-    )

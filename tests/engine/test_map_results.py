@@ -34,11 +34,11 @@ def item_statuses(world: World, run: int = 1) -> list[str]:
     return [row.status for row in world.rows(query)]
 
 
-def answer_as_older_versions(world: World, message: OutboxMessage) -> bool:
-    """Answer as versions before this one: in one transaction, under the lock of the instance."""
+def answer_under_the_lock(world: World, message: OutboxMessage) -> bool:
+    """Answer as if an item was ready to be sent: in one transaction, under the lock of the instance."""
     reference = TaskReference.read(message.content["reference"])
     assert reference is not None
-    payload = encode_answer('"older"')
+    payload = encode_answer('"b"')
 
     def work(tx: Tx) -> Any:
         row = instances.lock(tx, reference.ref.workflow, reference.ref.instance_id)
@@ -68,7 +68,7 @@ def reopen(world: World) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("rival", [answer, answer_as_older_versions])
+@pytest.mark.parametrize("rival", [answer, answer_under_the_lock])
 @pytest.mark.parametrize("rounds", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_two_last_answers_at_once_wake_the_instance(
     world: World, rounds: int, rival: Callable[[World, OutboxMessage], bool]

@@ -285,7 +285,7 @@ def test_a_search_whose_tasks_were_all_answered_logs_no_loss(scene: Scene, caplo
 
 
 def test_a_worker_that_cannot_answer_leaves_all_to_their_timeout(scene: Scene) -> None:
-    """It is of an older version, and may hold them all."""
+    """Its consumer has not begun to answer, and it may hold them all."""
     scene.worker("a")
     old = HeartbeatUpdate("old", "worker", "old", 1, queues=["q"])
     for _ in range(100):

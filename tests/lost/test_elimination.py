@@ -56,7 +56,7 @@ def test_a_worker_that_cannot_answer_ends_the_search() -> None:
     old = Worker(frozenset({"q"}), answered=None)
     for search in (SEARCH, CALLED, LAST):
         action = step(search, facts(LIVE, old, received_markers="m1"))[1]
-        assert action == Abandon("a worker that consumes the queue cannot answer an inventory")
+        assert action == Abandon("a worker that consumes the queue does not answer inventories yet")
 
 
 def test_each_living_worker_has_to_answer_this_inventory_or_a_later_one() -> None:

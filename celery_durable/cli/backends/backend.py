@@ -121,8 +121,8 @@ class Backend(Protocol):
     def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
         """Return the steps that wait for an event, those of the newest instances first; raises FilterTooBroad."""
 
-    def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
-        """Return why an instance does not move; None if the server has no diagnosis."""
+    def explain(self, workflow: str, instance_id: str) -> Diagnosis:
+        """Return why an instance does not move."""
 
     def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
         """Do a command, and return its response."""

@@ -33,10 +33,6 @@ _MAX_BODY_BYTES = 256 * 2**20
 """In bytes. A page has up to 100 steps, each with a result of up to 1 MiB."""
 
 
-class WrongApi(CliError):
-    """The server does not serve this API, or serves another version of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A successful response. ``data`` is None for 304 Not Modified."""
@@ -235,9 +231,9 @@ class Client:
         code = UNREACHABLE if response.code in _TEMPORARY else REFUSED
         return CliError(f"The server answered with {response.code} {response.reason}.", exit_code=code)
 
-    def _wrong_api(self, fault: str) -> WrongApi:
+    def _wrong_api(self, fault: str) -> CliError:
         hint = "The base URL is the one under which `GET /workflows` is served, such as https://shop.example/api"
-        return WrongApi(f"{self.base_url} {fault}.", hint, exit_code=UNREACHABLE)
+        return CliError(f"{self.base_url} {fault}.", hint, exit_code=UNREACHABLE)
 
     def _connection_error(self, error: Exception, *, is_change: bool) -> CliError:
         hint = "Is the server running, and is the base URL right?"

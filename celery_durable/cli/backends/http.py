@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from celery_durable.cli.backends.backend import AttemptTail, InstanceSnapshot, ListQuery, LogTail, WorkflowInfo
-from celery_durable.cli.backends.client import Client, Reply, WrongApi
+from celery_durable.cli.backends.client import Client, Reply
 from celery_durable.cli.backends.tails import make_tail
 from celery_durable.cli.errors import CliError
 from celery_durable.explain import Diagnosis
@@ -90,8 +90,7 @@ class HttpBackend:
             page = self._history_page(path, query | cursors | {"includeAttempts": attempts is not None})
             found.steps += page.steps if steps else []
             found.events += page.events if events else []
-            # A server of an older version sends no attempts.
-            found.attempts = [*(found.attempts or []), *((page.attempts or []) if attempts else [])]
+            found.attempts = [*(found.attempts or ()), *((page.attempts or ()) if attempts else ())]
             steps = page.steps_cursor if steps else None
             events = page.events_cursor if events else None
             attempts = page.attempts_cursor if attempts else None
@@ -124,12 +123,9 @@ class HttpBackend:
         return make_tail(read_page)
 
     def published(self, ref: RunRef) -> dict[str, Published]:
-        """Return the published values; none if the server has an older version."""
+        """Return the published values."""
         path = _instances(ref.workflow, ref.instance_id, "published")
-        try:
-            data = self._client.get(*path, query={"runNumber": ref.run_number}).data
-        except WrongApi:
-            return {}
+        data = self._client.get(*path, query={"runNumber": ref.run_number}).data
         return records.published(responses.PublishedValuesResponse.parse(data).published)
 
     def stats(self) -> tuple[Stats, Mapping[str, int | None]]:
@@ -144,12 +140,9 @@ class HttpBackend:
         found = responses.WaitList.parse(self._client.get("waits", query=query).data)
         return [records.event_wait(each) for each in found.waits]
 
-    def explain(self, workflow: str, instance_id: str) -> Diagnosis | None:
-        """Return the diagnosis; None if the server has an older version."""
-        try:
-            data = self._client.get(*_instances(workflow, instance_id, "explain")).data
-        except WrongApi:
-            return None
+    def explain(self, workflow: str, instance_id: str) -> Diagnosis:
+        """Return the diagnosis."""
+        data = self._client.get(*_instances(workflow, instance_id, "explain")).data
         return records.diagnosis(responses.Explanation.parse(data))
 
     def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
@@ -181,13 +174,5 @@ def _read_page(
     if workflow is not None:
         page = responses.InstanceList.parse(client.get(*_instances(workflow), query=parameters).data)
         return [records.summary(workflow, each) for each in page.instances], page.cursor
-    try:
-        data = client.get("instances", query=parameters).data
-    except WrongApi as exc:
-        client.get("workflows")  # raises WrongApi if no version of the API is served there
-        raise CliError(
-            "This server lists one workflow at a time.",
-            "Name a workflow. To list them: celery-durable workflows list",
-        ) from exc
-    all_ = responses.InstanceListOfAll.parse(data)
+    all_ = responses.InstanceListOfAll.parse(client.get("instances", query=parameters).data)
     return [records.summary(each.workflow_name, each) for each in all_.instances], all_.cursor

@@ -7,7 +7,7 @@ from typing import Annotated
 import click
 
 from celery_durable.cli.command import Output, command, json_option, open_backend, output_option
-from celery_durable.cli.errors import CliError, adapt_commands
+from celery_durable.cli.errors import adapt_commands
 from celery_durable.cli.inputs import Context, OptionalId
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Console, Styled
@@ -41,8 +41,6 @@ def explain(
     if not instance_id:
         raise click.UsageError("Name the instance too: WORKFLOW/ID.")
     diagnosis = open_backend(ctx).explain(name, instance_id)
-    if diagnosis is None:
-        raise CliError("The server gives no explanations.", "It runs an older version. Use show to see the status")
     if console.is_json:
         console.print_json(documents.convert(diagnosis) | {"actions": adapted_actions(ctx, diagnosis)})
     elif console.is_for_people:

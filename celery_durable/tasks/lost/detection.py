@@ -33,7 +33,7 @@ not given to the pool, would wait for their timeout.
 class Worker:
     """A worker whose heartbeat is fresh.
 
-    ``answered``: the newest inventory that the worker has answered; 0 if none yet, None if it cannot answer any.
+    ``answered``: the newest inventory that the worker has answered; 0 if none yet, None if it has not begun to answer.
     ``held``: the ids of the tasks in that answer. ``runs_bodies``: the worker's main loop runs the bodies of tasks (the
     solo pool), so the worker may answer hours later.
     """
@@ -124,7 +124,7 @@ def decide(
     if not consumers:
         return search, Abandon("no living worker consumes the queue")
     if any(worker.answered is None for worker in consumers):
-        return search, Abandon("a worker that consumes the queue cannot answer an inventory")
+        return search, Abandon("a worker that consumes the queue does not answer inventories yet")
     if search.stage is Stage.MARKER:
         if search.marker in observations.received_markers:
             return search, RequestInventory()

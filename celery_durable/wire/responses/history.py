@@ -55,7 +55,7 @@ class AttemptView(ResponseModel):
     """
 
     id: str
-    step: str | None = None
+    step: str | None
     step_key: str | None
     item: int | None
     attempt: int | None
