@@ -14,7 +14,14 @@ from kombu.utils.url import maybe_sanitize_url
 from celery_durable import tasks
 from celery_durable.app import Durable
 from celery_durable.doctor.database import check_database
-from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level
+from celery_durable.doctor.findings import (
+    ANSWER_SECONDS,
+    APP,
+    CONNECT_SECONDS,
+    Finding,
+    Level,
+    ask_in_time,
+)
 from celery_durable.doctor.workers import check_workers
 from celery_durable.errors import DurableError
 from celery_durable.explain.remedies import find_remedy, is_refused_connection
@@ -126,9 +133,18 @@ _READ_TIMEOUT_OPTIONS = dict.fromkeys(_REDIS_TRANSPORTS, _REDIS) | dict.fromkeys
 def _check_broker(durable: Durable) -> Generator[Finding, None, bool]:
     conf: Any = durable.app.conf
     url, transport = maybe_sanitize_url(_broker_url(conf)), _transport(conf)
-    try:
+
+    def connect() -> None:
         with durable.app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
             connection.ensure_connection(max_retries=0, timeout=CONNECT_SECONDS)
+
+    try:
+        ask_in_time(connect)
+    except TimeoutError:
+        sentence = f"The broker {url} takes connections, but has not answered for {ANSWER_SECONDS} seconds."
+        remedy = "Check the broker's load and whether it is stopped; a restart may be needed."
+        yield Finding(Level.FAIL, "broker", sentence, remedy)
+        return False
     except ImportError as exc:
         extra = "redis" if transport in _REDIS_TRANSPORTS else transport
         sentence = f"The client library of the broker {url} cannot be imported: {exc}."

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+T = TypeVar("T")
 
 APP = "<your app>"
 """Stands for the app in the commands of remedies."""
 CONNECT_SECONDS = 3
 """How long a check tries to reach the broker."""
+ANSWER_SECONDS = 5
+"""How long a check waits for the broker in all. A client library may have no timeout of its own."""
 
 
 class Level(StrEnum):
@@ -27,3 +35,17 @@ class Finding:
     about: str
     sentence: str
     remedy: str = ""
+
+
+def ask_in_time(ask: Callable[[], T]) -> T:
+    """Return what ``ask`` returns; raises TimeoutError after `ANSWER_SECONDS`, and leaves its thread behind."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as exc:  # noqa: BLE001  # raised where the answer is awaited
+            answer.set_exception(exc)
+
+    threading.Thread(target=run, name="durable-doctor", daemon=True).start()
+    return answer.result(ANSWER_SECONDS)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Any
 
 from celery_durable.app import Durable
-from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level
+from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level, ask_in_time
 from celery_durable.model import HEARTBEAT_INTERVAL, Heartbeat, format_duration
 from celery_durable.store import schedule
 
@@ -111,10 +112,15 @@ def _check_replies(durable: Durable, working: Sequence[Heartbeat], replying: set
 
 def _find_replying_workers(durable: Durable) -> dict[str, set[str]]:
     """Ask workers over the broker which queues they consume. Workers that do not reply in time are left out."""
-    try:
+
+    def ask() -> dict[str, Any]:
         # A connection of its own: a pooled connection that still waits for replies would be inherited by forks.
         with durable.app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
-            replies = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues() or {}
+            found: Any = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues()
+        return found or {}
+
+    try:
+        replies = ask_in_time(ask)
     except Exception:  # noqa: BLE001  # transports without broadcast
         return {}
     return {node: {queue["name"] for queue in queues or ()} for node, queues in replies.items()}

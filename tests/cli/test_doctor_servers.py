@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from typing import Any
 
@@ -63,6 +64,15 @@ def test_a_broker_that_refuses_the_connection_is_a_failure_with_its_reason(
     assert (level, fix) == ("FAIL", remedy)
     assert sentence.endswith(f" refuses the connection: {said}")
     assert "wrong" not in sentence
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_broker_that_accepts_connections_and_says_nothing_is_a_failure(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts
+        port = silent.getsockname()[1]
+        level, sentence, remedy = one(make(f"redis://127.0.0.1:{port}/0"), "broker")
+    assert (level, remedy) == ("FAIL", "Check the broker's load and whether it is stopped; a restart may be needed.")
+    assert sentence == f"The broker redis://127.0.0.1:{port}/0 takes connections, but has not answered for 5 seconds."
 
 
 @pytest.mark.parametrize(

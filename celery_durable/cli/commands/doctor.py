@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from celery_durable import doctor as checks
 from celery_durable.cli.backends.stored import attached_durable
@@ -22,22 +23,33 @@ def doctor(ctx: Context, console: Output) -> None:
     Use it after a deploy, and when instances do not move. It changes nothing. Each finding is OK, WARN or FAIL, and
     says how to fix the problem. The exit code is 1 if there is a FAIL. In a pipe: level, subject, sentence, remedy.
     """
+    found: list[checks.Finding] = []
+    for each in _check(ctx):
+        finding = dataclasses.replace(each, remedy=each.remedy.replace("<your app>", app_name(ctx)))
+        found.append(finding)
+        if not console.is_json:  # as it is found: a check may take seconds
+            _print(console, finding)
+    if console.is_json:
+        console.print_json([dataclasses.asdict(each) for each in found])
+    if any(each.level is checks.Level.FAIL for each in found):
+        ctx.exit(REFUSED)
+
+
+def _check(ctx: Context) -> Iterator[checks.Finding]:
     try:
         durable = attached_durable(ctx)
         durable.app.loader.import_default_modules()
     except DurableError as exc:  # settings are validated at first use
-        findings = [checks.Finding(checks.Level.FAIL, "configuration", str(exc), "Set it as the message says.")]
+        yield checks.Finding(checks.Level.FAIL, "configuration", str(exc), "Set it as the message says.")
     else:
-        findings = list(checks.check_all(durable))
-    findings = [dataclasses.replace(each, remedy=each.remedy.replace("<your app>", app_name(ctx))) for each in findings]
-    if console.is_json:
-        console.print_json([dataclasses.asdict(each) for each in findings])
-    for each in findings if not console.is_json else []:
-        if not console.is_for_people:
-            console.print_record(each.level, each.about, each.sentence, each.remedy)
-            continue
-        console.print_line(Styled(each.level, _STYLES[each.level], 4), Styled(each.about, "bold", 18), each.sentence)
-        if each.remedy:
-            console.print_line(Styled(f"Fix: {each.remedy}", "dim"), indent=7)
-    if any(each.level is checks.Level.FAIL for each in findings):
-        ctx.exit(REFUSED)
+        yield from checks.check_all(durable)
+
+
+def _print(console: Output, finding: checks.Finding) -> None:
+    level, about = finding.level, finding.about
+    if not console.is_for_people:
+        console.print_record(level, about, finding.sentence, finding.remedy)
+        return
+    console.print_line(Styled(level, _STYLES[level], 4), Styled(about, "bold", 18), finding.sentence)
+    if finding.remedy:
+        console.print_line(Styled(f"Fix: {finding.remedy}", "dim"), indent=7)
