@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import os
+import re
 import socket
 import sqlite3
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +20,7 @@ from celery_durable.runtime import real_monotonic
 from celery_durable.store.compiled import run_on_driver
 from celery_durable.store.connection_modes import IS_READING
 from celery_durable.store.cooperative import make_cooperative
-from celery_durable.store.dialects import POSTGRESQL, SQLITE, database_from_url
+from celery_durable.store.dialects import POSTGRESQL, SQLITE, Database, database_from_url
 from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 
 logger = logging.getLogger("celery_durable.store")
@@ -26,10 +30,16 @@ _SQLITE_BUSY_SECONDS = 30
 SQLITE_SYNCHRONOUS = "FULL"
 """Whether a commit waits for the disk. Tests set OFF."""
 _CONNECT_SECONDS = 3
-"""The limit for connecting to one address. The first queries on a new connection have the same limit again."""
+"""The default limit for connecting to one address. The first queries on a new connection have the limit again."""
 
 _LIBPQ_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 """Options for drivers that use libpq, which detect an idle connection whose server no longer answers."""
+
+_REQUIRED = {"charset": ("utf8mb4",), "client_encoding": ("utf8", "utf-8")}
+"""The values that a URL may give these parameters: others cannot store every text."""
+_NOT_IN_URL = ("autocommit", "prepare_threshold", "isolation_level", "check_same_thread")
+"""Parameters that the store sets as it needs them."""
+_OTHER_ISOLATION = r"default_transaction_isolation\s*=(?!\W*read\W+committed)"
 
 # Kept connections (`Connections.keep`) come from the same pool. The pool has no limit of its own, because the number of
 # threads limits it. It closes a connection that is returned while `pool_size` others are idle: with a size of five, 16
@@ -78,59 +88,128 @@ def check_is_sync(engine: sa.Engine) -> None:
         )
 
 
-def make_engine(url: sa.URL, *, prepared_statements: bool) -> sa.Engine:
+def make_engine(url: sa.URL, *, prepared_statements: bool, init_command: str | None = None) -> sa.Engine:
     """Make the store's own engine: READ COMMITTED, lock timeouts, detection of dead connections.
 
+    The parameters of the URL are kept, and replace the defaults here. Raises ConfigInvalid for those with which the
+    store cannot work.
+
     ``prepared_statements`` is False behind a pooler in transaction mode, which supports neither prepared statements nor
-    settings of a session. The lock timeout is then set in each transaction.
+    settings of a session. The lock timeout is then set in each transaction. ``init_command``: as in the URL of MariaDB.
 
     REPEATABLE READ, MariaDB's default, would read outdated rows there (see `bypass_snapshot`). On PostgreSQL it would
     raise an error for each row that a lease renewal changed meanwhile.
     """
-    database = database_from_url(url)
+    database, asked = database_from_url(url), {name: _join(value) for name, value in url.query.items()}
+    _check_parameters(asked)
     if database is SQLITE:
-        engine = sa.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS}, **_POOL)
+        engine = sa.create_engine(url, connect_args=_without(asked, {"timeout": _SQLITE_BUSY_SECONDS}), **_POOL)
         event.listen(engine, "connect", _configure_sqlite)
         return engine
+    connect_seconds = _find_connect_seconds(database, asked)
+    defaults: dict[str, Any] = {"connect_timeout": connect_seconds}
     if database is POSTGRESQL:
-        connect_args: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
         if url.get_driver_name() in ("psycopg", "psycopg2"):
-            connect_args |= _LIBPQ_KEEPALIVE
+            defaults |= _LIBPQ_KEEPALIVE
+        connect_args = _without(asked, defaults)
         if url.get_driver_name() == "psycopg":
             connect_args["prepare_threshold"] = 0 if prepared_statements else None
-        if prepared_statements:
-            connect_args["options"] = f"-c lock_timeout={_LOCK_TIMEOUT_SECONDS}s"
+        options = _build_options(asked, has_lock_timeout=prepared_statements)
+        if options:
+            connect_args["options"] = options
     else:
-        connect_args = {
-            "connect_timeout": _CONNECT_SECONDS,
+        connect_args = _without(asked, defaults) | {
             "charset": "utf8mb4",
             "init_command": f"SET SESSION innodb_lock_wait_timeout={_LOCK_TIMEOUT_SECONDS}, time_zone='+00:00'",
         }
+        init_command = asked.get("init_command", init_command)
     engine = sa.create_engine(
         url, isolation_level="READ COMMITTED", connect_args=connect_args, pool_recycle=1800, **_POOL
     )
     if database is POSTGRESQL:
         event.listen(engine, "connect", make_cooperative, insert=True)
+    elif init_command:  # before SQLAlchemy sets the isolation level
+        event.listen(engine, "connect", functools.partial(_run_init_command, init_command), insert=True)
     if database is POSTGRESQL and not prepared_statements:
         event.listen(engine, "begin", _set_lock_timeout)
     if url.get_driver_name() == "pymysql":
         event.listen(engine, "do_connect", _connect_watched)
-    event.listen(engine, "connect", _watch_first_statements, insert=True)
+    event.listen(engine, "connect", functools.partial(_watch_first_statements, connect_seconds), insert=True)
     event.listen(engine, "connect", _stop_watching_first_statements)
     return engine
+
+
+def _join(value: str | tuple[str, ...]) -> str:
+    """Return a parameter that the URL may name several times, as PostgreSQL's ``options``."""
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def _without(asked: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in defaults.items() if name not in asked}
+
+
+def _check_parameters(asked: Mapping[str, str]) -> None:
+    """Raise ConfigInvalid for a parameter of the URL with which the store cannot work."""
+    for name, allowed in _REQUIRED.items():
+        if name in asked and asked[name].lower() not in allowed:
+            remedy = f"workflows need {name}={allowed[0]}, which is the default"
+            raise ConfigInvalid("durable_database_url", f"{name}={asked[name]}", remedy)
+    for name in _NOT_IN_URL:
+        if name in asked:
+            remedy = f"Durable sets {name} itself: remove it from the URL"
+            if name == "prepare_threshold":
+                remedy += ". To switch prepared statements off, set durable_prepared_statements = False"
+            raise ConfigInvalid("durable_database_url", f"{name}={asked[name]}", remedy)
+
+
+def _find_connect_seconds(database: Database, asked: Mapping[str, str]) -> float:
+    """Return the limit for connecting: that of the URL, of libpq's environment, or the default."""
+    from_environment = os.environ.get("PGCONNECT_TIMEOUT") if database is POSTGRESQL else None
+    text = asked.get("connect_timeout") or from_environment or str(_CONNECT_SECONDS)
+    if not text.isdecimal():
+        raise ConfigInvalid("durable_database_url", f"connect_timeout={text}", "it is no whole number of seconds")
+    return int(text) or _CONNECT_SECONDS
+
+
+def _build_options(asked: Mapping[str, str], *, has_lock_timeout: bool) -> str:
+    """Return the settings of a PostgreSQL session: the store's lock timeout, then those asked for, which win.
+
+    libpq ignores PGOPTIONS if a connection has ``options``.
+    """
+    text = asked.get("options") or os.environ.get("PGOPTIONS", "")
+    if re.search(_OTHER_ISOLATION, text, re.IGNORECASE):
+        remedy = "Durable needs READ COMMITTED: remove default_transaction_isolation from the URL and from PGOPTIONS"
+        raise ConfigInvalid("durable_database_url", text, remedy)
+    ours = f"-c lock_timeout={_LOCK_TIMEOUT_SECONDS}s" if has_lock_timeout else ""
+    return f"{ours} {text}".strip()
+
+
+def _run_init_command(command: str, connection: Any, _: Any) -> None:
+    """Run the application's ``init_command`` on a new connection to MariaDB, after the store's own.
+
+    Raises ConfigInvalid if it changes what the store needs.
+    """
+    with contextlib.closing(connection.cursor()) as cursor:
+        cursor.execute(command)
+        cursor.execute("SELECT @@character_set_client, @@autocommit")
+        charset, autocommit = cursor.fetchone()
+    connection.rollback()
+    if charset != "utf8mb4" or autocommit:
+        remedy = "it must leave character_set_client at utf8mb4 and autocommit off"
+        raise ConfigInvalid("durable_database_url", f"init_command={command}", remedy)
 
 
 _WATCHED_SOCKET = "celery_durable.watched_socket"
 
 
-def _watch_first_statements(connection: Any, record: Any) -> None:
+def _watch_first_statements(seconds: float, connection: Any, record: Any) -> None:
     """Let the watchdog cut a new connection if the server does not answer SQLAlchemy's first statements.
 
     With them SQLAlchemy reads the server's version and sets the isolation level.
     """
     watched_socket = watch_socket_of(connection, closes_after_cut=True)
     if watched_socket is not None:
-        watched_socket.arm(real_monotonic() + _CONNECT_SECONDS)
+        watched_socket.arm(real_monotonic() + seconds)
         record.info[_WATCHED_SOCKET] = watched_socket
 
 
@@ -152,9 +231,9 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
     connect, connection_type = dialect.loaded_dbapi.connect, dialect.loaded_dbapi.connections.Connection
     if connect is connection_type:  # otherwise it is wrapped, for example to trace statements
         connect = _share_tls_context(connection_type)
-    connection = connect(**params, defer_connect=True)
+    connection, seconds = connect(**params, defer_connect=True), params.get("connect_timeout", _CONNECT_SECONDS)
     try:
-        sock = socket.create_connection((connection.host, connection.port), _CONNECT_SECONDS)
+        sock = socket.create_connection((connection.host, connection.port), seconds)
     except OSError as error:
         text = f"Can't connect to the server on {connection.host!r} ({error})"
         raise dialect.loaded_dbapi.OperationalError(2003, text) from error
@@ -162,7 +241,7 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.settimeout(None)
     watched_socket = WatchedSocket(sock.fileno())
-    watched_socket.arm(real_monotonic() + _CONNECT_SECONDS)
+    watched_socket.arm(real_monotonic() + seconds)
     try:
         connection.connect(sock)
     finally:

@@ -19,13 +19,14 @@ from celery_durable.store import drivers
 
 _PLACE = ("host", "port", "dbname", "database", "db", "user", "username", "password", "passwd", "unix_socket")
 """Parameters that SQLAlchemy takes from the URL. Django's replace them at each connect: tests switch the database."""
-_DJANGOS_OWN = ("cursor_factory", "context", "prepare_threshold", "conv", "init_command", "detect_types")
-"""Parameters by which Django changes what its own cursors return or send."""
+_DJANGOS_OWN = ("cursor_factory", "context", "prepare_threshold", "conv", "charset", "init_command", "detect_types")
+"""Parameters by which Django changes what its own cursors return or send, and `init_command`, which `drivers` runs."""
 
 
 def make_own_engine(alias: str, *, prepared_statements: bool, keeps_connections: bool = True) -> sa.Engine:
     """Make the engine of the store on the database of this alias."""
-    engine = drivers.make_engine(_make_url(alias), prepared_statements=prepared_statements)
+    init_command = connections[alias].settings_dict.get("OPTIONS", {}).get("init_command")
+    engine = drivers.make_engine(_make_url(alias), prepared_statements=prepared_statements, init_command=init_command)
     event.listen(engine, "do_connect", functools.partial(_set_parameters, alias), insert=True)
 
     @event.listens_for(engine, "connect")
@@ -64,7 +65,7 @@ def _set_parameters(alias: str, _dialect: Any, _record: Any, args: list[Any], pa
     djangos = connections.create_connection(alias).get_connection_params()
     djangos = {name: value for name, value in djangos.items() if name not in _DJANGOS_OWN}
     if "options" in ours and "options" in djangos:
-        djangos["options"] = f"{djangos['options']} {ours['options']}"
+        djangos["options"] = f"{ours['options']} {djangos['options']}"
     if "timeout" in ours:  # SQLite's wait for its lock
         djangos["timeout"] = max(ours["timeout"], djangos.get("timeout", 0))
     args.clear()

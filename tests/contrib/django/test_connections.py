@@ -9,6 +9,7 @@ import pytest
 from django.db import connections
 
 from celery_durable import Durable, Step, StepTx, WorkflowEvent, durable_workflow
+from celery_durable.contrib.django.own_engine import make_own_engine
 from celery_durable.testing.databases import MakeStore
 from tests.contrib.django.booking.models import Booking
 from tests.contrib.django.workflows import book, booked
@@ -122,3 +123,35 @@ def test_a_restart_of_the_database_heals(
     connections[alias].close()
     assert len(booked(alias)) == 16
     request.getfixturevalue(f"{alias}_database").engine.dispose()  # its connections were killed, too
+
+
+@pytest.mark.parametrize(
+    ("database", "options", "query", "seen"),
+    [
+        (
+            "postgresql",
+            {"options": "-c statement_timeout=70s -c lock_timeout=2s"},
+            "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')",
+            ("70s", "2s"),
+        ),
+        (
+            "mariadb",
+            {"init_command": "SET SESSION sql_mode='ANSI_QUOTES', innodb_lock_wait_timeout=3"},
+            "SELECT @@sql_mode, @@innodb_lock_wait_timeout, @@time_zone, @@character_set_client",
+            ("ANSI_QUOTES", 3, "+00:00", "utf8mb4"),
+        ),
+    ],
+    indirect=["database"],
+)
+def test_the_engines_own_connections_have_the_options_of_the_settings(
+    alias: str, options: dict[str, str], query: str, seen: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = connections[alias].settings_dict
+    monkeypatch.setitem(settings, "OPTIONS", settings["OPTIONS"] | options)
+    monkeypatch.setitem(connections.settings, alias, settings)
+    engine = make_own_engine(alias, prepared_statements=True)
+    try:
+        with engine.connect() as connection:
+            assert tuple(connection.exec_driver_sql(query).one()) == seen
+    finally:
+        engine.dispose()
