@@ -38,7 +38,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.store import column_types, record_tables
+from celery_durable.store import column_types
 from celery_durable.store.column_types import big_id, choose_options, full_index_only, long_text
 from celery_durable.store.dialects import Database
 from celery_durable.store.step_columns import STEP_COLUMNS
@@ -381,7 +381,64 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         sa.Column("previous_claimed_sent_at", sa.BigInteger),
         sa.Column("recorded_at", sa.BigInteger, nullable=False),
     )
-    log, audit, attempt = record_tables.build(table, prefix)
+    # What happened, for people. No pass reads these tables.
+    log = table(
+        "workflow_log",
+        sa.Column("id", big_id(), primary_key=True),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("step_key", sa.String(280)),
+        sa.Column("attempt", sa.Integer),
+        sa.Column("level", sa.String(8), nullable=False),
+        sa.Column("category", sa.String(255), nullable=False),
+        sa.Column("message", long_text(), nullable=False),
+        sa.Column("data", long_text()),
+        sa.Column("is_replay", sa.Boolean, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_log_run", "instance_pk", "run_number", "id"),
+        sqlite_autoincrement=True,
+    )
+    audit = table(
+        "workflow_audit",
+        sa.Column("id", big_id(), primary_key=True),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        sa.Column("step_key", sa.String(280), nullable=False),
+        sa.Column("action", sa.String(16), nullable=False),
+        sa.Column("actor", sa.String(255), nullable=False),
+        sa.Column("reason", long_text()),
+        sa.Column("step_before", long_text(), nullable=False),
+        sa.Column("commit_id", sa.String(36), nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_audit_run", "instance_pk", "run_number", "id"),
+        sqlite_autoincrement=True,
+    )
+    attempt = table(
+        "workflow_attempt",
+        sa.Column("id", big_id(), primary_key=True),
+        sa.Column("instance_pk", sa.BigInteger, nullable=False),
+        sa.Column("run_number", sa.Integer, nullable=False),
+        # NULL for the death of a worker, because nothing is written when a body begins, and for the code between steps.
+        sa.Column("step_key", sa.String(280)),
+        # The position of a map's item.
+        sa.Column("item", sa.Integer),
+        sa.Column("attempt", sa.Integer),
+        sa.Column("outcome", sa.String(16), nullable=False),
+        sa.Column("error_name", sa.String(255), nullable=False),
+        sa.Column("error_message", long_text(), nullable=False),
+        sa.Column("traceback", long_text()),
+        # The innermost frame of the author's code.
+        sa.Column("file", sa.String(255)),
+        sa.Column("line", sa.Integer),
+        # The worker's process and its Celery task, as far as they are known.
+        sa.Column("node", sa.String(255)),
+        sa.Column("pid", sa.BigInteger),
+        sa.Column("task_id", sa.String(255)),
+        sa.Column("started_at", sa.BigInteger),
+        sa.Column("ended_at", sa.BigInteger, nullable=False),
+        sa.Index(f"{prefix}ix_workflow_attempt_run", "instance_pk", "run_number", "id"),
+        sqlite_autoincrement=True,
+    )
     return Tables(
         metadata, instance, run, step, event, log, heartbeat, topic_wait, emission, audit, outbox, label, published,
         item, database, queue, attempt,
