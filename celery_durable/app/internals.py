@@ -206,7 +206,13 @@ class Internals:
     @functools.cached_property
     def outbox(self) -> Outbox:
         """Sends the tasks and outbound events of steps."""
-        return Outbox(self.store, self.settings, self.publisher.send, self._stops_process)
+        return Outbox(
+            self.store,
+            self.settings,
+            self.publisher.send,
+            self._stops_process,
+            fail_task=self.answers.commit_refusal,
+        )
 
     @functools.cached_property
     def deliveries(self) -> OutboundDeliverer:

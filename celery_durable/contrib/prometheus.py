@@ -194,9 +194,9 @@ def instrument(*, registry: CollectorRegistry = REGISTRY, by_step: bool = False)
 
 
 class InstanceCounts(Collector):
-    """Gauges from the database: instances by status, overdue runs, outbound events that were given up, and outages.
+    """Gauges from the database: instances by status, overdue runs, messages that were given up, and outages.
 
-    It counts instances of the workflows that ``durable`` knows, and given-up events of all workflows. A scrape reads
+    It counts instances of the workflows that ``durable`` knows, and given-up messages of all workflows. A scrape reads
     the database and keeps the values for ``fresh_for``. If the database cannot be read, there are no samples.
     """
 
@@ -225,7 +225,7 @@ class InstanceCounts(Collector):
         if self._oldest_due_seconds is not None:
             oldest.add_metric([], self._oldest_due_seconds)
         yield oldest
-        help_ = "Outbound events that failed in every attempt and are kept."
+        help_ = "Tasks and outbound events of the outbox that were given up."
         given_up = GaugeMetricFamily("celery_durable_outbox_given_up", help_, labels=[])
         if self._given_up is not None:
             given_up.add_metric([], self._given_up)

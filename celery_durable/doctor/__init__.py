@@ -249,11 +249,7 @@ def _check_backlog(durable: Durable) -> Finding:
 def _check_outbox(durable: Durable) -> Finding:
     count = durable.internals.store.read(outbox.count_given_up)
     if not count:
-        return Finding(Level.OK, "outbox", "No outbound event was given up.")
-    what = (
-        "1 outbound event was given up: its handler"
-        if count == 1
-        else f"{count} outbound events were given up: a handler"
-    )
+        return Finding(Level.OK, "outbox", "No task or outbound event was given up.")
+    what = "1 task or outbound event was" if count == 1 else f"{count} tasks or outbound events were"
     remedy = f"celery -A {APP} durable outbox --given-up shows why; then outbox --retry ID... or --drop ID..."
-    return Finding(Level.WARN, "outbox", f"{what} failed in every attempt.", remedy)
+    return Finding(Level.WARN, "outbox", f"{what} given up.", remedy)

@@ -1,4 +1,4 @@
-"""Operations on the outbox: list its messages, retry events that were given up, delete messages."""
+"""Operations on the outbox: list its messages, retry those that were given up, delete messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OutboxOperations:
         """Return the tasks and outbound events that are not sent or delivered yet, oldest first.
 
         Args:
-            given_up: Return only the events that were given up.
+            given_up: Return only those that were given up.
             limit: The largest number of entries to return.
 
         Returns:
@@ -35,10 +35,10 @@ class OutboxOperations:
         )
 
     def retry(self, ids: Sequence[str]) -> list[OutboxEntry]:
-        """Retry events that were given up, with fresh attempts: all of them or none.
+        """Retry messages that were given up, with fresh attempts: all of them or none.
 
         Args:
-            ids: The ids of the events.
+            ids: The ids of the tasks or events.
 
         Returns:
             The entries as they were before.
@@ -47,7 +47,7 @@ class OutboxOperations:
             NotInOutbox: An id is not in the outbox.
             NotGivenUp: An entry was not given up.
         """
-        return self._change(ids, outbox.retry_events, only_given_up=True)
+        return self._change(ids, outbox.retry, only_given_up=True)
 
     def drop(self, ids: Sequence[str]) -> list[OutboxEntry]:
         """Delete tasks or events permanently, given up or not: all of them or none.

@@ -2,7 +2,8 @@
 
 A task's row is deleted when the broker has its message. An event's row is deleted when its handler has returned. So
 the table holds only what is under way. ``run_at`` is when an event may be delivered next. ``next_check_at`` is when a
-sweep processes the row. It is NULL for an event whose attempts are used up; such an event is kept for an operator.
+sweep processes the row. It is NULL for an event whose attempts are used up, and for a task that can never be sent. Such
+a row is kept for an operator.
 """
 
 from __future__ import annotations
@@ -141,6 +142,12 @@ def postpone(tx: Tx, messages: Sequence[OutboxMessage], *, delay: timedelta) -> 
     tx.execute(sa.update(o).where(*wanted).values(next_check_at=tx.store.clock() + duration_us(delay)))
 
 
+def give_up(tx: Tx, id_: str, *, error: str) -> None:
+    """Keep a task that can never be sent for an operator."""
+    o = tx.t.outbox
+    tx.execute(sa.update(o).where(o.c.id == id_).values(next_check_at=None, last_error=error))
+
+
 @statement
 def _delete(s: Store) -> Any:
     return sa.delete(s.tables.outbox).where(s.tables.outbox.c.id == param("id", sa.String))
@@ -268,7 +275,7 @@ class OutboxEntry:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the event has no attempts left and waits for an operator."""
+        """Whether nothing sends or delivers it any more, so that it waits for an operator."""
         return self.next_at is None
 
 
@@ -286,7 +293,7 @@ def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = No
 
 
 def count_given_up(tx: Tx) -> int:
-    """Count the events that were given up. The count ends at 10,000."""
+    """Count the messages that were given up. The count ends at 10,000."""
     few = sa.select(tx.t.outbox.c.id).where(tx.t.outbox.c.next_check_at.is_(None)).limit(MAX_EXAMINED).subquery()
     return int(tx.execute(sa.select(sa.func.count()).select_from(few)).scalar_one())
 
@@ -318,8 +325,8 @@ def lock_entries(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> l
     return _read_entries(tx, sa.select(tx.t.outbox).where(o.id.in_(ids)).subquery(), scope=scope)
 
 
-def retry_events(tx: Tx, ids: Sequence[str]) -> None:
-    """Make these events due now, with fresh attempts. The next sweep delivers them."""
+def retry(tx: Tx, ids: Sequence[str]) -> None:
+    """Make these messages due now, with fresh attempts, for the next sweep."""
     o, now = tx.t.outbox, tx.store.clock()
     fresh: dict[str, Any] = {"attempts": 0, "claim_token": None, "run_at": now, "next_check_at": now}
     tx.execute(sa.update(o).where(o.c.id.in_(ids)).values(fresh))

@@ -7,6 +7,7 @@ yet. So if it cannot be committed, its message goes back to the broker.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from celery_durable.model import AnswerResult, TaskReference
 from celery_durable.operations import Operations
 from celery_durable.operations.answers import TaskException
 from celery_durable.runtime import Runtime
+from celery_durable.tasks.nodes import get_node_name
 
 logger = logging.getLogger("celery_durable.tasks")
 
@@ -91,6 +93,11 @@ class AnswerCommitter:
         name, message, is_non_retryable = error.get("name"), error.get("message"), error.get("final") is True
         payload = values.encode_error_answer(str(name), str(message), is_non_retryable=is_non_retryable)
         return self._commit(payload, reference, is_direct=is_direct, exception=exception)
+
+    def commit_refusal(self, reference: TaskReference, refusal: Exception) -> str:
+        """Record that the application's own code refused to send a task, so that its step fails without a retry."""
+        exception = TaskException(refusal, get_node_name(None), os.getpid())
+        return self.commit_error(encode_exception(refusal) | {"final": True}, reference.to_json(), exception=exception)
 
     def _commit(self, payload: str, reference: Any, *, is_direct: bool, exception: TaskException | None = None) -> str:
         found = TaskReference.read(reference)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +18,7 @@ from datetime import timedelta
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.errors.base import name_error
-from celery_durable.model import OutboundEvent, OutboxKind, OutboxMessage
+from celery_durable.model import OutboundEvent, OutboxKind, OutboxMessage, TaskReference
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.store import outbox
@@ -30,6 +32,7 @@ logger = logging.getLogger("celery_durable.outbox")
 
 
 Send = Callable[[Sequence[OutboxMessage]], PublishReport]
+FailTask = Callable[[TaskReference, Exception], object]
 
 _RETRY_DELAY = timedelta(seconds=1)
 _LEASE = timedelta(minutes=5)
@@ -46,7 +49,11 @@ class BatchResult:
 
 
 class Outbox:
-    """Sends the messages in the outbox. ``stops_process``: whether an exception stops the process."""
+    """Sends the messages in the outbox.
+
+    ``stops_process``: whether an exception stops the process. ``fail_task``: answers the step that waits for a task
+    whose message the application's own code refused to make.
+    """
 
     def __init__(
         self,
@@ -54,8 +61,10 @@ class Outbox:
         settings: Settings,
         send: Send,
         stops_process: Callable[[BaseException], bool] = is_ctrl_c,
+        fail_task: FailTask | None = None,
     ) -> None:
         self._store, self._settings, self._send, self._stops_process = store, settings, send, stops_process
+        self._fail_task, self._local = fail_task, threading.local()
         self._redispatch = Redispatch(
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
@@ -65,13 +74,22 @@ class Outbox:
 
         Raises only an exception that stops the process.
         """
+        # An item of a map that fails here sends the next one. A loop instead of a recursion: all items may fail.
+        waiting: deque[Sequence[OutboxMessage]] | None = getattr(self._local, "waiting", None)
+        if waiting is not None:
+            waiting.append(messages)
+            return
+        waiting = self._local.waiting = deque([messages])
         try:
-            self._send_in_parts(self._divide_and_keep(messages))
+            while waiting:
+                self._send_in_parts(self._divide_and_keep(waiting.popleft()))
         except Exception as exc:
             if self._stops_process(exc):
                 raise
             # The step is committed, and the rows are still in the outbox.
             logger.warning("Messages of the outbox were not sent; the sweep will retry: %s", describe_fault(exc))
+        finally:
+            del self._local.waiting
 
     def sweep(self) -> int:
         """Send all due messages in batches; returns the number of sent messages."""
@@ -85,7 +103,13 @@ class Outbox:
         """Send up to ``limit`` due messages."""
         take = functools.partial(outbox.lock_due, limit=limit, redispatch=self._redispatch)
         messages = self._store.transact(take)
-        states = self._send_in_parts(_divide(messages))
+        self._local.waiting = (
+            deque()
+        )  # what `_refuse` causes to be sent is left to later batches: other work is due too
+        try:
+            states = self._send_in_parts(_divide(messages))
+        finally:
+            del self._local.waiting
         report = PublishReport(states + [SendState.UNSENT] * (len(messages) - len(states)))
         unsent = report.with_state(messages, SendState.UNSENT)
         # `lock_due` has postponed all rows: a message that was refused or is in doubt is sent again after that delay.
@@ -124,7 +148,23 @@ class Outbox:
         done = [each.id for each in sent if each.kind is OutboxKind.TASK]
         if done:
             self._store.transact(lambda tx: outbox.delete(tx, done))
+        for index, error in report.errors.items():
+            self._refuse(messages[index], error)
         return report
+
+    def _refuse(self, message: OutboxMessage, error: Exception) -> None:
+        """End a task that can never be sent. Its step or item fails; without one, the row is kept for an operator."""
+        reference = TaskReference.read(message.content.get("reference"))
+        if reference is not None and self._fail_task is not None:
+            self._fail_task(reference, error)  # before the row is deleted: a sweep repeats both
+            self._store.transact(lambda tx: outbox.delete(tx, [message.id]))
+            return
+        name, text = values.sanitize_error(*values.describe_error(error))
+        self._store.transact(lambda tx: outbox.give_up(tx, message.id, error=name_error(name, text)))
+        logger.error(
+            "Task %r (%s) cannot be sent; its row stays in workflow_outbox: %s",
+            message.name, message.id, name_error(name, text), exc_info=error,
+        )  # fmt: skip
 
 
 def _divide(messages: Sequence[OutboxMessage]) -> Iterator[Sequence[OutboxMessage]]:

@@ -336,15 +336,19 @@ class DurableHarness:
         return sent
 
     def _send(self, messages: Sequence[OutboxMessage]) -> PublishReport:
-        self.outbox.extend(messages)
-        for message in messages:
-            if message.kind is OutboxKind.TASK:
-                self.tasks.sent(message)
+        errors: dict[int, Exception] = {}
+        for index, message in enumerate(messages):
+            refusal = self.tasks.sent(message) if message.kind is OutboxKind.TASK else None
+            if refusal is None:
+                self.outbox.append(message)
+            elif "reference" not in message.content:  # else `SentTasks` answers the step
+                errors[index] = refusal
         events = [message for message in messages if message.kind is OutboxKind.EVENT]
         self._undelivered += [message.id for message in events if message.name in self.durable.internals.handlers]
         if others := [message.id for message in events if message.name not in self.durable.internals.handlers]:
             self._store.transact(lambda tx: outbox.delete(tx, others))
-        return PublishReport.of(len(messages), SendState.SENT)
+        states = [SendState.UNSENDABLE if index in errors else SendState.SENT for index in range(len(messages))]
+        return PublishReport(states, errors)
 
     # --- runners --------------------------------------------------------------------------------
 

@@ -1,36 +1,58 @@
-"""The Celery tasks that steps of a harness wait for. The mocks of the steps answer; no task is run."""
+"""The Celery tasks that steps of a harness send. No task is run: the mocks of the steps answer.
+
+The harness makes the message of each task as Celery would, and sends nothing. So a task that refuses its own call fails
+its step here too.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from celery import current_app
 
 from celery_durable import values
 from celery_durable.errors import InstanceNotFound, StepInterrupted
 from celery_durable.model import ItemRef, OutboxMessage, RunRef, TaskReference
 from celery_durable.operations import Operations
+from celery_durable.operations.answers import TaskException
+from celery_durable.runtime import Runtime
+from celery_durable.tasks import ADVANCE, DELIVER, TASK_DONE, TASK_FAILED
+from celery_durable.tasks.publishing.message_builder import MessageBuilder
 from celery_durable.testing.errors import HarnessMisuse
 from celery_durable.testing.mocks import Mocks
 from celery_durable.values import PayloadLimits
 
 
 class SentTasks:
-    """The sent tasks without an answer. A task whose step has no mock never answers, so its step times out."""
+    """The sent tasks without an answer. A task whose step has no mock never answers, so its step times out.
+
+    Tasks are looked up in Celery's current app.
+    """
 
     def __init__(self, operations: Callable[[], Operations], mocks: Mocks, limits: PayloadLimits) -> None:
         self._operations, self._mocks, self._limits = operations, mocks, limits
         self._out: dict[str, OutboxMessage] = {}
         self._known: set[str] = set()
+        self._refused: dict[str, Exception] = {}
 
-    def sent(self, message: OutboxMessage) -> None:
-        """Remember a task that was sent. A second message with its id changes nothing."""
+    def sent(self, message: OutboxMessage) -> Exception | None:
+        """Remember a task that was sent, and return the error if it refuses its own call.
+
+        A second message with its id changes nothing.
+        """
+        error = _check_call(message)
         if message.id not in self._known and "reference" in message.content:
             self._known.add(message.id)
             self._out[message.id] = message
+            if error is not None:
+                self._refused[message.id] = error
+        return error
 
     def answer(self) -> bool:
-        """Answer the first task whose step has a mock. Returns False if there is none."""
+        """Answer the first task that refused its call or whose step has a mock. Returns False if there is none."""
         for message in list(self._out.values()):
             reference = TaskReference.read(message.content["reference"])
             assert reference is not None
@@ -38,6 +60,12 @@ class SentTasks:
             step = self._find_asking_step(message.id, ref, reference.event_type)
             if step is None:
                 del self._out[message.id]
+            elif (refusal := self._refused.pop(message.id, None)) is not None:
+                del self._out[message.id]
+                payload = values.encode_error_answer(type(refusal).__name__, str(refusal), is_non_retryable=True)
+                exception = TaskException(refusal, "harness", os.getpid())
+                self._operations().answers.accept(reference, payload, exception=exception)
+                return True
             elif (act := self._act(ref, step, message)) is not None:
                 del self._out[message.id]
                 self._operations().answers.accept(reference, self._said(act, message, step))
@@ -75,6 +103,31 @@ class SentTasks:
             raise
         except Exception as exc:  # noqa: BLE001  # a mock may raise anything
             return values.encode_error_answer(type(exc).__name__, str(exc))
+
+
+def _check_call(message: OutboxMessage) -> Exception | None:
+    """Make a task's message as Celery would, and return the error; None if this process does not know the task."""
+    app: Any = current_app
+    task = app.tasks.get(message.name)
+    if task is None:
+        return None
+    try:
+        if app.conf.task_always_eager:  # `apply_async` would run the task
+            body = message.content
+            if task.typing:
+                task.__header__(*body["args"], **body["kwargs"])
+        else:
+            MessageBuilder(
+                app,
+                Runtime(),
+                advance=ADVANCE,
+                deliver=DELIVER,
+                answer_task_names=(TASK_DONE, TASK_FAILED),
+                queue=lambda: "durable",
+            ).build_outbox_messages(message)
+    except Exception as exc:  # noqa: BLE001  # the application's own code may raise any error
+        return exc
+    return None
 
 
 def _no_body() -> None:

@@ -77,7 +77,7 @@ GIVEN_UP = {"attempts": "1", "next": "", "error": "ValueError: the bus is full"}
 
 @DATABASES
 def test_what_is_not_done_with_is_listed(messages: GivenUpMessages, shop: Shop) -> None:
-    assert shop.pipe("outbox", "--given-up").err == "No events were given up.\n"
+    assert shop.pipe("outbox", "--given-up").err == "No tasks or events were given up.\n"
     assert messages.give_up() == "given up: ValueError"
     wanted = [messages.row("task"), messages.row("event", **GIVEN_UP)]
     assert sorted(shop.pipe("outbox").rows) == sorted(wanted)
@@ -102,7 +102,7 @@ def test_what_was_given_up_is_delivered_again_with_fresh_attempts(messages: Give
     messages.fails = False
     assert shop.durable.internals.deliveries.deliver(messages.event).startswith("noop")
     said = shop.pipe("outbox", "--retry", messages.event)
-    assert said.rows == [["To be delivered again", "event", "OrderShipped", messages.event]]
+    assert said.rows == [["To be sent again", "event", "OrderShipped", messages.event]]
     again = {**GIVEN_UP, "attempts": "0", "next": SINCE}
     assert messages.row("event", **again) in shop.pipe("outbox").rows
     assert shop.durable.internals.deliveries.deliver(messages.event) == "delivered"
@@ -169,12 +169,12 @@ def test_doctor_tells_what_was_given_up(messages: GivenUpMessages, shop: Shop) -
     def told() -> list[Any]:
         return [row for row in shop.pipe("doctor").rows if row[1] == "outbox"]
 
-    assert told() == [["OK", "outbox", "No outbound event was given up.", ""]]
+    assert told() == [["OK", "outbox", "No task or outbound event was given up.", ""]]
     messages.give_up()
     remedy = "celery -A <your app> durable outbox --given-up shows why; then outbox --retry ID... or --drop ID..."
-    one = "1 outbound event was given up: its handler failed in every attempt."
+    one = "1 task or outbound event was given up."
     assert told() == [["WARN", "outbox", one, remedy]]
     _, messages.event = messages.send("a-2")
     messages.give_up()
-    two = "2 outbound events were given up: a handler failed in every attempt."
+    two = "2 tasks or outbound events were given up."
     assert told() == [["WARN", "outbox", two, remedy]]

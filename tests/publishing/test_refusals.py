@@ -13,7 +13,7 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
-from celery_durable.model import DueRun
+from celery_durable.model import DueRun, OutboxKind, OutboxMessage
 from celery_durable.tasks.publishing import SendState
 from celery_durable.tasks.publishing.transports import Transport
 from tests.publishing.conftest import HOSTILE, Line, instances
@@ -141,8 +141,6 @@ def test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost(rabbit
 
 
 def test_a_long_body_travels_in_many_frames(rabbit: Line) -> None:
-    from celery_durable.model import OutboxKind, OutboxMessage
-
     rabbit.queues.add(rabbit.name)
     text = "ä%" * 400_000
     body = f'{{"args": ["{text}"], "kwargs": {{}}, "options": {{}}}}'
@@ -352,3 +350,18 @@ def test_a_transport_that_cannot_count_says_so(make_line: Callable[..., Line], t
     publisher = line.make_publisher(app)
     assert [state.value for state in publisher.publish(line.due_runs("ok")).states] == ["sent"]
     assert publisher.queue_length(line.queue("ok")) is None
+
+
+# --- messages that the application's own code made wrong ----------------------------------------
+
+
+def test_a_task_that_the_protocol_cannot_carry_can_never_be_sent(rabbit: Line) -> None:
+    rabbit.queues.add(rabbit.name)
+    bodies = [
+        f'{{"args": [], "kwargs": {{}}, "options": {{"headers": {{"n": {number}}}}}}}' for number in (1, 2**80, 2)
+    ]
+    messages = [OutboxMessage(f"id-{number}", OutboxKind.TASK, "mail", body) for number, body in enumerate(bodies)]
+    report = rabbit.publisher.send(messages)
+    assert [state.value for state in report.states] == ["sent", "unsendable", "sent"]
+    assert list(report.errors) == [1]
+    assert rabbit.publisher.outages() == {}

@@ -169,7 +169,7 @@ def test_a_delivery_that_was_given_back_does_not_count_as_an_attempt(world: Worl
 def test_an_event_that_an_operator_retries_has_all_its_attempts(world: World) -> None:
     insert(world, message())
     give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
-    world.store.transact(lambda tx: outbox.retry_events(tx, ["m-1"]))
+    world.store.transact(lambda tx: outbox.retry(tx, ["m-1"]))
     assert take(world) == ["m-1"]
     assert started(world, "second").attempt == 1
 
@@ -177,7 +177,7 @@ def test_an_event_that_an_operator_retries_has_all_its_attempts(world: World) ->
 def test_an_event_that_an_operator_retries_is_taken_from_its_worker(world: World) -> None:
     insert(world, message())
     late = started(world, "late")
-    world.store.transact(lambda tx: outbox.retry_events(tx, ["m-1"]))
+    world.store.transact(lambda tx: outbox.retry(tx, ["m-1"]))
     finish(world, late)
     assert started(world, "second").attempt == 1
 

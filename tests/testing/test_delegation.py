@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from celery import Celery, Task, current_app
+from celery._state import _set_current_app
 
 from celery_durable import NonRetryableError, Retries, Step, StepFailed, StepTx, WorkflowEvent, durable_workflow
 from celery_durable.testing import (
@@ -366,3 +368,57 @@ def test_the_tasks_of_a_map_may_be_lost() -> None:
         harness.mocks.mock_task("convert", lambda page: page)
         harness.advance("1 minute")
         assert handle.result() == [0, 1]
+
+
+# --- calls that the task refuses ----------------------------------------------------------------
+
+
+@pytest.fixture
+def mailer() -> Iterator[Celery]:
+    """An application, as Celery's current one."""
+    before = current_app._get_current_object()
+    app = Celery("mailer", broker="redis://127.0.0.1:1/0")
+    yield app
+    app.close()
+    _set_current_app(before)
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_a_call_that_its_task_does_not_take_fails_the_step_and_keeps_what_no_step_waits_for(
+    make_harness: MakeHarness, mailer: Celery, is_eager: bool
+) -> None:
+    @mailer.task(name="mailer.mail", shared=False)
+    def mail(to: str, text: str) -> None: ...
+
+    def send(event: WorkflowEvent[Any], step: Step) -> Any:
+        step.do("announce", lambda tx: [tx.send_task(mail, "ada"), tx.send_task(mail, "ada", "hello")])
+        try:
+            return step.task("mail", mail.s("ada"), timeout="1 hour", retries=3)
+        except StepFailed as exc:
+            return [exc.error_name, exc.error_message, exc.attempts]
+
+    mailer.conf.task_always_eager = is_eager
+    harness = make_harness(send)
+    harness.mocks.mock_task("mail", lambda to, text="": "sent")
+    instance = harness.create(send)
+    harness.run_until_idle()
+    assert instance.result() == ["TypeError", "mail() missing 1 required positional argument: 'text'", 1]
+    assert [message.content["args"] for message in harness.outbox] == [["ada", "hello"]]
+    (kept,) = harness.durable.internals.operations.outbox.read(given_up=True)
+    assert kept.error == "TypeError: mail() missing 1 required positional argument: 'text'"
+
+
+def test_a_task_whose_class_refuses_to_send_fails_the_step(make_harness: MakeHarness, mailer: Celery) -> None:
+    class Closed(Task):
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            raise LookupError("no tenant")
+
+    @mailer.task(name="stock.check", shared=False, base=Closed)
+    def check() -> None: ...
+
+    harness = make_harness(order, billing)
+    instance = harness.create(order, 7)
+    harness.run_until_idle()
+    error = instance.status().error
+    assert error is not None
+    assert (error.name, error.message) == ("LookupError", "no tenant")

@@ -84,12 +84,12 @@ def leases(durable: OpenDurable, console: Output, limit: RowLimit) -> None:
 def outbox(
     ctx: Context,
     ids: Annotated[tuple[str, ...], click.argument("ids", nargs=-1, metavar="[ID]...")],
-    given_up: Annotated[bool, Option("--given-up", help="Only outbound events whose attempts are used up.")],
-    retry: Annotated[bool, Option("--retry", help="Deliver these given-up events again, with new attempts.")],
+    given_up: Annotated[bool, Option("--given-up", help="Only those that are not tried any more.")],
+    retry: Annotated[bool, Option("--retry", help="Send these given-up tasks or events again, with new attempts.")],
     drop: Annotated[bool, Option("--drop", help="Delete these tasks or events for good.")],
     limit: Annotated[int, Option("--limit", type=click.IntRange(1, 10000), default=100, help="How many at most.")],
 ) -> None:
-    """List unsent messages, and retry or drop given-up events.
+    """List unsent messages, and retry or drop those that were given up.
 
     Use it when a task or an outbound event of a step has not arrived. Sent messages are removed from the outbox.
     --retry and --drop change all named ids, or none. In a pipe: kind, name, id, workflow, instance, run, attempts,
@@ -102,12 +102,12 @@ def outbox(
     durable, console = open_durable(ctx), Console.from_context(ctx)
     operations = durable.internals.operations.outbox
     if retry or drop:
-        action, changed = ("To be delivered again", operations.retry) if retry else ("Dropped", operations.drop)
+        action, changed = ("To be sent again", operations.retry) if retry else ("Dropped", operations.drop)
         for entry in changed(ids):
             console.print_entry([action, entry.kind.value, Styled(entry.name, "bold"), entry.id])
         return
     found = operations.read(given_up=given_up, limit=limit + 1)
-    times, empty = _times(durable, console), "No events were given up." if given_up else "The outbox is empty."
+    times, empty = _times(durable, console), "No tasks or events were given up." if given_up else "The outbox is empty."
     shown = [(entry, _redacted_error(durable, entry)) for entry in found[:limit]]
     console.print_list(
         _OUTBOX_COLUMNS,

@@ -16,12 +16,16 @@ logger = logging.getLogger("celery_durable.tasks")
 
 @dataclass(slots=True, eq=False)
 class BatchItem:
-    """One message, and its position in the list of states that the caller reads."""
+    """One message, and its position in the list of states that the caller reads.
+
+    ``errors``: where the error of an unsendable message is kept. None: a message that is tried again after any error.
+    """
 
     states: list[SendState]
     index: int
     id: str
     message: Message
+    errors: dict[int, Exception] | None = None
 
     @property
     def recorded(self) -> RecordedMessage:
@@ -81,7 +85,10 @@ class DestinationBatch:
             item.state = SendState.REFUSED
 
     def refuse_item(self, item: BatchItem, exc: Exception) -> None:
-        """Mark a message as refused because it cannot be encoded; this is no failure of the queue or the broker."""
+        """Mark a message that cannot be encoded; this is no failure of the queue or the broker."""
+        if item.errors is not None:
+            item.state, item.errors[item.index] = SendState.UNSENDABLE, exc
+            return
         item.state = SendState.REFUSED
         logger.error("Message %s to %r cannot be sent; a dispatcher will retry: %r", item.id, self.routing_key, exc)
 

@@ -8,6 +8,7 @@ from typing import Any
 from celery import Celery
 from celery.app.routes import Router
 
+from celery_durable.errors import TaskRefused
 from celery_durable.model import REFERENCE_HEADER, DueRun, OutboxKind, OutboxMessage, TaskReference
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing.recorder import (
@@ -69,7 +70,10 @@ class MessageBuilder:
         return make
 
     def build_outbox_messages(self, message: OutboxMessage) -> Sequence[Message]:
-        """The messages for a row of the outbox; always recorded, since each row has its own options."""
+        """The messages for a row of the outbox; always recorded, since each row has its own options.
+
+        Empty if the task's own ``apply_async`` sent nothing. Raises TaskRefused if a step waits for the task's result.
+        """
         if message.kind is OutboxKind.EVENT:
             id_ = {"task_id": f"{message.id}:{self._nonce()}"}
             return self._record_internal(self._deliver, (message.id,), message.name, self._queue(), id_)
@@ -82,6 +86,8 @@ class MessageBuilder:
             self._app.send_task(message.name, args=body["args"], kwargs=body["kwargs"], **options)
         else:  # apply_async adds the options of the task's definition
             task.apply_async(body["args"], body["kwargs"], **options)
+        if not recorder.messages and "reference" in body:
+            raise TaskRefused(message.name, "its apply_async sent no message, so no result would come")
         return recorder.messages
 
     def build_answer_options(self, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from celery import Celery
 from celery.exceptions import QueueNotFound, SoftTimeLimitExceeded
+from kombu.exceptions import OperationalError
 
-from celery_durable.model import DueRun, OutboxMessage
+from celery_durable.model import DueRun, OutboxKind, OutboxMessage
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.circuit_breakers import CircuitBreakers
@@ -132,16 +133,19 @@ class Publisher:
         queue_of: Callable[[T], str | None],
     ) -> PublishReport:
         states: list[SendState] = []
+        errors: dict[int, Exception] = {}
         end = self._runtime.monotonic() + MAX_WAIT_SECONDS
         while len(states) < len(elements) and not self._is_broker_down():
             part = elements[len(states) : len(states) + _JOB_SIZE]
             left = end - self._runtime.monotonic()
             if left <= 0:
                 break
-            states += self._send_part(part, make_builder(), queue_of, left)
+            report = self._send_part(part, make_builder(), queue_of, left)
+            errors |= {len(states) + index: error for index, error in report.errors.items()}
+            states += report.states
             if states[-1] is SendState.UNSENT:
                 break
-        return PublishReport(states + [SendState.UNSENT] * (len(elements) - len(states)))
+        return PublishReport(states + [SendState.UNSENT] * (len(elements) - len(states)), errors)
 
     def _send_part(
         self,
@@ -149,11 +153,12 @@ class Publisher:
         make: Callable[[T], Sequence[Message]],
         queue_of: Callable[[T], str | None],
         seconds: float,
-    ) -> list[SendState]:
+    ) -> PublishReport:
         states = [SendState.UNSENT] * len(part)
-        batches = self._build_batches(part, make, queue_of, states)
+        errors: dict[int, Exception] = {}
+        batches = self._build_batches(part, make, queue_of, states, errors)
         if not batches:
-            return states
+            return PublishReport(states, errors)
         self._runtime.checkpoint("before-publish")
         job = Job(batches, may_run_on_caller=len(part) == 1 and self._kind.has_socket_timeouts)
         if not self._sender.run(job, seconds):
@@ -161,10 +166,10 @@ class Publisher:
             # The race between the timeout and the thread: `Sender.run` has removed the job, unless the thread had
             # started it.
             if job.is_started:  # the thread may still send these messages
-                return [SendState.UNKNOWN if state is SendState.UNSENT else state for state in states]
-            return list(states)
+                states = [SendState.UNKNOWN if state is SendState.UNSENT else state for state in states]
+            return PublishReport(list(states), dict(errors))
         self._runtime.checkpoint("after-publish")
-        return states
+        return PublishReport(states, errors)
 
     def _build_batches(
         self,
@@ -172,11 +177,17 @@ class Publisher:
         make: Callable[[T], Sequence[Message]],
         queue_of: Callable[[T], str | None],
         states: list[SendState],
+        errors: dict[int, Exception],
     ) -> list[DestinationBatch]:
-        """Make the messages, each with its index in ``states``; messages to paused queues are refused at once."""
+        """Make the messages, each with its index in ``states``; messages to paused queues are refused at once.
+
+        Making a message runs the application's code and uses no broker. So an error here is the application's own, and
+        final for its task, unless `_is_broker_error`. Internal messages are tried again in any case.
+        """
         batches: dict[tuple[str, str], DestinationBatch] = {}
         refused: list[tuple[T, Exception]] = []
         for index, each in enumerate(part):
+            is_task = isinstance(each, OutboxMessage) and each.kind is OutboxKind.TASK
             queue = queue_of(each)
             if queue is not None and self._circuit_breakers.is_paused(queue):
                 states[index] = SendState.REFUSED
@@ -185,14 +196,20 @@ class Publisher:
                 messages = make(each)
             except SoftTimeLimitExceeded:
                 raise  # the calling task has reached its time limit
-            except Exception as exc:  # noqa: BLE001  # a queue that the app does not have, a receiver that raises
+            except Exception as exc:  # noqa: BLE001  # a queue that the app does not have, a task's own apply_async
+                if is_task and not self._is_broker_error(exc):
+                    states[index], errors[index] = SendState.UNSENDABLE, exc
+                    continue
                 states[index] = SendState.REFUSED
                 if isinstance(exc, QueueNotFound) and queue is not None:
                     self._circuit_breakers.record_failure(queue, f"{type(exc).__name__}: {exc}")
                 else:
                     refused.append((each, exc))
                 continue
-            item = _item(messages[0], states, index)
+            if not messages:  # the task's own apply_async has decided to send nothing
+                states[index] = SendState.SENT
+                continue
+            item = _item(messages[0], states, index, errors if is_task else None)
             batch = _batch_for(batches, item, queue)
             if batch.queue is not None and self._circuit_breakers.is_paused(batch.queue):
                 states[index] = SendState.REFUSED
@@ -203,6 +220,19 @@ class Publisher:
                 _batch_for(batches, item, None, is_event=True).add(item)
         _log_refused(refused)
         return [batch for batch in batches.values() if batch.items]
+
+    def _is_broker_error(self, exc: Exception) -> bool:
+        """Whether the connection to a broker failed, or this process cannot use its broker at all.
+
+        A task's own ``apply_async`` may use a connection, for example for a lock. Transports also list OSError, which
+        says nothing about a connection.
+        """
+        try:
+            listed = self._app.connection_for_write().transport.connection_errors
+        except Exception:  # noqa: BLE001  # a broker URL that cannot be used, a missing package
+            return True
+        lost = tuple(each for each in listed if not issubclass(OSError, each))
+        return isinstance(exc, (OperationalError, ConnectionError, TimeoutError, *lost))
 
     def _record_timeout(self, job: Job) -> None:
         if not job.done.is_set():
@@ -239,9 +269,11 @@ def _log_refused(refused: Sequence[tuple[object, Exception]]) -> None:
         logger.error("A message for %s%s cannot be sent; a dispatcher will retry: %r", name, more, exc)
 
 
-def _item(message: Message, states: list[SendState], index: int) -> BatchItem:
+def _item(
+    message: Message, states: list[SendState], index: int, errors: dict[int, Exception] | None = None
+) -> BatchItem:
     id_ = message.properties.get("correlation_id") if isinstance(message, RecordedMessage) else message.values["id"]
-    return BatchItem(states, index, str(id_), message)
+    return BatchItem(states, index, str(id_), message, errors)
 
 
 def _batch_for(

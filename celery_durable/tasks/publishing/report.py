@@ -5,8 +5,8 @@ A message counts as sent only if the broker has certainly taken it (LAW 7).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TypeVar
@@ -20,7 +20,9 @@ class SendState(StrEnum):
     SENT = "sent"
     """The broker has taken it."""
     REFUSED = "refused"
-    """The broker or the application's own routes did not take it; other queues are not affected."""
+    """The broker did not take it; other queues are not affected."""
+    UNSENDABLE = "unsendable"
+    """The application's own code raised when the message was made, so sending it again is no use."""
     UNKNOWN = "unknown"
     """It was written, but the broker has not answered: it may arrive."""
     UNSENT = "unsent"
@@ -43,9 +45,10 @@ class BrokerOutage:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """The state of each message, in the order of the arguments."""
+    """The state of each message, in the order of the arguments. ``errors``: those of unsendable messages, by index."""
 
     states: Sequence[SendState]
+    errors: Mapping[int, Exception] = field(default_factory=dict)
 
     @classmethod
     def of(cls, count: int, state: SendState) -> PublishReport:
