@@ -103,13 +103,17 @@ class Codec:
 
     def encode(self, value: Any, *, what: str, limits: PayloadLimits) -> str:
         """Return the JSON text of a value. Raises NotSerializable, PayloadTooLarge, which show ``what``."""
-        if self._schema is None:
+        schema = self._schema
+        if schema is None or isinstance(value, Iterator):
             return encode(value, what=what, limits=limits)
-        try:
-            return self.convert(value, what=what, limits=limits)[0]
-        except ValidationFailed as exc:
-            path, problem = exc.problems[0]
-            raise NotSerializable(what, path, f"could not be read back: {problem}") from exc
+        text, has_constants = self._dump(schema, value, what, limits)
+        if has_constants or schema.may_lose:
+            try:
+                self._read_back(schema, value, text, what, has_constants=has_constants)
+            except ValidationFailed as exc:
+                path, problem = exc.problems[0]
+                raise NotSerializable(what, path, f"could not be read back: {problem}") from exc
+        return text
 
     def convert(self, value: Any, *, what: str, limits: PayloadLimits) -> tuple[str, Any]:
         """Return the JSON text of a value, and the value that is read from this text.
@@ -122,10 +126,13 @@ class Codec:
             text = encode(value, what=what, limits=limits)
             return text, self.decode(text)
         text, has_constants = self._dump(schema, value, what, limits)
+        return text, self._read_back(schema, value, text, what, has_constants=has_constants)
+
+    def _read_back(self, schema: TypeSchema, value: Any, text: str, what: str, *, has_constants: bool) -> Any:
         back = self.decode(text)
         if has_constants or (schema.may_lose and (schema.has_hidden_losses or not _are_equal(value, back))):
             check_kept(value, back, what, has_union=schema.has_union)
-        return text, back
+        return back
 
     def _dump(self, schema: TypeSchema, value: Any, what: str, limits: PayloadLimits) -> tuple[str, bool]:
         try:

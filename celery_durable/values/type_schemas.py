@@ -141,32 +141,12 @@ def _has_different_aliases(schema: Any) -> bool:
     return isinstance(schema, (list, tuple)) and any(_has_different_aliases(part) for part in schema)
 
 
-_PLAIN_KINDS = {
-    "any",
-    "bool",
-    "date",
-    "decimal",
-    "dict",
-    "enum",
-    "int",
-    "list",
-    "literal",
-    "none",
-    "nullable",
-    "str",
-    "uuid",
-}
-_ADAPTED_KINDS = {"datetime", "time", "bytes", "union"}
-_SCALAR_KINDS = {
-    *_PLAIN_KINDS - {"any", "dict", "list"},
-    "bytes",
-    "complex",
-    "datetime",
-    "float",
-    "time",
-    "timedelta",
-    "url",
-}
+_PLAIN_SCALAR_KINDS = {"bool", "date", "decimal", "enum", "int", "literal", "none", "str", "uuid"}
+_SCALAR_KINDS = _PLAIN_SCALAR_KINDS | {"bytes", "complex", "datetime", "float", "time", "timedelta", "url"}
+_FUNCTION_KINDS = {"function-after", "function-before", "function-plain", "function-wrap"}
+# What the author's functions convert is the author's choice.
+_PLAIN_KINDS = _PLAIN_SCALAR_KINDS | _FUNCTION_KINDS | {"any", "default", "definitions", "dict", "list", "nullable"}
+_ADAPTED_KINDS = {"datetime", "time", "bytes", "call", "union"}
 _NOT_SCHEMAS = {"config", "default", "metadata", "expected", "return_schema"}
 
 

@@ -196,8 +196,8 @@ def test_the_row_is_not_locked_while_what_a_step_sends_is_encoded(
     instance = order.create()
     world.worker.advance(instance.ref)
     assert instance.status == ("waiting" if effect == "child" else "complete")
-    # A validator and a serializer for parameters, and only a serializer for a payload.
-    assert probe.calls == (1 if effect in ("send_event", "emit") else 2)
+    # For parameters a validator, a serializer and the validator of what is read back; for a payload only a serializer.
+    assert probe.calls == (1 if effect in ("send_event", "emit") else 3)
 
 
 # --- what comes while it runs -------------------------------------------------------------------
