@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from celery_durable.errors import (
         DurableError,
         EventPayloadInvalid,
+        EventRefused,
         EventTimeout,
         InstanceAlreadyExists,
         InstanceNotFound,
@@ -83,6 +84,7 @@ __all__ = [
     "ErrorInfo",
     "EventPayloadInvalid",
     "EventRecord",
+    "EventRefused",
     "EventTimeout",
     "History",
     "HistoryPage",

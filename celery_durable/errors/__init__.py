@@ -9,7 +9,7 @@
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
                     EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, SleepTooFar, CursorInvalid,
                     FilterTooBroad, NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
-      WorkflowParamsInvalid, WorkflowOutputInvalid
+      WorkflowParamsInvalid, WorkflowOutputInvalid, EventRefused
       InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
       StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout, WorkflowFailed
       NonRetryableError                    raised by step functions; below it, what no retry can help
@@ -93,6 +93,7 @@ from celery_durable.errors.values import (
     CursorInvalid,
     DurationInvalid,
     EmissionMismatch,
+    EventRefused,
     FilterTooBroad,
     InstantInvalid,
     InvalidEventType,
@@ -124,6 +125,7 @@ __all__ = [
     "DurationInvalid",
     "EmissionMismatch",
     "EventPayloadInvalid",
+    "EventRefused",
     "EventTimeout",
     "FilterTooBroad",
     "HandlerAnswerInvalid",

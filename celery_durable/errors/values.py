@@ -319,6 +319,27 @@ class WorkflowParamsInvalid(DurableError):
         super().__init__(f"{subject} are not valid: {join_problems(problems)}.")
 
 
+class EventRefused(DurableError):
+    """The payload of an event does not fit the schema of the wait. Nothing was stored, and the wait goes on.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        event_type: The event's type.
+        problems: Pairs of a path, such as ``$.items[3]``, and what is wrong there.
+    """
+
+    code, http_status = "EVENT_REFUSED", 422
+
+    def __init__(self, workflow: str, instance_id: str, event_type: str, problems: Sequence[tuple[str, str]]) -> None:
+        self.workflow, self.instance_id, self.event_type = workflow, instance_id, event_type
+        self.problems = list(problems)
+        super().__init__(
+            f"Event {event_type!r} is not what {workflow} {instance_id!r} waits for: {join_problems(problems)}. "
+            "Nothing was stored, and the wait goes on: send the event again with a payload that fits."
+        )
+
+
 class WorkflowOutputInvalid(DurableError):
     """The value that a workflow returned does not fit its return annotation. The instance fails.
 

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from celery_durable.errors import DurableError, StoreUnavailable
+from celery_durable.errors import DurableError, EventRefused, StoreUnavailable, WorkflowParamsInvalid
 from celery_durable.http import timeouts
 from celery_durable.store.faults import describe_fault, is_transient
 from celery_durable.wire.responses import InvalidField, Problem, describe_refusal
@@ -149,7 +149,10 @@ def _build_refusal(error: DurableError) -> Response:
         headers = {"Accept-Encoding": "identity"}
     if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
         headers = {"Retry-After": "10"}
-    return build_problem(error.http_status, error.code, describe_refusal(error), headers=headers)
+    fields = None
+    if isinstance(error, (EventRefused, WorkflowParamsInvalid)):
+        fields = [InvalidField(where=where, message=what) for where, what in error.problems[:20]]
+    return build_problem(error.http_status, error.code, describe_refusal(error), headers=headers, invalid_fields=fields)
 
 
 def build_http_exception_response(error: HTTPException) -> Response:

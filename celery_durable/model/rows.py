@@ -167,6 +167,8 @@ class StepRow:
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    payload_type: str | None = None
+    """The class that the payload of the awaited event has to fit, as `values.name_class` names it."""
 
     @property
     def is_finished(self) -> bool:

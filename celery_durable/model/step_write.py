@@ -36,6 +36,7 @@ class StepWrite:
     error_message: str | None = None
     event_seq: int | None = None
     ran_for: timedelta | None = None
+    payload_type: str | None = None
 
     @property
     def is_new(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_durable import notify, values
-from celery_durable.errors import InstanceTerminal
+from celery_durable.errors import EventRefused, InstanceTerminal
 from celery_durable.model import DueRun, RunRef, WakeReason
-from celery_durable.operations.context import OperationContext, Versions, require_possible_id
+from celery_durable.operations.context import OperationContext, Versions, is_possible_id, require_possible_id
 from celery_durable.store import lifecycle, run_events, sent_events, sessions
 from celery_durable.store.engine import Tx
 from celery_durable.store.time_limits import ORDINARY, TimeBudget
@@ -60,7 +61,9 @@ class EventOperations:
         sending = self._check(workflow, instance_id, type_, payload, id=id, if_version=if_version)
         store = self._context.store
         if session is not None:
-            is_new, due_runs = sending.insert(store.join(session))
+            tx = store.join(session)
+            sending.check_payload(tx)
+            is_new, due_runs = sending.insert(tx)
             sessions.after_commit(session, lambda: sending.notify_and_wake(due_runs))
         else:
             is_new, due_runs = sending.commit()
@@ -120,7 +123,27 @@ class _Sending:
             sent = store.run_statement(self.send_in_one_statement, find_committed=self.find_sent, timeouts=budget)
             if sent is not None:
                 return sent
+        self.check_payload()
         return store.transact(self.insert, find_committed=self.find_committed, timeouts=budget)
+
+    def check_payload(self, tx: Tx | None = None) -> None:
+        """Raise EventRefused if the run waits for a payload of another type.
+
+        The type is user code, so it is called before the instance is locked. A process that has not imported it cannot
+        check. Then the wait does, when it consumes the event.
+        """
+        if not is_possible_id(self.workflow, self.instance_id):
+            return
+        ask = functools.partial(
+            run_events.find_payload_type, workflow=self.workflow, instance_id=self.instance_id, type_=self.type
+        )
+        name = self.context.store.read(ask) if tx is None else ask(tx)
+        expected = None if name is None else values.find_class(name)
+        if expected is not None:
+            try:
+                values.Codec(expected).decode(self.payload)
+            except values.ValidationFailed as exc:
+                raise EventRefused(self.workflow, self.instance_id, self.type, exc.problems) from None
 
     def send_in_one_statement(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
         """Do what `insert` does, in one statement. Returns None if `insert` has to decide."""

@@ -152,6 +152,7 @@ class ExecutionContext:
         event_type: str | None = None,
         result: str | None = None,
         ran_for: timedelta | None = None,
+        payload_type: str | None = None,
     ) -> StepWrite:
         """Build the row to write for a step; ``error``: name and message."""
         row = self.replay_state.rows.get(execution.key)
@@ -175,6 +176,7 @@ class ExecutionContext:
             event_type=event_type,
             result=result,
             ran_for=ran_for,
+            payload_type=payload_type,
         )
 
     def commit_step(self, execution: StepExecution, write: StepWrite) -> None:

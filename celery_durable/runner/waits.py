@@ -46,7 +46,7 @@ class WaitSpec:
 
     The two functions may call user code: a schema, a function that chooses a delay, the redaction.
     ``timeout``: the length of a wait that has no row yet. A recorded wait keeps the deadline in its row.
-    ``has_same_type``: the recorded row waits for this event type.
+    ``has_same_type``: the recorded row waits for this event type, with this ``payload_type``.
     ``message_id_to_cancel``: the outbox message of the task that sends the event; it is deleted at the timeout.
     """
 
@@ -56,6 +56,7 @@ class WaitSpec:
     timeout: timedelta = timedelta(0)
     has_same_type: bool = True
     message_id_to_cancel: str | None = None
+    payload_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ class WaitSteps:
         # Each wait on a topic gets its own event for an emission, with a type that no other wait consumes.
         event_type = topic_event_type(call.event_type, execution.entry.seq) if call.is_topic else call.event_type
 
+        payload_type = values.name_class(call.schema) if call.schema_error == "refuse" and not call.is_topic else None
+
         def on_timeout() -> WaitOutcome:
             text = f"{_timeout_reason(call)} within {format_limit(values.parse_duration(call.timeout))}"
             return WaitOutcome(StepStatus.ERRORED, {"error": ("EventTimeout", text), "attempts": 1})
@@ -116,8 +119,9 @@ class WaitSteps:
             on_event=lambda event: _check_payload(execution.name, call, event, schema),
             on_timeout=on_timeout,
             timeout=self.wait_duration(execution, values.parse_duration(call.timeout), "event"),
-            # A deploy may have changed the type. Then the row must change: `send_event` finds the wait by its row.
-            has_same_type=row is not None and row.wait_event_type == event_type,
+            # A deploy may have changed the types. Then the row must change: `send_event` finds the wait by its row.
+            has_same_type=row is not None and (row.wait_event_type, row.payload_type) == (event_type, payload_type),
+            payload_type=payload_type,
         )
         self.check_wait(execution, wait, other_steps)
 
@@ -174,7 +178,9 @@ class WaitSteps:
             self._context.build_write, execution, wake_at=until, event_type=wait.event_type, commit_id=commit_id
         )
         if prepared is None or not self._is_current(tx, guard_result, wait, prepared, until):
-            return Decision() if wait.has_same_type else Decision([build_write(StepStatus.WAITING)])
+            if wait.has_same_type:
+                return Decision()
+            return Decision([build_write(StepStatus.WAITING, payload_type=wait.payload_type)])
         event, outcome = prepared.event, prepared.outcome
         if event is not None:
             run_events.consume(tx, claim, guard_result, event, key=execution.key)

@@ -80,17 +80,29 @@ class Branches:
 
     @overload
     def submit_wait_for_event(
-        self, name: str, event_type: str, *, timeout: Duration = ..., schema: type[T]
+        self,
+        name: str,
+        event_type: str,
+        *,
+        timeout: Duration = ...,
+        schema: type[T],
+        schema_error: Literal["refuse", "raise"] = ...,
     ) -> StepFuture[ReceivedEvent[T]]: ...
     @overload
     def submit_wait_for_event(
         self, name: str, event_type: str, *, timeout: Duration = ...
     ) -> StepFuture[ReceivedEvent[Any]]: ...
     def submit_wait_for_event(
-        self, name: str, event_type: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
+        self,
+        name: str,
+        event_type: str,
+        *,
+        timeout: Duration = DEFAULT_EVENT_TIMEOUT,
+        schema: Any = None,
+        schema_error: Literal["refuse", "raise"] = "refuse",
     ) -> StepFuture[Any]:
         """Submit a call of `Step.wait_for_event` as a branch."""
-        return self._context.submit(WaitCall(name, event_type, timeout, schema))
+        return self._context.submit(WaitCall(name, event_type, timeout, schema, schema_error=schema_error))
 
     @overload
     def submit_wait_for_topic(

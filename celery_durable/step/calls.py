@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from celery_durable.definitions import Definition
 from celery_durable.model import LogLevel, OnLost, WorkflowEvent, hot_dataclass
@@ -58,6 +58,7 @@ class WaitCall:
     timeout: Duration
     schema: Any
     is_topic: bool = False
+    schema_error: Literal["refuse", "raise"] = "refuse"
 
 
 @dataclass(frozen=True, slots=True)

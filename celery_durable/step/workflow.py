@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from celery_durable import values
 from celery_durable.model import OnLost, ReceivedEvent
@@ -119,12 +119,24 @@ class Step(Branches):
 
     @overload
     def wait_for_event(
-        self, name: str, event_type: str, *, timeout: Duration = ..., schema: type[T]
+        self,
+        name: str,
+        event_type: str,
+        *,
+        timeout: Duration = ...,
+        schema: type[T],
+        schema_error: Literal["refuse", "raise"] = ...,
     ) -> ReceivedEvent[T]: ...
     @overload
     def wait_for_event(self, name: str, event_type: str, *, timeout: Duration = ...) -> ReceivedEvent[Any]: ...
     def wait_for_event(
-        self, name: str, event_type: str, *, timeout: Duration = DEFAULT_EVENT_TIMEOUT, schema: Any = None
+        self,
+        name: str,
+        event_type: str,
+        *,
+        timeout: Duration = DEFAULT_EVENT_TIMEOUT,
+        schema: Any = None,
+        schema_error: Literal["refuse", "raise"] = "refuse",
     ) -> ReceivedEvent[Any]:
         """Wait for an event of this type, without occupying a worker.
 
@@ -135,17 +147,23 @@ class Step(Branches):
             event_type: 1 to 100 of the characters ``a-z A-Z 0-9 _ -``.
             timeout: 1 second to ``durable_max_sleep_seconds`` (a year).
             schema: The type of the payload, such as a pydantic model. None: JSON data as it is.
+            schema_error: What becomes of an event that does not fit the schema. "refuse": `send_event` raises
+                `EventRefused` and stores nothing, if the run waits and the sender has imported the schema, a class of
+                a module. "raise": the event is stored. Each event that is stored and does not fit is consumed, and
+                raises EventPayloadInvalid here.
 
         Returns:
             The event.
 
         Raises:
             EventTimeout: No event came in time.
-            EventPayloadInvalid: The payload does not fit the schema. The event is consumed.
+            EventPayloadInvalid: The payload of a stored event does not fit the schema. The event is consumed.
             InvalidEventType: The type breaks the rules.
             DurationInvalid: The timeout cannot be read or is out of range.
         """
-        event: ReceivedEvent[Any] = self._context.call(WaitCall(name, event_type, timeout, schema))
+        event: ReceivedEvent[Any] = self._context.call(
+            WaitCall(name, event_type, timeout, schema, schema_error=schema_error)
+        )
         return event
 
     @overload

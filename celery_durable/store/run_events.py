@@ -77,6 +77,19 @@ def build_open_wait(s: Store, pk: Any, run_number: Any) -> sa.Select[tuple[str]]
 
 
 @statement
+def _find_payload_type(s: Store) -> Any:
+    i = s.tables.instance.c
+    is_it = (i.workflow == param("workflow", sa.String), i.instance_id == param("instance", sa.String))
+    return build_open_wait(s, i.id, i.run_number).with_only_columns(s.tables.step.c.payload_type).where(*is_it).limit(1)
+
+
+def find_payload_type(tx: Tx, workflow: str, instance_id: str, type_: str) -> str | None:
+    """Return the class that the payload of an event has to fit, by the open wait for this type."""
+    found: str | None = tx.run(_find_payload_type, workflow=workflow, instance=instance_id, type=type_).scalar()
+    return found
+
+
+@statement
 def _find_open_wait(s: Store) -> Any:
     return dialects.bypass_snapshot(s.database, build_open_wait(s, param("pk"), param("run")).limit(1))
 

@@ -34,12 +34,14 @@ def _insert_and_wake(s: Store) -> Any:
     i, e = s.tables.instance, s.tables.event
     is_suspended = sa.and_(i.c.status == Status.WAITING.value, i.c.claim_token.is_(None))
     waits = sa.and_(is_suspended, build_open_wait(s, i.c.id, i.c.run_number).exists())
+    checks_payload = build_open_wait(s, i.c.id, i.c.run_number).where(s.tables.step.c.payload_type.is_not(None))
     seen = (
         sa.select(i.c.id, i.c.run_number, i.c.version, i.c.queue, waits.label("waits"))
         .where(
             i.c.workflow == param("workflow", sa.String),
             i.c.instance_id == param("instance", sa.String),
             i.c.status.not_in([sa.literal_column(f"'{status}'") for status in sorted(TERMINAL)]),
+            ~checks_payload.exists(),
         )
         .cte("seen")
         .prefix_with("MATERIALIZED")  # `waits` is used several times
@@ -78,7 +80,7 @@ def send(
     """Store an event for the current run, and make the run due if it waits for the event.
 
     ``event_id`` is an id that was made for this event alone. Returns None if it stored none: there is no such instance,
-    it has ended, it has changed meanwhile, or an earlier try has stored the event.
+    it has ended, it has changed meanwhile, its wait checks the payload, or an earlier try has stored the event.
     """
     event = {"event_id": event_id, "type": type_, "payload": payload}
     found = tx.run(

@@ -4,6 +4,7 @@ Each value is checked before anything is stored. The error names the value and t
 names a path in it (``$.items[3].when``), never its content.
 """
 
+from celery_durable.values.annotations import find_class, name_class
 from celery_durable.values.answers import (
     AnswerError,
     encode_answer,
@@ -81,9 +82,11 @@ __all__ = [
     "encode_map_task",
     "encode_step_task",
     "encode_termination_answer",
+    "find_class",
     "forbids_retry",
     "get_error_text",
     "make_version_tag",
+    "name_class",
     "parse_duration",
     "parse_labels",
     "parse_pause",

@@ -54,3 +54,23 @@ def _convert_typed_dict(given: Any, known: dict[Any, Any]) -> Any:
     if (config := getattr(given, "__pydantic_config__", None)) is not None:
         made.__pydantic_config__ = config
     return made
+
+
+_MAX_CLASS_NAME = 512
+
+
+def name_class(annotation: Any) -> str | None:
+    """Return the name by which `find_class` finds a class of a module; None for anything else, such as a union."""
+    if not isinstance(annotation, type) or annotation.__module__ == "builtins":
+        return None
+    name = f"{annotation.__module__}:{annotation.__qualname__}"
+    return name if len(name) <= _MAX_CLASS_NAME and find_class(name) is annotation else None
+
+
+def find_class(name: str) -> type | None:
+    """Return the class of this name, if this process has imported its module."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None

@@ -15,6 +15,10 @@ class Approval(pydantic.BaseModel):
     by: str
 
 
+class Refusal(pydantic.BaseModel):
+    by: str
+
+
 def define_order(world: World) -> FlowControl:
     """A workflow that waits for one approval, for a minute."""
 

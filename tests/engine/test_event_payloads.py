@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from datetime import timedelta
+
 import pytest
 
-from celery_durable import EventPayloadInvalid, Step, WorkflowEvent
+from celery_durable import EventPayloadInvalid, EventRefused, Step, WorkflowEvent
 from celery_durable.errors import InvalidEventType, NameInvalid, NotSerializable, PayloadTooLarge
-from tests.engine.approvals import Approval, define_order
+from tests.engine.approvals import Approval, Refusal, define_order
 from tests.engine.world import World, on_one_database
 
 
@@ -15,13 +18,63 @@ def order(world: World):
     return define_order(world)
 
 
-def test_a_payload_that_breaks_the_schema_is_consumed_and_fails_the_wait(world: World) -> None:
+@pytest.mark.parametrize("way", ["plain", "id", "session"])
+def test_a_payload_that_breaks_the_schema_is_refused_and_the_wait_goes_on(world: World, way: str) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.wait_for_event("approval", "approval", schema=Approval).payload.by
+
+    instance = order.run()
+    with ExitStack() as stack:
+        options = {"id": {"id": "mail-7"}, "session": {"session": stack.enter_context(world.session())}}.get(way, {})
+        with pytest.raises(EventRefused) as refused:
+            instance.send("approval", {"approved": "perhaps"}, **options)
+    assert str(refused.value) == (
+        "Event 'approval' is not what order 'o-1' waits for: $.approved: Input should be a valid boolean, unable to "
+        "interpret input; $.by: Field required. Nothing was stored, and the wait goes on: send the event again with a "
+        "payload that fits."
+    ).replace("o-1", instance.id)
+    assert (instance.events(), instance.status) == ([], "waiting")
+    instance.send("approval", {"approved": True, "by": "eve"}, **({"id": "mail-7"} if way == "id" else {}))
+    world.run_until_idle()
+    assert instance.output == "eve"
+
+
+def test_a_schema_that_a_deploy_has_changed_is_the_one_that_counts(world: World) -> None:
+    schemas = [Approval, Refusal]
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.wait_for_event("approval", "approval", schema=schemas[0]).payload.by
+
+    instance = order.run()
+    schemas.pop(0)
+    world.operations.lifecycle.wake("order", instance.id)
+    world.run_until_idle()
+    instance.send("approval", {"by": "eve"})
+    world.run_until_idle()
+    assert instance.output == "eve"
+
+
+def test_a_payload_that_breaks_the_schema_is_consumed_if_it_came_before_the_wait(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("nap", "1 day")
+        step.wait_for_event("approval", "approval", schema=Approval)
+
+    instance = order.run()
+    instance.send("approval", {"approved": "perhaps"})
+    world.run_after(timedelta(days=1))
+    assert instance.row.status == "errored"
+
+
+def test_with_schema_error_raise_a_payload_that_breaks_the_schema_is_consumed_and_fails_the_wait(world: World) -> None:
     seen = []
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         try:
-            step.wait_for_event("approval", "approval", schema=Approval)
+            step.wait_for_event("approval", "approval", schema=Approval, schema_error="raise")
         except EventPayloadInvalid as exc:
             seen.append(str(exc))
         return step.wait_for_event("second try", "approval", schema=Approval).payload.by

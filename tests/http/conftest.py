@@ -30,6 +30,10 @@ class OrderIn(BaseModel):
     cents: int = Field(500, gt=0)
 
 
+class Amount(BaseModel):
+    cents: int = Field(gt=0)
+
+
 class Shop:
     """An app with a few workflows; `work` is a worker that comes by."""
 
@@ -50,6 +54,10 @@ class Shop:
             step.log.warning("decided", by=answer.payload)
             step.do("ship", self.ran.append, event.instance_id)
             return "shipped"
+
+        @self.durable.workflow(name="refund")
+        def refund(event: WorkflowEvent[None], step: Step) -> int:
+            return step.wait_for_event("amount", "amount", schema=Amount).payload.cents
 
         @self.durable.workflow(name="echo")
         def echo(event: WorkflowEvent[Any], step: Step) -> Any:

@@ -35,7 +35,7 @@ def refused(answer: Any, status: int, code: str) -> str:
 
 def test_workflows_are_listed(api: TestClient) -> None:
     answer = api.get("/workflows")
-    *others, order = answer.json()["workflows"]
+    *others, order, _ = answer.json()["workflows"]
     assert others == [{"name": "bad"}, {"name": "count"}, {"name": "echo"}]
     assert order["name"] == "order"
     assert order["parameters"][0] == {"name": "order_id", "type": "str", "required": True}
@@ -322,6 +322,18 @@ def test_an_event_moves_an_instance_on(shop: Shop, api: TestClient, order: str) 
     late = api.post(f"{order}/events", json=event)
     assert (late.status_code, late.json()["accepted"]) == (200, False)
     refused(api.post(f"{order}/events", json=event | {"id": "click-8"}), 409, "INSTANCE_TERMINAL")
+
+
+def test_an_event_whose_payload_does_not_fit_the_wait_is_refused_with_the_field(shop: Shop, api: TestClient) -> None:
+    assert api.post("/workflows/refund/instances", json={"id": "r-1"}).status_code == 201
+    shop.work()
+    events = "/workflows/refund/instances/r-1/events"
+    answer = api.post(events, json={"type": "amount", "payload": {"cents": -1}})
+    refused(answer, 422, "EVENT_REFUSED")
+    assert answer.json()["errors"] == [{"where": "$.cents", "message": "Input should be greater than 0"}]
+    assert api.post(events, json={"type": "amount", "payload": {"cents": 5}}).status_code == 200
+    shop.work()
+    assert api.get("/workflows/refund/instances/r-1").json()["details"]["output"] == 5
 
 
 def test_an_event_that_is_not_allowed_is_refused(api: TestClient, order: str) -> None:

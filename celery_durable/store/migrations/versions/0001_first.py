@@ -148,6 +148,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("started_at", sa.BigInteger),
         sa.Column("finished_at", sa.BigInteger),
+        sa.Column("payload_type", sa.String(512)),
         **table,
     )
     if not is_mariadb:  # a full index would cost more than the search for waits gains
