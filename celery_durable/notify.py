@@ -40,7 +40,7 @@ _SIGNAL_BY_STATUS = {
 
 
 def _send(signal: Signal, ref: RunRef, **more: Any) -> None:
-    signal.send(sender=ref.workflow, **_run(ref), **more)
+    signals.send(signal, sender=ref.workflow, **_run(ref), **more)
 
 
 def _run(ref: RunRef) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def send_consuming_resumed(acknowledgements: int) -> None:
 def send_sweep_done(published: int, duration: timedelta) -> None:
     """A sweep ended."""
     if signals.sweep_done.receivers:
-        signals.sweep_done.send(sender=None, published=published, duration=duration)
+        signals.send(signals.sweep_done, sender=None, published=published, duration=duration)
 
 
 # --- from a pass --------------------------------------------------------------------------------

@@ -123,6 +123,25 @@ consuming_resumed = _signal("consuming_resumed", "acknowledgements")
 Redis had not taken."""
 
 
+def send(signal: Signal, *, sender: Any, **arguments: Any) -> None:
+    """Send a signal. A receiver that raises SystemExit, for example, ends nothing, as one that raises an Exception."""
+    try:
+        signal.send(sender=sender, **arguments)
+    except (SystemExit, GeneratorExit) as exc:
+        if _is_raised_by_celery(exc):
+            raise
+        logger.exception("A receiver of %r failed", signal)
+
+
+def _is_raised_by_celery(error: BaseException) -> bool:
+    """Whether Celery or billiard stops this process: they raise SystemExit in handlers of the system's signals."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in ("celery", "billiard")
+
+
 # --- signals of monitoring threads --------------------------------------------------------------
 
 _MAX_WAITING_SIGNALS = 1000
@@ -157,7 +176,7 @@ class _SignalThread:
     def _loop(self) -> None:
         while True:
             signal, sender, arguments = self._waiting.get()
-            signal.send(sender=sender, **arguments)
+            send(signal, sender=sender, **arguments)
 
 
 _signal_thread = _SignalThread()
@@ -227,7 +246,9 @@ class Around:
     def _try(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         try:
             return call(*args, **named)
-        except Exception:
+        except (Exception, SystemExit, GeneratorExit) as exc:
+            if isinstance(exc, SystemExit) and _is_raised_by_celery(exc):
+                raise
             logger.exception("A context manager of %s failed and is left out", self.name)
             return None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ DEFAULT_EVENT_TIMEOUT = "24 hours"
 DEFAULT_TASK_TIMEOUT = "24 hours"
 MAX_MAP_ITEMS = 10_000
 _MIN_TIMEOUT = timedelta(seconds=1)
+_CONFIG_FIELDS = frozenset(StepConfig.__dataclass_fields__)
 
 
 def build_body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
@@ -31,7 +33,24 @@ def build_body_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BodyCall:
             "step.do() needs a function: step.do('name', fn, *args) or step.do('name', StepConfig(...), fn, *args); "
             f"it got {args!r}."
         )
+    if not _CONFIG_FIELDS.isdisjoint(kwargs):
+        _check_takes(rest[0], kwargs)
     return BodyCall(name, config, rest[0], tuple(rest[1:]), kwargs)
+
+
+def _check_takes(fn: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Raise DefinitionInvalid if an option of a step is among the arguments of a function that does not take it."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # a function in C
+        return
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    for name in sorted(_CONFIG_FIELDS & kwargs.keys()):
+        if not takes_any and name not in parameters:
+            raise DefinitionInvalid(
+                f"step.do() passes {name}= to {getattr(fn, '__qualname__', repr(fn))}, which has no such parameter. "
+                f"To configure the step: step.do('name', StepConfig({name}={kwargs[name]!r}), fn, *args)."
+            )
 
 
 def build_task_call(

@@ -209,7 +209,7 @@ class DurableHarness:
     def tick(self) -> str | None:
         """Do the next thing: deliver the oldest message, or sweep once if there is none.
 
-        A sweep finds a lost message five seconds after it was sent.
+        A lost message takes two sweeps, more than five seconds apart: the first one finds the queue empty.
 
         Returns:
             The result, or None if there was nothing to do.

@@ -76,6 +76,23 @@ def test_do_without_a_function_says_how_to_call_it(world: World) -> None:
     )
 
 
+def test_an_option_of_a_step_that_would_go_to_its_function_is_refused(world: World) -> None:
+    def charge(cents: int) -> int:
+        return cents
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("charge", charge, 5, retries=0)
+
+    instance = order.run()
+    assert instance.error == (
+        "DefinitionInvalid: step.do() passes retries= to "
+        "test_an_option_of_a_step_that_would_go_to_its_function_is_refused.<locals>.charge, which has no such "
+        "parameter. To configure the step: step.do('name', StepConfig(retries=0), fn, *args)."
+    )
+    assert instance.statuses() == {}
+
+
 @on_one_database
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 257])
 def test_a_step_name_is_checked(world: World, name: str) -> None:

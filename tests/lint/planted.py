@@ -17,6 +17,10 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = [
+    Mistake("CD701", "step.do('ask', ask, 1)  # PLANTED", "async def ask(number):\n    pass"),
+    Mistake("CD701", "step.gather(step.submit('ask', ask))  # PLANTED", "async def ask():\n    pass"),
+    Mistake("CD702", "step.do('charge', charge, retries=0)  # PLANTED"),
+    Mistake("CD702", "step.do('charge', lambda: 1, timeout=5)  # PLANTED"),
     Mistake("CD101", "deadline = time.time() + 60  # PLANTED", "import time"),
     Mistake("CD101", "at = datetime.now(UTC)  # PLANTED", "from datetime import UTC, datetime"),
     Mistake("CD101", "today = dt.date.today()  # PLANTED", "import datetime as dt"),
@@ -71,6 +75,9 @@ MISTAKES = [
 ]  # fmt: skip
 
 INNOCENT = [
+    ("a function with a parameter like an option", "def ask(timeout):\n    pass", "step.do('ask', ask, timeout=5)"),
+    ("a function with any options", "def ask(**options):\n    pass", "step.do('ask', ask, retries=5)"),
+    ("a function of another module", "from shop import ask", "step.do('ask', ask, retries=5)"),
     ("a clock in a step", "import time", "step.do('read clock', time.time)"),
     (
         "a clock in a function that is a step",

@@ -35,11 +35,12 @@ def test_a_receiver_may_be_for_one_workflow_alone(store_url: str, make_harness: 
 
 
 @on_sqlite
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, GeneratorExit])
 def test_a_receiver_that_fails_is_logged_and_breaks_nothing(
-    store_url: str, make_harness: Any, caplog: pytest.LogCaptureFixture
+    store_url: str, make_harness: Any, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     def break_(**_: Any) -> None:
-        raise ZeroDivisionError("in a receiver")
+        raise error("in a receiver")
 
     for signal in ALL.values():
         signal.connect(break_)
@@ -50,7 +51,7 @@ def test_a_receiver_that_fails_is_logged_and_breaks_nothing(
     for signal in ALL.values():
         signal.disconnect(break_)
     assert instance.result() == "TooExpensive"
-    assert "ZeroDivisionError('in a receiver')" in caplog.text
+    assert "in a receiver" in caplog.text
 
 
 def test_a_receiver_may_use_the_database(store_url: str, make_harness: Any) -> None:
@@ -85,7 +86,8 @@ class Manager:
 
 
 @on_sqlite
-def test_what_goes_around_a_pass_and_a_body(store_url: str, make_harness: Any) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, GeneratorExit])
+def test_what_goes_around_a_pass_and_a_body(store_url: str, make_harness: Any, error: type[BaseException]) -> None:
     diary: list[Any] = []
 
     @signals.around_pass.connect
@@ -94,7 +96,7 @@ def test_what_goes_around_a_pass_and_a_body(store_url: str, make_harness: Any) -
         return Manager(diary, **told)
 
     def broken(**_: Any) -> Manager:
-        raise ZeroDivisionError
+        raise error
 
     signals.around_pass.connect(broken)
     signals.around_pass.connect(around)  # is connected already

@@ -1,0 +1,43 @@
+"""The functions of steps, and the arguments that they get."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from celery_durable.lint.findings import Finding, Rule
+from celery_durable.lint.source import Function
+from celery_durable.lint.workflow_code import BODY_METHODS, WorkflowCode
+
+ASYNC_FUNCTION = Rule("CD701", "Write it as a plain function. Async steps are not supported yet.")
+CONFIGURATION = Rule("CD702", 'Pass it in a StepConfig before the function: step.do("name", StepConfig(...), fn, ...).')
+
+RULES = (ASYNC_FUNCTION, CONFIGURATION)
+
+_FIELDS = {"retries", "timeout", "repeat"}
+"""The fields of `StepConfig`."""
+
+
+def check(code: WorkflowCode) -> Iterator[Finding]:
+    """Yield steps whose function is async, and configuration that goes to the function."""
+    for node in code.walk():
+        if code.step_method(node) in BODY_METHODS:
+            assert isinstance(node, ast.Call)
+            functions = [found for each in node.args[:3] if (found := code.source.find_function(each)) is not None]
+            for function in functions:
+                if isinstance(function, ast.AsyncFunctionDef):
+                    yield ASYNC_FUNCTION.find(
+                        node, f"A step of workflow {code.workflow!r} calls the async function {function.name!r}."
+                    )
+                for name in _find_configuration(node, function):
+                    yield CONFIGURATION.find(
+                        node, f"A step of workflow {code.workflow!r} passes {name}= to its function, which takes none."
+                    )
+
+
+def _find_configuration(call: ast.Call, function: Function) -> list[str]:
+    takes = function.args
+    if takes.kwarg is not None:
+        return []
+    names = {each.arg for each in (*takes.posonlyargs, *takes.args, *takes.kwonlyargs)}
+    return sorted({each.arg for each in call.keywords if each.arg is not None} & _FIELDS - names)
