@@ -28,6 +28,7 @@ from celery_durable.tasks.pools import import_for_passes
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.start import START
 from celery_durable.tasks.task_ends import TaskEndHandler
+from celery_durable.tasks.task_starts import guard_starts
 from celery_durable.tasks.worker import StopFlag
 
 logger = logging.getLogger("celery_durable")
@@ -142,6 +143,7 @@ class CeleryProcesses:
     def _prepare_worker(self, sender: Any, **_: Any) -> None:
         if self._is_own(sender.app):
             self._internals.stop_flag.clear()
+            guard_starts(self._internals.app, self._internals.task_end_handler.is_superfluous)
             import_for_passes()
             try:
                 hot_statements.compile_for_passes(self._internals.store)

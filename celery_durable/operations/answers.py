@@ -14,6 +14,7 @@ from celery_durable.model import (
     ItemRef,
     OutboxMessage,
     RunRef,
+    Status,
     TaskReference,
     is_task_event_type,
 )
@@ -48,6 +49,31 @@ class AnswerOperations:
         """Return the random id of the database, which references in task messages contain; None if it has none."""
         store = self._context.store
         return store.database_id or store.read(find_database_id, timeouts=DIRECT)
+
+    def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
+        """Return whether no step will take the answer of a task.
+
+        Args:
+            reference: The reference that the task's message carried.
+            may_be_copy: The message may have come before.
+
+        Returns:
+            Whether its run was terminated, or another run has replaced it. For a copy: whether no step waits for it any
+            more. Not so for other tasks: a server of a cluster may not have the commit yet that sent the task.
+        """
+        ref = reference.ref
+
+        def work(tx: Tx) -> bool:
+            if may_be_copy:
+                return not lost_tasks.is_unanswered(tx, reference)
+            try:
+                row = self._context.read_row(tx, ref.workflow, ref.instance_id)
+            except InstanceNotFound:
+                return False
+            is_terminated = row.run_number == ref.run_number and row.status is Status.TERMINATED
+            return is_terminated or row.run_number > ref.run_number
+
+        return self._context.store.read(work, timeouts=DIRECT)
 
     def accept(
         self,

@@ -63,6 +63,10 @@ class AnswerCommitter:
         """After a database error: for five seconds, send answers as messages without trying the database."""
         self._direct_commits_paused_until = self._runtime.monotonic() + _DIRECT_COMMIT_PAUSE_SECONDS
 
+    def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
+        """Whether no step will ever take the answer of this task."""
+        return self._operations().answers.is_superfluous(reference, may_be_copy=may_be_copy)
+
     def commit_result(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:
         """Record that a task has returned; returns a short text for the log.
 

@@ -27,6 +27,7 @@ from celery_durable.tasks.answers import AnswerCommitter, encode_exception
 from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.lost.held_tasks import is_requeued
 from celery_durable.tasks.nodes import get_node_name
+from celery_durable.tasks.task_starts import TaskDropped
 
 logger = logging.getLogger("celery_durable.tasks")
 
@@ -76,6 +77,18 @@ class TaskEndHandler:
         self._main_loop_pid = pid
 
     # --- what Celery calls ----------------------------------------------------------------------
+
+    def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
+        """Whether a task that is about to start need not run; False if the database cannot be asked."""
+        answers = self._answers()
+        try:
+            return answers.can_commit_directly(reference) and answers.is_superfluous(reference, may_be_copy=may_be_copy)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:  # noqa: BLE001  # no database, tables or settings here; the task may run
+            answers.pause_direct_commits()
+            logger.warning("Whether a step of %s still waits for a task is not known: %s", reference.ref, exc)
+            return False
 
     def commit_result(self, result: Any, raw_reference: Any) -> bool:
         """Commit a task's result; returns False if the caller has to send the answer as a message.
@@ -181,6 +194,8 @@ class TaskEndHandler:
             return
         raw_reference = task.request.get(REFERENCE_HEADER)
         if raw_reference is None or is_requeued(task, state, retval):
+            return
+        if isinstance(retval, TaskDropped):
             return
         if str(retval) == _REPLACED:
             self._loss_recorder.record_replacement(task.request)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from celery.exceptions import Ignore, Reject
 
 from celery_durable import Durable, NonRetryableError, Retries, Step, StepFailed, WorkflowEvent
@@ -376,3 +376,41 @@ def test_a_result_that_kombu_writes_but_cannot_read_fails_its_step(app: Celery, 
 
     with worker(app, queues=[app.conf.durable_queue]):
         assert one.create().result(timeout=20) == "DecodeError"
+
+
+# --- tasks of runs that are over ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_message_of_a_terminated_run_is_dropped_when_it_is_taken(
+    app: Celery, durable: Durable, is_restarted: bool
+) -> None:
+    queue, started = app.conf.durable_queue, []
+
+    class Announced(Task):
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            started.append(args)
+
+    @app.task(name="convert", base=Announced, shared=False)
+    def convert(page: str) -> str:
+        started.append(page)
+        return page
+
+    @durable.workflow(name="book")
+    def book(event: WorkflowEvent[str], step: Step) -> Any:
+        task = convert.s(event.payload).set(queue=queue)
+        return step.gather(
+            step.submit_task("cover", task, timeout="1 minute"),
+            step.submit_map("pages", convert.s().set(queue=queue), [event.payload] * 2, timeout="1 minute"),
+        )
+
+    over = book.create("over", id="over")
+    kept = book.create("kept", id="kept")
+    assert durable.tick()
+    if is_restarted:
+        over.restart()
+    over.terminate()
+    with worker(app, queues=[queue]):
+        assert kept.result(timeout=20) == ["kept", ["kept", "kept"]]
+    assert "over" not in str(started)
+    assert len(started) == 6

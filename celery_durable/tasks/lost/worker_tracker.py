@@ -15,7 +15,6 @@ from celery_durable.store import lost_tasks
 from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Store, Tx
 from celery_durable.tasks.background_queue import BackgroundQueue
-from celery_durable.tasks.lost.duplicates import DuplicateFilter
 from celery_durable.tasks.lost.held_tasks import HeldTasks, is_requeued
 from celery_durable.tasks.lost.inventory import InventoryReporter
 
@@ -46,7 +45,6 @@ class WorkerLossTracker:
     ) -> None:
         self._store, self._runtime, self._background, self._loss_reporter = store, runtime, background, loss_reporter
         self.inventories = InventoryReporter(store, runtime, HeldTasks(marker), heartbeat_id=heartbeat_id)
-        self._duplicates = DuplicateFilter(store, runtime, background)
 
     def connect(self, is_own_app: Callable[[Any], bool]) -> None:
         """Listen to the signals; ``is_own_app``: whether a sender's app is the app of this tracker."""
@@ -54,7 +52,6 @@ class WorkerLossTracker:
         def received(sender: Any, request: Any, **_: Any) -> None:
             if is_own_app(sender.app):
                 self.inventories.record_received(request, sender.connection)
-                self._duplicates.check(request)
 
         def retried(sender: Any, request: Any, reason: Any, **_: Any) -> None:
             if is_own_app(sender.app):
