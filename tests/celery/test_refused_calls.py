@@ -10,6 +10,7 @@ from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_durable import Durable, Retries, Step, StepFailed, WorkflowEvent
+from tests.celery.embedded import until
 
 RETRIES = Retries(limit=5, delay=0)
 
@@ -151,3 +152,23 @@ def test_a_task_that_no_step_waits_for_is_kept_for_an_operator(app: Celery, dura
     outbox.retry([kept[1].id])
     durable.internals.sweeper.sweep()
     assert outbox.read() == []
+
+
+def test_a_dispatcher_that_sends_later_fails_the_items_too(app: Celery, durable: Durable) -> None:
+    class Gate(Choosy):
+        error = OperationalError("away")
+
+    @app.task(name="first", shared=False, base=Gate)
+    def first(number: int) -> None: ...
+
+    app.conf.durable_grace_seconds = 0.1
+    use = failure(lambda step: step.map("first", first, [1, 2, 3], max_concurrency=2))
+    instance = ended(durable, use)
+    Gate.error = LookupError("no tenant")
+
+    def sweep() -> bool:
+        durable.internals.sweeper.sweep()
+        return durable.tick() and instance.status().status == "complete"
+
+    until(sweep)
+    assert instance.result() == ["LookupError", "item 0: no tenant", 1]
