@@ -1,7 +1,8 @@
 """Log records of failures: a failed attempt at WARNING, the end of a run with an error at ERROR.
 
-Each has the exception, and `extra` with workflow, instance_id, run_number, step and attempt. They are logged after the
-commit, so superseded and rolled-back work logs nothing.
+Each has `extra` with workflow, instance_id, run_number, step and attempt. A failed attempt has its exception, and so
+has the end of a run by an error of the workflow's own code. The end of a run by a failed step only names the step. They
+are logged after the commit, so superseded and rolled-back work logs nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from celery_durable.errors import StepFailed
 from celery_durable.errors.base import name_error
 from celery_durable.model import RunOutcome, RunRef, build_log_fields
 from celery_durable.runner.failed_attempts import FailedAttempt
+from celery_durable.values import hide_engine_frames
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -31,7 +33,7 @@ def log_attempts(ref: RunRef, failures: Sequence[FailedAttempt]) -> None:
             item,
             ref,
             name_error(write.error_name, write.error_message),
-            exc_info=failed.error,
+            exc_info=None if failed.error is None else hide_engine_frames(failed.error),
             extra=build_log_fields(ref, failed.step, write.number),
         )
 
@@ -44,10 +46,12 @@ def log_end(ref: RunRef, run_outcome: RunOutcome, failures: Sequence[FailedAttem
         step, attempt = error.step, error.attempts
     elif failures:
         step, attempt = failures[-1].step, failures[-1].write.number
+    in_step = "" if step is None else f" in step {step!r}"
     logger.error(
-        "%s failed: %s",
+        "%s failed%s: %s",
         ref,
+        in_step,
         name_error(run_outcome.error_name or "an error", run_outcome.error_message),
-        exc_info=error,
+        exc_info=None if in_step or error is None else hide_engine_frames(error),
         extra=build_log_fields(ref, step, attempt) | {"error_name": run_outcome.error_name},
     )

@@ -41,7 +41,7 @@ from celery_durable.values.outbox_messages import (
 from celery_durable.values.parameters import Parameter
 from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, Codec, PayloadLimits, ValidationFailed, encode
 from celery_durable.values.retries import UNSET, Backoff, DelayFunction, Retries, StepConfig, StepPolicy
-from celery_durable.values.tracebacks import Tracebacks, shorten_middle, trace_error
+from celery_durable.values.tracebacks import Tracebacks, hide_engine_frames, shorten_middle, trace_error
 
 __all__ = [
     "ALREADY_CHECKED_LIMITS",
@@ -85,6 +85,7 @@ __all__ = [
     "find_class",
     "forbids_retry",
     "get_error_text",
+    "hide_engine_frames",
     "make_version_tag",
     "name_class",
     "parse_duration",

@@ -11,6 +11,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Literal
 
 from celery_durable.model import NO_TRACE, ErrorTrace
@@ -54,6 +55,19 @@ def trace_error(
     if innermost is None:
         return ErrorTrace(text)
     return ErrorTrace(text, _clean(innermost.filename)[-_MAX_FILE_LENGTH:], innermost.lineno)
+
+
+def hide_engine_frames(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """Return the exception for `logging`, with the frames of the author and of libraries alone, if there are any."""
+    kept, trace = [], error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            kept.append(trace)
+        trace = trace.tb_next
+    shown: TracebackType | None = None
+    for each in reversed(kept):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return type(error), error, shown or error.__traceback__
 
 
 def shorten_middle(text: str, limit_bytes: int = MAX_TRACEBACK_BYTES) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,10 +58,13 @@ def test_attempts_are_warnings_and_the_end_is_an_error(
     assert [about(record) for record in found] == [
         ("WARNING", "Attempt 1 of step 'charge' of order/i-1#1 failed: KeyError: 'total'", *run, 1),
         ("WARNING", "Attempt 2 of step 'charge' of order/i-1#1 failed: KeyError: 'total'", *run, 2),
-        ("ERROR", "order/i-1#1 failed: KeyError: 'total'", *run, 2),
+        ("ERROR", "order/i-1#1 failed in step 'charge': KeyError: 'total'", *run, 2),
     ]
-    for record in found:
-        assert f'File "{FILE}", line {LINE}, in look_up' in logging.Formatter().format(record)
+    for record in found[:2]:
+        first, *_, last = re.findall(r'File "(.*)", line (\d+)', logging.Formatter().format(record))
+        assert first[0] == FILE  # the author's frames, without the engine's around them
+        assert last == (FILE, str(LINE))
+    assert found[2].exc_info is None  # its attempts have told it
 
 
 def test_an_error_between_steps_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
