@@ -187,6 +187,7 @@ def test_a_worker_compiles_the_statements_of_a_pass_before_its_pool_forks(store_
         """
         from celery import signals
         from celery_durable.model import RunRef
+        from celery_durable.store import statements
 
         class Worker:
             app = make("first")
@@ -194,12 +195,12 @@ def test_a_worker_compiles_the_statements_of_a_pass_before_its_pool_forks(store_
         durable = Durable(Worker.app)
         signals.worker_init.send(sender=Worker)
         store = durable.internals.store
-        print(len(store._statements), store.engine.pool.checkedin(), store.engine.pool.checkedout())
+        print(len(statements._compiled), store.engine.pool.checkedin(), store.engine.pool.checkedout())
 
         order.create(id="o-1")
-        before = set(store._statements)
+        before = set(statements._compiled)
         print(durable.internals.runner.advance(RunRef("order", "o-1", 1), task_id="t", node="n").summary)
-        compiled = set(store._statements) - before
+        compiled = set(statements._compiled) - before
         print({statement.build.__module__ for statement, *_ in compiled} - {"celery_durable.store.queues"})
         """,
         store_url,

@@ -70,7 +70,6 @@ class Machine(Process):
 
     def __init__(self, world: Any, name: str) -> None:
         super().__init__(name, world.url, Runtime(world, name), world.settings)
-        self.store._statements = world.compiled_statements  # all of them have one clock
         self.world = world
         sa.event.listen(self.store.engine, "do_connect", world.connector.connect)
         sa.event.listen(self.store.engine, "connect", self._prepare)
