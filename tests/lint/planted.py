@@ -19,6 +19,13 @@ class Mistake(NamedTuple):
 MISTAKES = [
     Mistake("CD701", "step.do('ask', ask, 1)  # PLANTED", "async def ask(number):\n    pass"),
     Mistake("CD701", "step.gather(step.submit('ask', ask))  # PLANTED", "async def ask():\n    pass"),
+    Mistake("CD701", "step.do(ask)  # PLANTED", "async def ask():\n    pass"),
+    Mistake("CD701", "step.do('ask', CONFIG, ask)  # PLANTED", "CONFIG = StepConfig()\nasync def ask():\n    pass"),
+    Mistake(
+        "CD701",
+        "step.do('ask', StepConfig(retries=1), partial(ask, 1))  # PLANTED",
+        "from functools import partial\nasync def ask(number):\n    pass",
+    ),
     Mistake("CD702", "step.do('charge', charge, retries=0)  # PLANTED"),
     Mistake("CD702", "step.do('charge', lambda: 1, timeout=5)  # PLANTED"),
     Mistake("CD101", "deadline = time.time() + 60  # PLANTED", "import time"),
@@ -75,6 +82,16 @@ MISTAKES = [
 ]  # fmt: skip
 
 INNOCENT = [
+    (
+        "an async function that a step's function runs",
+        "import anyio\nasync def ask():\n    pass",
+        "step.do('ask', anyio.run, ask)",
+    ),
+    (
+        "an option of a function that calls another",
+        "def call(fn, **options):\n    pass\ndef ask():\n    pass",
+        "step.do('ask', call, ask, timeout=5)\nstep.do(call, ask, timeout=5)",
+    ),
     ("a function with a parameter like an option", "def ask(timeout):\n    pass", "step.do('ask', ask, timeout=5)"),
     ("a function with any options", "def ask(**options):\n    pass", "step.do('ask', ask, retries=5)"),
     ("a function of another module", "from shop import ask", "step.do('ask', ask, retries=5)"),

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from celery_durable.lint.findings import Finding, Rule
-from celery_durable.lint.source import Function
+from celery_durable.lint.source import Function, Source
 from celery_durable.lint.workflow_code import BODY_METHODS, WorkflowCode
 
 ASYNC_FUNCTION = Rule("CD701", "Write it as a plain function. Async steps are not supported yet.")
@@ -23,8 +23,8 @@ def check(code: WorkflowCode) -> Iterator[Finding]:
     for node in code.walk():
         if code.step_method(node) in BODY_METHODS:
             assert isinstance(node, ast.Call)
-            functions = [found for each in node.args[:3] if (found := code.source.find_function(each)) is not None]
-            for function in functions:
+            function = _find_step_function(code.source, node.args)
+            if function is not None:
                 if isinstance(function, ast.AsyncFunctionDef):
                     yield ASYNC_FUNCTION.find(
                         node, f"A step of workflow {code.workflow!r} calls the async function {function.name!r}."
@@ -33,6 +33,28 @@ def check(code: WorkflowCode) -> Iterator[Finding]:
                     yield CONFIGURATION.find(
                         node, f"A step of workflow {code.workflow!r} passes {name}= to its function, which takes none."
                     )
+
+
+def _find_step_function(source: Source, arguments: list[ast.expr]) -> Function | None:
+    """Return the function of ``[name,] [config,] fn, *args`` if the module has it."""
+    rest = list(arguments)
+    if rest and isinstance(rest[0], (ast.Constant, ast.JoinedStr, ast.BinOp)):
+        rest.pop(0)
+    if rest and _is_config(source, rest[0]):
+        rest.pop(0)
+    if not rest:
+        return None
+    match rest[0]:
+        case ast.Call(func=called, args=[inner, *_]) if source.resolve(called) == "functools.partial":
+            return source.find_function(inner)
+    return source.find_function(rest[0])
+
+
+def _is_config(source: Source, argument: ast.expr) -> bool:
+    values = source.assigned_values(argument) if isinstance(argument, ast.Name) else [argument]
+    return any(
+        isinstance(each, ast.Call) and source.resolve(each.func) == "celery_durable.StepConfig" for each in values
+    )
 
 
 def _find_configuration(call: ast.Call, function: Function) -> list[str]:
