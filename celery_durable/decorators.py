@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
 from celery_durable.app import current_durable
-from celery_durable.definitions import SHARED, LinearDefinition, LinearStep, WorkflowOptions, define, define_linear
+from celery_durable.definitions import (
+    SHARED,
+    LinearDefinition,
+    LinearStep,
+    WorkflowOptions,
+    define,
+    define_linear,
+    refuse_async,
+)
 from celery_durable.errors import AsyncNotSupported
 from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.linear import LinearContext, Outcome
@@ -84,11 +92,13 @@ class LinearWorkflow(Workflow[P, Any]):
 
         Raises:
             NameInvalid: A name breaks the rules.
+            AsyncNotSupported: The function is a coroutine function.
         """
         for step in steps:
             check_text_name("Step name", step, 256)
 
         def register(fn: Handling) -> Handling:
+            refuse_async("Handler", fn)
             for step in steps:
                 self.definition.handlers[step] = fn
             return fn

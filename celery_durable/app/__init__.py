@@ -14,7 +14,7 @@ from celery import Celery, current_app
 from celery_durable import tasks
 from celery_durable.app.internals import Internals
 from celery_durable.app.workflows import Workflows
-from celery_durable.definitions import WorkflowOptions, define
+from celery_durable.definitions import WorkflowOptions, define, refuse_async
 from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid, NotConfigured
 from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
@@ -200,10 +200,12 @@ class Durable:
 
         Raises:
             DefinitionInvalid: The name cannot be used, or another function handles it.
+            AsyncNotSupported: The function is a coroutine function.
         """
 
         def register(fn: Callable[[OutboundEvent], R]) -> Callable[[OutboundEvent], R]:
             check_text_name("Outbound event", name, 255)
+            refuse_async("Handler", fn)
             handlers = self.internals.handlers
             handler, present = Handler.of(fn, retries), handlers.get(name)
             if present is not None and present.qualified_name != handler.qualified_name:

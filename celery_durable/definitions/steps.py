@@ -11,11 +11,11 @@ from typing import Any, TypeVar, overload
 
 from celery_durable.definitions.annotations import (
     build_resolved_codec,
-    is_async,
+    refuse_async,
     resolve_annotation,
     resolve_annotation_or_warn,
 )
-from celery_durable.errors import AsyncNotSupported, DefinitionInvalid
+from celery_durable.errors import DefinitionInvalid
 from celery_durable.values import UNSET, Codec, Duration, Retries, StepConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,8 +50,7 @@ def durable_step(
     def mark(fn: F) -> F:
         if not callable(fn):
             raise DefinitionInvalid(f"{fn!r} cannot be a step: decorate a function, or write @durable_step(retries=3).")
-        if is_async(fn):
-            raise AsyncNotSupported("Step", getattr(fn, "__qualname__", repr(fn)))
+        refuse_async("Step", fn)
         if inspect.isroutine(fn) and not isinstance(return_type := resolve_annotation(fn, "return"), str):
             build_resolved_codec(return_type, _describe_return_type(fn))
         setattr(fn, _STEP_CONFIG, config)
@@ -102,8 +101,7 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
         inner = inner.func
     code: Callable[..., Any] = inner if inspect.isroutine(inner) else type(inner).__call__
     name = getattr(inner, "__name__", None)
-    if is_async(code):
-        raise AsyncNotSupported("Step", name or repr(inner))
+    refuse_async("Step", fn)
     if inspect.isclass(inner):
         code, result = inner.__init__, inner
     else:

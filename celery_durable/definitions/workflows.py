@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from celery_durable.definitions.annotations import is_async, resolve_annotation, resolve_annotation_or_warn
+from celery_durable.definitions.annotations import refuse_async, resolve_annotation, resolve_annotation_or_warn
 from celery_durable.definitions.definition import Definition, parse_optional_duration
-from celery_durable.errors import AsyncNotSupported, DefinitionInvalid
+from celery_durable.errors import DefinitionInvalid
 from celery_durable.model import RunPlan, WorkflowEvent, WorkflowKind
 from celery_durable.values import (
     UNSET,
@@ -74,8 +74,7 @@ def define(
     """
     if not inspect.isfunction(fn):
         raise DefinitionInvalid(f"{fn!r} cannot be a workflow: decorate a plain function.")
-    if is_async(fn):
-        raise AsyncNotSupported("Workflow", fn.__qualname__)
+    refuse_async("Workflow", fn)
     if inspect.isgeneratorfunction(fn):
         raise DefinitionInvalid(f"Workflow function {fn.__qualname__} contains a yield: return its result instead.")
     signature = inspect.signature(fn)

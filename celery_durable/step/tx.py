@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery_durable import values
-from celery_durable.definitions import Definition
+from celery_durable.definitions import Definition, refuse_async
 from celery_durable.errors import ValueRefused
 from celery_durable.model import OutboxMessage
 from celery_durable.step.call_builders import require_definition
@@ -109,6 +109,7 @@ class StepTx:
 
         Raises:
             ValueRefused: ``fn`` is no function.
+            AsyncNotSupported: ``fn`` is a coroutine function.
         """
         self._buffer.user_writes.append(UserWrite(self.name, _require_function("mutate", fn)))
 
@@ -120,6 +121,7 @@ class StepTx:
 
         Raises:
             ValueRefused: ``fn`` is no function.
+            AsyncNotSupported: ``fn`` is a coroutine function.
         """
         self._buffer.on_terminal_error.append(UserWrite(self.name, _require_function("on_terminal_error", fn)))
 
@@ -245,4 +247,5 @@ class StepTx:
 def _require_function(method: str, fn: Callable[[Session], object]) -> Callable[[Session], object]:
     if not callable(fn):
         raise ValueRefused(f"tx.{method}() needs a function, and got {fn!r}: pass one that takes a session.")
+    refuse_async(f"The function of tx.{method}()", fn)
     return fn

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.local import PromiseProxy
 
 from celery_durable import Durable, OutboundEvent, Step, StepTx, WorkflowEvent
-from celery_durable.errors import DefinitionInvalid
+from celery_durable.errors import AsyncNotSupported, DefinitionInvalid
 from tests.celery.conftest import MakeApp
 from tests.celery.embedded import messages, until, worker
 
@@ -135,6 +135,13 @@ def test_a_task_that_cannot_be_sent_holds_up_no_other(app: Celery, caplog: pytes
     assert (sent.headers["task"], shop.left()) == ("elsewhere", 1)
     assert "Task 'mail' (" in caplog.text
     assert "cannot be sent; its row stays in workflow_outbox: TypeError: " in caplog.text
+
+
+def test_an_async_handler_is_refused(durable: Durable) -> None:
+    async def ship(event: OutboundEvent) -> None: ...
+
+    with pytest.raises(AsyncNotSupported):
+        durable.outbound("OrderShipped")(ship)
 
 
 def test_two_handlers_of_one_event_are_refused(durable: Durable) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from celery_durable import Completed, Dead, LinearContext, LinearStep, Retry, TaskType, Waiting
+from celery_durable import Completed, Dead, LinearContext, LinearStep, LinearWorkflow, Retry, TaskType, Waiting
 from celery_durable.definitions import define_linear
-from celery_durable.errors import DefinitionInvalid, InstanceTerminal
+from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, InstanceTerminal
 from tests.engine.lines import Line, done, rows, state, waits_for
 from tests.engine.world import World, on_one_database
 
@@ -354,3 +355,25 @@ def test_a_list_that_cannot_be_is_refused(steps: list[LinearStep], said: str) ->
     with pytest.raises(DefinitionInvalid) as refused:
         define_linear("order", module=__name__, version=1, steps=steps)
     assert str(refused.value) == said
+
+
+class AsyncHandler:
+    async def __call__(self, ctx: LinearContext) -> Completed:
+        return Completed()
+
+
+def test_an_async_handler_is_refused_where_it_is_registered() -> None:
+    async def pay(ctx: LinearContext) -> Completed:
+        return Completed()
+
+    flow = LinearWorkflow("refuses-async", version=1, steps=[LinearStep("PAY")])
+    with pytest.raises(AsyncNotSupported) as refused:
+        flow.handler("PAY")(pay)  # type: ignore[type-var]
+    assert str(refused.value) == (
+        "Handler 'pay' is an async function, and async workflows and steps are not supported yet. "
+        "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
+    )
+    for handler in (functools.partial(pay), AsyncHandler()):
+        with pytest.raises(AsyncNotSupported):
+            flow.handler("PAY")(handler)  # type: ignore[type-var]
+    assert flow.definition.handlers == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from celery_durable import NonRetryableError, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from tests.engine.authors import names
@@ -79,6 +80,17 @@ def test_a_mutation_that_raises_fails_the_attempt_and_leaves_nothing(world: Worl
     assert instance.step("work").error.name == "ZeroDivisionError"
     world.run_after(1)
     assert world.names() == ["attempt 2"]
+
+
+@pytest.mark.parametrize("method", ["mutate", "on_terminal_error"])
+def test_an_async_function_for_the_commit_is_refused_and_not_dropped(world: World, method: str) -> None:
+    async def write(session: Session) -> None: ...
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.do("work", lambda tx: getattr(tx, method)(write))
+
+    assert order.run().step("work").error.name == "AsyncNotSupported"
 
 
 # --- unique violations --------------------------------------------------------------------------
