@@ -48,12 +48,6 @@ class Operations:
         """Return the same operations for a caller that may reach only one scope.
 
         Instances outside the scope are not found.
-
-        Args:
-            scope: The scope; None means all instances.
-
-        Returns:
-            The operations for this caller.
         """
         return Operations(dataclasses.replace(self._context, scope=scope))
 

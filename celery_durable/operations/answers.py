@@ -51,15 +51,10 @@ class AnswerOperations:
         return store.database_id or store.read(find_database_id, timeouts=DIRECT)
 
     def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
-        """Return whether no step will take the answer of a task.
+        """Return whether no step will take the answer of a task: its run was terminated, or another has replaced it.
 
-        Args:
-            reference: The reference that the task's message carried.
-            may_be_copy: The message may have come before.
-
-        Returns:
-            Whether its run was terminated, or another run has replaced it. For a copy: whether no step waits for it any
-            more. Not so for other tasks: a server of a cluster may not have the commit yet that sent the task.
+        If its message ``may_be_copy``, also whether no step waits for it any more. Not so for other tasks: a server of
+        a cluster may not have the commit yet that sent the task.
         """
         ref = reference.ref
 
@@ -85,17 +80,8 @@ class AnswerOperations:
     ) -> AnswerResult:
         """Accept the answer of a Celery task for the step or map item that waits for it, once.
 
-        Args:
-            reference: The reference that the task's message carried.
-            payload: The answer, as `values.encode_answer` returns it.
-            is_direct: The caller is the process of the task, which must not wait long: all tries together take up to
-                2 s, then the database's error is raised.
-            exception: What the task raised, if it ran in this process. The record of the failed attempt has its
-                traceback.
-
-        Returns:
-            TAKEN; NOT_AWAITED if the step, its run or its instance is gone or already has an answer; FORGED if the step
-            has no answer, but ``reference`` does not belong to its current attempt.
+        ``payload`` is what `values.encode_answer` returns. ``is_direct``: the caller is the process of the task, which
+        waits for the database for 2 s in all. ``exception`` is what the task raised in this process.
         """
         context, ref, event_type = self._context, reference.ref, reference.event_type
         event_id, item = context.runtime.new_id(), ItemRef.read(event_type)
@@ -186,14 +172,8 @@ class AnswerOperations:
     def report_lost(self, lost: Sequence[LostDelivery], *, why: str) -> int:
         """Report lost deliveries: each task is sent again, or its step gets the error TaskLost.
 
-        A task is given up if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses.
-
-        Args:
-            lost: The lost deliveries.
-            why: Becomes part of the error.
-
-        Returns:
-            How many tasks were sent again or given up. Deliveries that no step waits for do not count.
+        A task is given up if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses. ``why`` becomes
+        part of the error. Returns how many tasks of waiting steps were sent again or given up.
         """
         settings = self._context.settings
         given_up: list[tuple[TaskReference, GiveUp]] = []

@@ -90,12 +90,7 @@ class OperationContext:
         return values.Cursors(self.store.database_id or self.store.read(find_database_id) or "", (*of, self.scope_text))
 
     def lock_row(self, tx: Tx, workflow: str, instance_id: str, if_version: Versions = None) -> InstanceRow:
-        """Lock and return the instance's row. The lock lasts until the transaction ends.
-
-        Raises:
-            InstanceNotFound: No instance in the caller's scope has this id.
-            VersionMismatch: The version tag is not in ``if_version``.
-        """
+        """Lock and return the instance's row. The lock lasts until the transaction ends."""
         row = instances.lock(tx, workflow, require_possible_id(workflow, instance_id))
         self._check_in_scope(tx, row)
         if if_version is not None and instances.read_version_tag(tx, row) not in if_version:

@@ -19,10 +19,6 @@ def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
     """Return a step of the current run by its key.
 
     A step of a linear run is also found by its name, which is unique in the run.
-
-    Raises:
-        NameInvalid: The key is no text.
-        StepNotFound: The run has no such step; the error names the closest ones.
     """
     values.require_text("Step", key)
     is_linear = row.kind is WorkflowKind.LINEAR
@@ -34,12 +30,7 @@ def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
 
 
 def build_continuation_before(row: InstanceRow, source: SourceRun, key: str) -> Continuation:
-    """Return the continuation for a run that continues before this step.
-
-    Raises:
-        StepNotFound: The source run has no such step.
-        ValueRefused: A linear source run has not reached the step.
-    """
+    """Return the continuation for a run that continues before this step."""
     step = find_step(row, source.steps, key)
     if row.kind is WorkflowKind.LINEAR:
         return _build_linear_before(row, source, step)

@@ -62,34 +62,6 @@ class CreateOperations:
         """Record a new instance and make it due.
 
         If it raises, nothing is written.
-
-        Args:
-            workflow: The name of a registered workflow.
-            params: The parameters, of the type that the workflow declares.
-            id: The instance's id; None means a random id.
-            if_exists: "error" raises if the id is taken; "return" returns the existing instance's id.
-            run_at: When to start; None means now.
-            max_run: How long each run may take; None means as long as the workflow says.
-            labels: Up to 16 labels.
-            session: A session whose transaction writes the instance. Workers are woken after its commit.
-
-        Returns:
-            The instance's id.
-
-        Raises:
-            WorkflowNotFound: No workflow of this name is registered in this process.
-            InvalidInstanceId: The id breaks the rules for ids.
-            WorkflowParamsInvalid: ``params`` does not fit the type that the workflow declares.
-            NotSerializable: ``params`` has no JSON form.
-            PayloadTooLarge: ``params`` is larger than ``durable_max_payload_bytes``.
-            InvalidLabel: A label breaks the rules for labels.
-            TooManyLabels: There are too many labels.
-            InstantInvalid: ``run_at`` has no time zone.
-            StartTooFar: ``run_at`` is further ahead than ``durable_max_sleep_seconds``.
-            DurationInvalid: ``max_run`` is no duration between a second and 36,500 days.
-            InstanceAlreadyExists: The id is taken.
-            OutOfScope: The id or the labels are outside the caller's scope.
-            StoreMismatch: ``session`` is bound to another database.
         """
         definition = self._get_definition(workflow)
         if if_exists not in ("error", "return"):
@@ -149,22 +121,6 @@ class CreateOperations:
         """Record up to ``durable_max_batch`` instances in one transaction.
 
         Existing ids and repetitions in the batch are skipped. One invalid item rejects the whole batch.
-
-        Args:
-            workflow: The name of a registered workflow.
-            batch: The id, parameters and labels of each instance.
-            session: A session whose transaction writes the instances. Workers are woken after its commit.
-
-        Returns:
-            The ids of the new instances.
-
-        Raises:
-            ValueRefused: The batch has no length, or an item is no `CreateOptions`.
-            BatchTooLarge: The batch has too many items.
-            WorkflowParamsInvalid: The parameters of an item do not fit; ``item`` is its id.
-            InvalidInstanceId: An id breaks the rules for ids.
-            OutOfScope: An item is outside the caller's scope.
-            StoreMismatch: ``session`` is bound to another database.
         """
         definition = self._get_definition(workflow)
         settings = self._context.settings
@@ -214,23 +170,6 @@ class CreateOperations:
 
         An instance in another status stays as it is ("unchanged"). A restart keeps the first parameters and the labels.
         Of several concurrent callers, only one starts the run.
-
-        Args:
-            workflow: The name of a registered workflow.
-            params: The parameters of a new instance. They are checked even if the instance exists.
-            id: The instance's id.
-            if_status: The statuses in which an existing instance is restarted.
-            if_version: The version tags at which an existing instance is restarted; None means any.
-            reason: Recorded with the new run.
-            labels: The labels of a new instance.
-
-        Returns:
-            What happened, and the current run.
-
-        Raises:
-            VersionMismatch: The instance exists, and its version tag is not in ``if_version``.
-            InstanceAlreadyExists: The id is taken outside the caller's scope.
-            WorkflowParamsInvalid: ``params`` does not fit. The other errors of `create` can occur, too.
         """
         definition = self._get_definition(workflow)
         restartable = _read_conditions(if_status, if_version)

@@ -35,29 +35,7 @@ class EventOperations:
         session: Session | None = None,
         if_version: Versions = None,
     ) -> bool:
-        """Store an event for the current run. The first wait for its type consumes it.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            type_: The event's type.
-            payload: JSON data.
-            id: The event's id, which is accepted once for each run; None means a random id.
-            session: A session whose transaction writes the event. Workers are woken after its commit.
-            if_version: The version tags at which the change applies; None means any.
-
-        Returns:
-            False if this id was accepted before, even if the instance has ended since.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            InstanceTerminal: The instance has ended, and the event is new.
-            InvalidEventType: The type breaks the rules for event types.
-            NotSerializable: ``payload`` has no JSON form.
-            PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
-            StoreMismatch: ``session`` is bound to another database.
-            VersionMismatch: The version tag is not in ``if_version``.
-        """
+        """Store an event for the current run. Returns False if its id was accepted before, also by an ended run."""
         sending = self._check(workflow, instance_id, type_, payload, id=id, if_version=if_version)
         store = self._context.store
         if session is not None:

@@ -55,21 +55,7 @@ class HistoryOperations:
         self._context = context
 
     def read(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
-        """Return one run with all its steps and events.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            run: The number of the run; None means the current one.
-
-        Returns:
-            The history.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            RunNotFound: The instance has no such run.
-            ValueRefused: ``run`` is no number.
-        """
+        """Return one run with all its steps and events."""
         _check_run(run)
 
         def work(tx: Tx) -> History:
@@ -110,31 +96,6 @@ class HistoryOperations:
 
         A cursor belongs to one run, order and filter. Without ``run``, a cursor continues with its own run, even after
         a restart.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            run: The number of the run; None means the current one.
-            limit: The largest number of items to return in each list, 1 to 1000.
-            newest_first: Whether to reverse the order of the lists.
-            steps_cursor: Continues the steps of an earlier page.
-            events_cursor: Continues the events of an earlier page.
-            logs_cursor: Continues the log lines of an earlier page.
-            with_logs: Whether to return log lines.
-            with_audit: Whether to return all manual changes to steps.
-            with_attempts: Whether to return the attempts that did not succeed.
-            attempts_cursor: Continues the attempts of an earlier page.
-            levels: Return only log lines of these levels.
-            category: Return only log lines of this category.
-
-        Returns:
-            The run and the pages.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            RunNotFound: The instance has no such run.
-            CursorInvalid: A cursor belongs to another run, order, filter or caller.
-            ValueRefused: ``limit`` is out of range.
         """
         check_limit(limit)
         lists = HistoryLists(
@@ -165,21 +126,7 @@ class HistoryOperations:
     def steps(
         self, workflow: str, instance_id: str, *, run: int, after: tuple[int, str] | None = None, limit: int = 100
     ) -> list[tuple[int, StepRecord]]:
-        """Return a page of the steps of a run, in call order.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            run: The number of the run.
-            after: The position and the key of the last step of the page before; None starts at the first step.
-            limit: The largest number of steps to return.
-
-        Returns:
-            Pairs of a step's position and the step.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-        """
+        """Return a page of the steps of a run, in call order."""
 
         def work(tx: Tx) -> list[tuple[int, StepRecord]]:
             found = history.read_step_page(
@@ -201,24 +148,7 @@ class HistoryOperations:
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> list[LogRecord]:
-        """Return the log lines of a run.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            run: The number of the run; None means the current one.
-            after_id: Return only lines with a greater id.
-            limit: The largest number of lines to return.
-            levels: Return only lines of these levels.
-            category: Return only lines of this category.
-
-        Returns:
-            The log lines, oldest first.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            ValueRefused: An argument has a value that it cannot have.
-        """
+        """Return the log lines of a run."""
         _check_run(run)
         _check_log_filter(after_id, limit, levels, category)
 
@@ -234,21 +164,7 @@ class HistoryOperations:
     def attempts(
         self, workflow: str, instance_id: str, *, run: int, after_id: int = 0, limit: int = 1000
     ) -> list[AttemptRecord]:
-        """Return the attempts of a run that did not succeed.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            run: The number of the run.
-            after_id: Return only attempts with a greater id.
-            limit: The largest number of attempts to return.
-
-        Returns:
-            The attempts, in the order of their ends.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-        """
+        """Return the attempts of a run that did not succeed."""
 
         def work(tx: Tx) -> list[AttemptRecord]:
             row = self._context.read_row(tx, workflow, instance_id)
@@ -257,20 +173,7 @@ class HistoryOperations:
         return self._context.store.read(work)
 
     def published(self, workflow: str, instance_id: str, *, run: int | None = None) -> dict[str, Published]:
-        """Return the values that a run has published.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            run: The number of the run; None means the current one.
-
-        Returns:
-            The values by key.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            RunNotFound: The instance has no such run.
-        """
+        """Return the values that a run has published."""
 
         def work(tx: Tx) -> dict[str, Published]:
             row = self._context.read_row(tx, workflow, instance_id)

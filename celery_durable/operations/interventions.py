@@ -58,28 +58,6 @@ class InterventionOperations:
         The step is either open, in an instance that has not ended: its run continues, and the run's worker loses its
         claim. Or the step ended an errored instance: then a new run continues, as with `retry`. A wait gets ``value``
         as the payload of an event. A linear step gets it as its result, even while it waits.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            step: The step's key; in a linear workflow also its name.
-            value: The result, as JSON data. For a map step, a list with one result for each item.
-            by: The name of the person who does it. It is recorded in `History.audit`, with the step's previous state.
-            reason: Recorded in `History.audit`.
-            if_version: The version tags at which the change applies; None means any.
-
-        Returns:
-            The number of the run that continues.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            StepNotFound: The current run has no such step.
-            StepNotOpen: The step has ended without failing its instance, or a linear run has not reached it.
-            InstanceTerminal: The instance is complete or terminated.
-            VersionMismatch: The version tag is not in ``if_version``.
-            NotSerializable: ``value`` has no JSON form.
-            PayloadTooLarge: ``value`` is larger than ``durable_max_payload_bytes``.
-            ValueRefused: The step is a sleep, or a map and ``value`` is not a list.
         """
         text = values.encode(value, what=f"Result of step {step!r}", limits=self._context.settings.limits)
         intervention = self._new_intervention("set_result", text, by, reason)
@@ -99,24 +77,6 @@ class InterventionOperations:
 
         The step's result is None. A wait gets an event without payload, and a sleep ends at once. Otherwise as
         `set_result`.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            step: The step's key; in a linear workflow also its name.
-            by: The name of the person who does it.
-            reason: Recorded in `History.audit`.
-            if_version: The version tags at which the change applies; None means any.
-
-        Returns:
-            The number of the run that continues.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            StepNotFound: The current run has no such step.
-            StepNotOpen: The step has ended without failing its instance, or a linear run has not reached it.
-            InstanceTerminal: The instance is complete or terminated.
-            VersionMismatch: The version tag is not in ``if_version``.
         """
         return self._intervene(
             workflow, instance_id, step, self._new_intervention("skip", None, by, reason), if_version

@@ -18,20 +18,7 @@ class LifecycleOperations:
     def pause(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> InstanceRow:
         """Pause an instance: at once if no worker holds it, else when the running step ends.
 
-        Timers keep running while the instance is paused.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            if_version: The version tags at which the change applies; None means any.
-
-        Returns:
-            The instance before the change.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            InstanceTerminal: The instance has ended.
-            VersionMismatch: The version tag is not in ``if_version``.
+        Timers keep running while the instance is paused. Returns the instance before the change.
         """
 
         def work(tx: Tx) -> tuple[InstanceRow, bool]:
@@ -44,20 +31,7 @@ class LifecycleOperations:
         return row
 
     def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> InstanceRow:
-        """End a pause, or cancel a requested pause. Does nothing if there is neither.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            if_version: The version tags at which the change applies; None means any.
-
-        Returns:
-            The instance before the change.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            VersionMismatch: The version tag is not in ``if_version``.
-        """
+        """End a pause, or cancel a requested pause. Returns the instance before the change."""
 
         def work(tx: Tx) -> tuple[InstanceRow, list[DueRun]]:
             row = self._context.lock_row(tx, workflow, instance_id, if_version)
@@ -76,20 +50,7 @@ class LifecycleOperations:
         """Make a worker check the instance now.
 
         A sleep or a wait does not end early, because only time and rows end it (LAW 5). A start that was scheduled for
-        later happens now.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            if_version: The version tags at which the change applies; None means any.
-
-        Returns:
-            False if the instance is paused or a worker holds it.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            InstanceTerminal: The instance has ended.
-            VersionMismatch: The version tag is not in ``if_version``.
+        later happens now. Returns False if the instance is paused or a worker holds it.
         """
 
         def work(tx: Tx) -> list[DueRun]:
@@ -108,17 +69,6 @@ class LifecycleOperations:
         """End the instance permanently. A step function that still runs records nothing more.
 
         If a step of another instance created it, that step gets an error as its answer.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            reason: Recorded with the run.
-            if_version: The version tags at which the change applies; None means any.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            InstanceTerminal: The instance has ended.
-            VersionMismatch: The version tag is not in ``if_version``.
         """
         reason = self._context.clean_reason(reason)
         ended: InstanceRow | None = None

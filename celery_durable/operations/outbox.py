@@ -21,46 +21,17 @@ class OutboxOperations:
         self._context = context
 
     def read(self, *, given_up: bool = False, limit: int = 100) -> list[OutboxEntry]:
-        """Return the tasks and outbound events that are not sent or delivered yet, oldest first.
-
-        Args:
-            given_up: Return only those that were given up.
-            limit: The largest number of entries to return.
-
-        Returns:
-            The entries in the caller's scope.
-        """
+        """Return the tasks and outbound events that are not sent or delivered yet, oldest first."""
         return self._context.read_list(
             lambda tx: outbox.read_entries(tx, given_up=given_up, limit=limit, scope=self._context.scope)
         )
 
     def retry(self, ids: Sequence[str]) -> list[OutboxEntry]:
-        """Retry messages that were given up, with fresh attempts: all of them or none.
-
-        Args:
-            ids: The ids of the tasks or events.
-
-        Returns:
-            The entries as they were before.
-
-        Raises:
-            NotInOutbox: An id is not in the outbox.
-            NotGivenUp: An entry was not given up.
-        """
+        """Retry messages that were given up, with fresh attempts: all of them or none."""
         return self._change(ids, outbox.retry, only_given_up=True)
 
     def drop(self, ids: Sequence[str]) -> list[OutboxEntry]:
-        """Delete tasks or events permanently, given up or not: all of them or none.
-
-        Args:
-            ids: The ids of the tasks or events.
-
-        Returns:
-            The entries as they were before.
-
-        Raises:
-            NotInOutbox: An id is not in the outbox.
-        """
+        """Delete tasks or events permanently, given up or not: all of them or none."""
         return self._change(ids, outbox.delete)
 
     def _change(

@@ -165,25 +165,7 @@ class QueryOperations:
         limit: int = 25,
         labels: Mapping[str, str] | None = None,
     ) -> Page[InstanceSummary]:
-        """Return a page of instances, newest first.
-
-        Args:
-            workflow: Return only instances of this workflow.
-            status: Return only instances in this status.
-            cursor: Continues an earlier page with the same filter.
-            limit: The largest number of instances to return, 1 to 1000.
-            labels: Return only instances that have all of these labels.
-
-        Returns:
-            The page; its ``cursor`` is None if it is the last one. One read examines at most 10,000 instances. If few
-            of them match, a page has fewer instances than ``limit``, or none, and a cursor to continue.
-
-        Raises:
-            CursorInvalid: The cursor belongs to another filter or caller.
-            InvalidLabel: A label breaks the rules for labels.
-            TooManyLabels: There are too many labels.
-            ValueRefused: ``limit`` is out of range, or the status does not exist.
-        """
+        """Return a page of instances, newest first."""
         check_limit(limit)
         chosen = InstanceFilter(
             workflow, None if status is None else read_status(status), values.check_labels(labels), self._context.scope
@@ -201,15 +183,7 @@ class QueryOperations:
         return Page(tuple(found.items), None if found.next_pk is None else cursors.write(found.next_pk))
 
     def find(self, instance_id: str, workflows: Collection[str]) -> Sequence[InstanceSummary]:
-        """Return the instances with this id of some workflows, newest first.
-
-        Args:
-            instance_id: The id.
-            workflows: The names of up to 200 workflows.
-
-        Raises:
-            ValueRefused: There are too many workflows.
-        """
+        """Return the instances with this id of some workflows, newest first."""
         if len(workflows) > _MAX_WORKFLOWS:
             raise ValueRefused(f"There are {len(workflows)} workflows: choose one, or search for workflow/id.")
         names = [name for name in workflows if is_possible_id(name, instance_id)]
@@ -233,20 +207,7 @@ class QueryOperations:
         status: Status | str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Count:
-        """Count the instances that `list` returns for this filter.
-
-        Args:
-            workflow: Count only instances of this workflow.
-            status: Count only instances in this status.
-            labels: Count only instances that have all of these labels.
-
-        Returns:
-            The number. It ends at 10,000 and examines at most the newest 10,000 instances; ``is_exact`` is then False.
-
-        Raises:
-            InvalidLabel: A label breaks the rules for labels.
-            TooManyLabels: There are too many labels.
-        """
+        """Count the instances that `list` returns for this filter."""
         chosen = InstanceFilter(
             workflow, None if status is None else read_status(status), values.check_labels(labels), self._context.scope
         )

@@ -24,20 +24,7 @@ class RetentionOperations:
     def count_ended(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
     ) -> Count:
-        """Count the instances that `prune` would delete.
-
-        Args:
-            older_than: How long ago an instance must have ended.
-            workflow: Count only instances of this workflow.
-            statuses: Count only instances in these statuses.
-
-        Returns:
-            The count, within the caller's scope. It examines at most 10,000 instances.
-
-        Raises:
-            ValueRefused: A status is not terminal.
-            DurationInvalid: ``older_than`` is not a duration.
-        """
+        """Count the instances that `prune` would delete."""
         ended = _select_ended(older_than, workflow, statuses, self._context.scope)
         if ended is None:
             return Count(0)
@@ -50,18 +37,6 @@ class RetentionOperations:
 
         It uses one small transaction for each batch, so an interruption keeps the deletions made so far. Instances that
         have not ended are never deleted.
-
-        Args:
-            older_than: How long ago an instance must have ended.
-            workflow: Delete only instances of this workflow.
-            statuses: Delete only instances in these statuses.
-
-        Returns:
-            How many instances were deleted.
-
-        Raises:
-            ValueRefused: A status is not terminal.
-            DurationInvalid: ``older_than`` is not a duration.
         """
         ended = _select_ended(older_than, workflow, statuses, self._context.scope)
         if ended is None:

@@ -39,23 +39,6 @@ class RewindOperations:
         With ``from_step``, the new run keeps the steps that had finished before that step was called, and all events,
         also those that later steps consumed. A linear run without ``from_step`` follows the plan of the workflow's code
         in this process. With ``from_step``, it follows the rows of the run that it continues.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            from_step: The key of a step of the current run; None means the first step.
-            reason: Recorded with the new run.
-            if_version: The version tags at which the change applies; None means any.
-
-        Returns:
-            The number of the new run.
-
-        Raises:
-            InstanceNotFound: No instance has this id.
-            StepNotFound: The current run has no such step.
-            ValueRefused: A linear run has not reached the step.
-            WorkflowNotFound: The workflow is linear and not registered in this process.
-            VersionMismatch: The version tag is not in ``if_version``.
         """
 
         def continuation(tx: Tx, row: InstanceRow) -> Continuation | None:
@@ -78,22 +61,6 @@ class RewindOperations:
 
         The new run keeps the steps that finished before the failure was raised. The failed step of a linear run
         continues as last called: with the event that it had, or in its wait.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The instance's id.
-            delay: How long the new run waits before it starts; None means that it starts now.
-            reason: Recorded with the new run.
-            if_version: The version tags at which the change applies; None means any.
-
-        Returns:
-            The number of the new run.
-
-        Raises:
-            DurationInvalid: ``delay`` cannot be read, or is longer than ``durable_max_sleep_seconds``.
-            InstanceNotFound: No instance has this id.
-            InstanceNotErrored: The instance has not failed.
-            VersionMismatch: The version tag is not in ``if_version``.
         """
 
         def continuation(tx: Tx, row: InstanceRow) -> Continuation:
@@ -118,23 +85,6 @@ class RewindOperations:
 
         It has the same parameters and labels, copies of the steps that had finished before, and the events. The other
         instance does not change.
-
-        Args:
-            workflow: The workflow's name.
-            instance_id: The id of the other instance.
-            step: The key of a step of its current run.
-            id: The id of the new instance; None means a random id.
-
-        Returns:
-            The new instance's id.
-
-        Raises:
-            InstanceNotFound: No instance has the id ``instance_id``.
-            StepNotFound: Its current run has no such step.
-            ValueRefused: A linear run has not reached the step.
-            InvalidInstanceId: ``id`` breaks the rules for ids.
-            InstanceAlreadyExists: ``id`` is taken.
-            OutOfScope: ``id`` is outside the caller's scope.
         """
         context = self._context
         max_length = context.settings.max_instance_id

@@ -19,9 +19,6 @@ class StatsOperations:
         """Count the instances by workflow and status, and the overdue runs.
 
         Each count ends at 10,000, so the cost does not grow with the number of instances.
-
-        Returns:
-            The counts, within the caller's scope.
         """
 
         def work(tx: Tx) -> Stats:
@@ -33,14 +30,7 @@ class StatsOperations:
         return self._context.read_list(work)
 
     def leases(self, *, limit: int = 100) -> list[ClaimedRun]:
-        """Return the runs that workers hold, earliest end of the lease first.
-
-        Args:
-            limit: The largest number of runs to return.
-
-        Returns:
-            Each claimed run with its worker node, its Celery task and the end of its lease.
-        """
+        """Return the runs that workers hold, earliest end of the lease first."""
         return self._context.read_list(
             lambda tx: overview.read_leases(
                 tx, limit=limit, lease=self._context.settings.lease, scope=self._context.scope
@@ -48,19 +38,7 @@ class StatsOperations:
         )
 
     def waits(self, *, workflow: str | None = None, event_type: str | None = None, limit: int = 100) -> list[EventWait]:
-        """Return the steps that wait for an event, those of the newest instances first.
-
-        Args:
-            workflow: Return only steps of this workflow.
-            event_type: Return only steps that wait for this type.
-            limit: The largest number of steps to return.
-
-        Returns:
-            Each step with its instance, its deadline and its event type.
-
-        Raises:
-            FilterTooBroad: Too few of the newest 10,000 entries match.
-        """
+        """Return the steps that wait for an event, those of the newest instances first."""
         return self._context.read_list(
             lambda tx: overview.read_waits(
                 tx, workflow=workflow, event_type=event_type, limit=limit, scope=self._context.scope

@@ -29,22 +29,6 @@ class TopicOperations:
         Waits are served in batches. Each event is recorded before its run is woken, and each wait gets only one. If
         this process dies in between, a dispatcher continues. If `emit` raises an error about an argument, nothing is
         written.
-
-        Args:
-            topic: The topic.
-            payload: JSON data.
-            id: Makes the call repeatable: a repeated id continues an emission that is under way, and a run that
-                received it before does not receive it again. None means a random id.
-
-        Returns:
-            How many waits received the payload.
-
-        Raises:
-            InvalidTopic: The topic breaks the rules for topics.
-            NameInvalid: The id breaks the rules for ids.
-            NotSerializable: ``payload`` has no JSON form.
-            PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
-            EmissionMismatch: An emission with this id is under way for another topic or payload.
         """
         values.check_topic(topic)
         emission_id = (
@@ -89,21 +73,7 @@ class TopicOperations:
         return self._context.store.transact(work)
 
     def waiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
-        """Return a page of the open waits on a topic, oldest instances first.
-
-        Args:
-            topic: The topic.
-            cursor: Continues an earlier page.
-            limit: The largest number of waits to return, 1 to 1000.
-
-        Returns:
-            The page; its ``cursor`` is None if it is the last one.
-
-        Raises:
-            InvalidTopic: The topic breaks the rules for topics.
-            CursorInvalid: The cursor belongs to another topic or caller.
-            ValueRefused: ``limit`` is out of range.
-        """
+        """Return a page of the open waits on a topic, oldest instances first."""
         values.check_topic(topic)
         check_limit(limit)
         cursors = self._context.cursors("waiters", topic)

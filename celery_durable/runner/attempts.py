@@ -212,13 +212,7 @@ def build_log_line(env: Environment, attempt: StepAttempt, level: LogLevel, text
 def commit_terminal_failure(
     env: Environment, step: str, attempt: StepAttempt, step_commit: StepCommit, commit: Callable[[StepCommit], Any]
 ) -> None:
-    """Commit the failure of a step with its `on_terminal_error` writes. If these fail, commit without them, and log it.
-
-    Args:
-        step: The step's name.
-        step_commit: The commit without the writes.
-        commit: Runs a commit.
-    """
+    """Commit the failure of a step with its `on_terminal_error` writes, or without those that fail, and log them."""
     writes = attempt.buffer.on_terminal_error
     if writes:
         try:

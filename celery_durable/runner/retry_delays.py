@@ -21,15 +21,7 @@ def choose_retry_delay(
     failure: tuple[str, str],
     error: BaseException | None = None,
 ) -> timedelta:
-    """Return the delay after a failed attempt.
-
-    Args:
-        failure: The name and the message of its error.
-        error: The exception, if there was one.
-
-    Raises:
-        RetryDelayInvalid: The author's function failed.
-    """
+    """Return the delay after a failed attempt; raises RetryDelayInvalid if the author's function failed."""
     try:
         delay = policy.delay_after(
             attempt, error or StepFailed(step, *failure, attempt), draw=env.runtime.random_fraction

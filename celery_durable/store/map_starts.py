@@ -44,12 +44,6 @@ def start(tx: Tx, step: TaskSendingStep, bodies: Sequence[str], *, now: datetime
     """Insert the items of a map that starts, the first ones as sent. Returns their messages, for the outbox.
 
     A retried run finds the items that have completed. It keeps them, unless the bodies have changed.
-
-    Args:
-        tx: The transaction, which has locked the instance.
-        step: The map. Its ``max_concurrency`` limits how many items are sent.
-        bodies: The tasks of the items, from `values.encode_map_task`.
-        now: The time at which the items are sent.
     """
     item = tx.t.item
     mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)

@@ -40,9 +40,6 @@ def stop_consuming(app: Any, queue: str, pool: str, *, is_named_by_user: bool) -
     """Stop this worker, whose pool runs no workflows, from consuming the workflow queue.
 
     If the queue is also the application's default queue, the worker keeps it and leaves runs to other workers.
-
-    Raises:
-        ImproperlyConfigured: ``-Q`` names the queue (``is_named_by_user``).
     """
     queues = app.amqp.queues
     if queue not in queues.consume_from or not is_dedicated_queue(app, queue):
