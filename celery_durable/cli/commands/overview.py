@@ -89,7 +89,7 @@ def outbox(
     drop: Annotated[bool, Option("--drop", help="Delete these tasks or events for good.")],
     limit: Annotated[int, Option("--limit", type=click.IntRange(1, 10000), default=100, help="How many at most.")],
 ) -> None:
-    """List unsent messages, and retry or drop those that were given up.
+    """List unsent messages, and retry or drop those given up.
 
     Use it when a task or an outbound event of a step has not arrived. Sent messages are removed from the outbox.
     --retry and --drop change all named ids, or none. In a pipe: kind, name, id, workflow, instance, run, attempts,
