@@ -76,11 +76,11 @@ class CreateOptions(Generic[P_co]):
     """An item of `Workflow.create_batch`.
 
     Attributes:
-        id: As in `Workflow.create`.
+        id: As in `Workflow.create`; None means a random id.
         params: As in `Workflow.create`.
         labels: As in `Workflow.create`.
     """
 
-    id: str
+    id: str | None = None
     params: P_co | None = None
     labels: Mapping[str, str] | None = None

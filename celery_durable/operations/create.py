@@ -127,7 +127,8 @@ class CreateOperations:
         _check_batch(batch, limit=settings.max_batch)
         new: dict[str, NewInstance] = {}
         for item in batch:
-            instance_id = values.check_instance_id(item.id, settings.max_instance_id)
+            given = self._context.new_id() if item.id is None else item.id
+            instance_id = values.check_instance_id(given, settings.max_instance_id)
             labels = self._add_scope_labels(instance_id, values.check_labels(item.labels))
             params = self._encode_params(definition, item.params, item=instance_id)
             new.setdefault(instance_id, NewInstance(instance_id, params, labels))

@@ -174,6 +174,12 @@ def test_a_workflow_makes_and_lists_many(durable: Durable, order) -> None:
     assert order.delay("wait").status().status == "active"
 
 
+def test_items_of_a_batch_without_an_id_get_random_ones(durable: Durable, order) -> None:
+    made = order.create_batch([CreateOptions(params="wait"), CreateOptions(params="wait"), CreateOptions(id="a")])
+    assert len({instance.id for instance in made}) == 3
+    assert "a" in {instance.id for instance in made}
+
+
 def test_using_needs_a_project_of_django(durable: Durable, order) -> None:
     with pytest.raises(ValueRefused) as refused:
         order.create("wait", using="default")
