@@ -195,6 +195,10 @@ def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> No
         ["run", "complete", ""],
     ]
     assert list(times) == sorted(times)
+    checked = folder.celery("-A", "shop", "durable", "doctor")
+    assert checked.stderr == noted
+    assert "OK\tdatabase\t" in checked.stdout
+    assert "FAIL" not in checked.stdout
     shown = folder.celery("-A", "shop", "durable", "show", "order", "o-1", "--full").stdout
     assert shown.splitlines()[-1] == 'output\t{"by":"eve","order":"42"}'
     dev.send_signal(signal.SIGTERM)

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 
 from celery_durable import doctor as checks
-from celery_durable.cli.backends.stored import attached_durable
+from celery_durable.cli.backends.stored import attached_durable, stored_durable
 from celery_durable.cli.command import Output, command, json_option, output_option
 from celery_durable.cli.errors import REFUSED, app_name
 from celery_durable.cli.inputs import Context
 from celery_durable.cli.output.console import Styled
 from celery_durable.errors import DurableError
+from celery_durable.testing import local_servers
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
@@ -39,6 +40,8 @@ def _check(ctx: Context) -> Iterator[checks.Finding]:
     try:
         durable = attached_durable(ctx)
         durable.app.loader.import_default_modules()
+        if local_servers.is_without_store(durable) and local_servers.DEV_FILE.exists():
+            durable = stored_durable(ctx)
     except DurableError as exc:  # settings are validated at first use
         yield checks.Finding(checks.Level.FAIL, "configuration", str(exc), "Set it as the message says.")
     else:
