@@ -81,6 +81,8 @@ def start(
         except (CliError, WorkflowParamsInvalid) as exc:
             if params_given is None and exc.code == WorkflowParamsInvalid.code:
                 _name_params(ctx, backend, workflow)
+                options = f"-P key=text -P key:=JSON, or --params JSON, or: {command_line(ctx, 'start --help')}"
+                raise CliError(str(exc), f"It was started without parameters. Give them with {options}") from exc
             raise
         run, extra, verb = 1, [], "Started"
     if console.is_for_people:
