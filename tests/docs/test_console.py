@@ -32,7 +32,7 @@ def test_a_command_can_be_typed_like_this(block: Block, line: str) -> None:
             [target] = args
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         case "pip":
-            [extras] = re.findall(r"celery-durable\[([\w,]+)\]", line)
+            [extras] = re.findall(r"(?:celery-durable|\.)\[([\w,]+)\]", line)
             project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
             assert set(extras.split(",")) <= project["optional-dependencies"].keys()
         case "celery":

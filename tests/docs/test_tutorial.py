@@ -76,7 +76,7 @@ class Reader:
         for line in block.text.splitlines():
             if block.language == "console":
                 self.type(shlex.split(line)[1:])
-            elif line.startswith("pkill"):
+            elif line.startswith("kill -9"):
                 self.stop(signal.SIGKILL)
             elif line == "pytest":
                 self.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", "."], 0)
