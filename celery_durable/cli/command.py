@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
@@ -80,12 +81,62 @@ output_option = click.option(
 json_option = click.option("--json", is_flag=True, expose_value=False, callback=_choose_format, help="Like -o json.")
 
 
+_TARGET = re.compile(r"(?P<workflow>[^/]+)/(?P<id>[^/#]+)(#(?P<run>[0-9]+))?")
+_RUNS = "celery_durable.runs"
+"""The runs that the user named to a command without --run."""
+
+
 class Command(click.Command):
     """A command with ``examples`` in its help. Help puts the name of the program before each of them."""
 
     def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words. An instance may be named as it is printed: WORKFLOW/ID or WORKFLOW/ID#RUN."""
+        if [each.name for each in self.params if isinstance(each, click.Argument)][:2] == ["workflow", "id"]:
+            args = self._split_targets(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _split_targets(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the words with WORKFLOW ID [--run RUN] for WORKFLOW/ID[#RUN]."""
+        by_name = {each.name: each for each in self.params}
+        has_several = by_name["id"].nargs == -1
+        found = list(self._find_positions(args))[: None if has_several else 1]
+        if not found or "/" not in args[found[0]]:
+            return args
+        targets = [_TARGET.fullmatch(args[each]) for each in found]
+        name = None if targets[0] is None else targets[0]["workflow"]
+        split, options = list(args), []
+        for position, target in zip(found, targets, strict=True):
+            if target is None or target["workflow"] != name:
+                text = f"{args[position]!r} is not WORKFLOW/ID" + (f" of workflow {name!r}." if name else ".")
+                raise click.UsageError(text, ctx)
+            split[position] = target["id"]
+            if target["run"] is None:
+                continue
+            if "run" in by_name:
+                options += ["--run", target["run"]]
+            else:
+                ctx.meta.setdefault(_RUNS, []).append((name, target["id"], int(target["run"])))
+        split.insert(found[0], name or "")
+        return [*options, *split]
+
+    def _find_positions(self, args: list[str]) -> Iterator[int]:
+        """Yield the positions of the words that are neither options nor values of options."""
+        options = [each for each in self.params if isinstance(each, click.Option)]
+        with_value = {name for each in options if not each.is_flag for name in each.opts}
+        is_value, is_end = False, False
+        for position, word in enumerate(args):
+            if is_value:
+                is_value = False
+            elif word == "--":
+                is_end = True
+            elif word.startswith("-") and not is_end:
+                is_value = word in with_value
+            else:
+                yield position
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, with the program that the user called."""
@@ -98,6 +149,8 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A DurableError becomes a CliError."""
         try:
+            for workflow, instance_id, run in ctx.meta.get(_RUNS, ()):
+                _check_is_current(open_backend(ctx), workflow, instance_id, run)
             return super().invoke(ctx)
         except DurableError as exc:
             _connection(ctx).explain(exc)
@@ -114,9 +167,19 @@ class Command(click.Command):
             raise
 
 
+def _check_is_current(backend: Backend, workflow: str, instance_id: str, run: int) -> None:
+    """Raise CliError if the user named another run than the current one, on which the command works."""
+    current = backend.read_snapshot(workflow, instance_id).run_number
+    if run != current:
+        raise CliError(
+            f"Run {run} is not the current run of {workflow}/{instance_id}, which is {current}.",
+            f"This command works on the current run: name {workflow}/{instance_id}",
+        )
+
+
 def _name_unknown_workflow(ctx: click.Context, error: CliError) -> CliError:
     """Return an error that suggests a similar workflow, if what the user named was not found and is not known."""
-    name = str(ctx.params.get("workflow") or "").partition("/")[0]
+    name = str(ctx.params.get("workflow") or "")
     if error.exit_code != NOT_FOUND or not name:
         return error
     known = [each.name for each in open_backend(ctx).workflows()]

@@ -50,6 +50,6 @@ def test_what_is_not_there_or_not_named_is_refused(order: Shop) -> None:
     missing = order.pipe("explain", "order/none")
     assert (missing.code, missing.err.splitlines()[0]) == (3, "error: Workflow 'order' has no instance 'none'.")
     half = order.pipe("explain", "order")
-    assert (half.code, half.err.splitlines()[-1]) == (2, "Error: Name the instance too: WORKFLOW/ID.")
+    assert (half.code, half.err.splitlines()[-1]) == (2, "Error: Missing argument 'ID'.")
     both = order.pipe("explain", "order/o-1", "o-2")
-    assert both.code == 3
+    assert (both.code, both.err.splitlines()[-1]) == (2, "Error: Got unexpected extra argument (o-2)")

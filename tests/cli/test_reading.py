@@ -354,3 +354,36 @@ def test_without_rich_a_terminal_gets_tabs_under_a_head(order: Shop, monkeypatch
             *("await", "approval:", "event", '"approval",', "times", "out", "in", "1", "d"),
         ],
     ]
+
+
+# --- names of instances -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["show", "history", "logs", "export", "explain"])
+@pytest.mark.parametrize("target", ["order/o-1", "order/o-1#1"])
+def test_a_printed_name_of_an_instance_can_be_pasted(order: Shop, command: str, target: str) -> None:
+    assert order.pipe(command, target) == order.pipe(command, "order", "o-1")
+
+
+def test_options_may_come_before_a_pasted_name(order: Shop) -> None:
+    assert order.pipe("logs", "--level", "info", "order/o-1#1") == order.pipe("logs", "order", "o-1", "--level", "info")
+    sent = order.pipe("send-event", "--payload", '"a/b"', "order/o-1#1", "approval")
+    assert (sent.code, sent.out) == (0, "Sent\tapproval\torder/o-1\n")
+
+
+def test_a_pasted_name_of_an_earlier_run_changes_nothing(order: Shop) -> None:
+    assert order.pipe("restart", "order/o-1").code == 0
+    assert order.pipe("history", "order/o-1#1").rows[0][3] == "run 1 of order/o-1"
+    said = order.pipe("terminate", "order/o-1#1")
+    assert said.code == 1
+    assert said.err == (
+        "error: Run 1 is not the current run of order/o-1, which is 2.\n"
+        "hint: This command works on the current run: name order/o-1\n"
+    )
+
+
+def test_several_pasted_names_are_of_one_workflow(order: Shop) -> None:
+    order.pipe("start", "order", "-P", "order_id=2", "--id", "o-2")
+    assert order.pipe("pause", "order/o-1", "order/o-2").code == 0
+    said = order.pipe("resume", "order/o-1", "bad/o-2")
+    assert (said.code, said.err.splitlines()[-1]) == (2, "Error: 'bad/o-2' is not WORKFLOW/ID of workflow 'order'.")

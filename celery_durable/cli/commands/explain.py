@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import click
 
 from celery_durable.cli.command import Output, command, json_option, open_backend, output_option
 from celery_durable.cli.errors import adapt_commands
-from celery_durable.cli.inputs import Context, OptionalId
+from celery_durable.cli.inputs import Context, InstanceId, Workflow
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.explain import Code, Diagnosis
@@ -27,8 +25,8 @@ _STYLES = {
 def explain(
     ctx: Context,
     console: Output,
-    workflow: Annotated[str, click.argument("workflow", metavar="WORKFLOW[/ID]")],
-    id: OptionalId,
+    workflow: Workflow,
+    id: InstanceId,
 ) -> None:
     """Explain why an instance does not move.
 
@@ -36,16 +34,12 @@ def explain(
     instance, and the heartbeats of dispatchers and workers. In a pipe: the code and the sentence, then one line per
     action.
     """
-    name, _, rest = workflow.partition("/")
-    instance_id = id or rest
-    if not instance_id:
-        raise click.UsageError("Name the instance too: WORKFLOW/ID.")
-    diagnosis = open_backend(ctx).explain(name, instance_id)
+    diagnosis = open_backend(ctx).explain(workflow, id)
     if console.is_json:
         console.print_json(documents.convert(diagnosis) | {"actions": adapted_actions(ctx, diagnosis)})
     elif console.is_for_people:
         console.print_line(
-            Styled(f"{name}/{instance_id}", "bold"), Styled(diagnosis.code, _STYLES.get(diagnosis.code, "red"))
+            Styled(f"{workflow}/{id}", "bold"), Styled(diagnosis.code, _STYLES.get(diagnosis.code, "red"))
         )
         print_diagnosis(ctx, console, diagnosis)
     else:
