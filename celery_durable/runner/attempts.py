@@ -29,7 +29,9 @@ from celery_durable.runtime import ConcurrentBody
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
 MAX_BODY_RERUNS = 3
-"""How often a body runs again within one attempt, after the database lost its transaction."""
+"""How often a body runs again within one attempt, after a database that works lost its transaction."""
+MAX_OUTAGES = 20
+"""How often a body runs again within one attempt, after the database was away. The body may crash the server."""
 
 
 def idempotency_key(ancestry: Ancestry, step: str, suffix: str = "") -> str:
@@ -91,37 +93,47 @@ class Attempts:
 
     def run(self, steps: Sequence[AttemptedStep]) -> None:
         """Run the bodies of these steps, concurrently if there are several, and commit the outcome of each."""
-        for rerun in range(MAX_BODY_RERUNS + 1):
-            self._lost.clear()
-            if not self._lease.is_valid:
-                self._pass.run_or_interrupt(self._ensure_held)
-            if rerun == 0:
-                for step in steps:
-                    notify.send_attempt_started(
-                        self._lease.claim, step=step.name, step_key=step.key, attempt=step.number, type_=step.type
-                    )
-            self._env.runtime.checkpoint("before-body")
-            attempts: list[StepAttempt] = []
-            try:
-                for step in steps:
-                    attempts.append(step.build_attempt(self._session_lock))  # noqa: PERF401  # an error abandons these
-                if len(steps) == 1 and (steps[0].timeout is None or self._can_interrupt):
-                    self._finish(steps[0], attempts[0], attempts[0].run_timed(steps[0].timeout))
-                else:  # a body that cannot be interrupted on this thread gets one of its own, too
-                    self._run_concurrently(steps, attempts)
-            except BaseException:
-                for attempt in attempts:
-                    attempt.abandon()
-                raise
-            if not self._lost:
-                return
-            steps = [step for step, _, _ in self._lost]
+        if not self._lease.is_valid:
+            self._pass.run_or_interrupt(self._ensure_held)
+        for step in steps:
+            notify.send_attempt_started(
+                self._lease.claim, step=step.name, step_key=step.key, attempt=step.number, type_=step.type
+            )
+        self._run_bodies(steps)
+        reruns = outages = 0
+        while self._lost and reruns < MAX_BODY_RERUNS and outages < MAX_OUTAGES:
+            # If the database was away, as in a restart, that explains the loss. Otherwise the body may be its reason.
+            if self._pass.run_or_interrupt(self._wait_for_database):
+                outages += 1
+            else:
+                reruns += 1
+            self._env.runtime.back_off(reruns + outages)
+            self._run_bodies([step for step, _, _ in self._lost])
         for step, attempt, why in self._lost:
-            text = f"the step's transaction was lost {MAX_BODY_RERUNS + 1} times, at last by: {why}"
+            text = f"the step's transaction was lost {reruns + outages + 1} times, at last by: {why}"
             step.fail(attempt, AttemptFailure("StepTransactionLost", text))
+
+    def _run_bodies(self, steps: Sequence[AttemptedStep]) -> None:
+        self._lost.clear()
+        self._env.runtime.checkpoint("before-body")
+        attempts: list[StepAttempt] = []
+        try:
+            for step in steps:
+                attempts.append(step.build_attempt(self._session_lock))  # noqa: PERF401  # an error abandons these
+            if len(steps) == 1 and (steps[0].timeout is None or self._can_interrupt):
+                self._finish(steps[0], attempts[0], attempts[0].run_timed(steps[0].timeout))
+            else:  # a body that cannot be interrupted on this thread gets one of its own, too
+                self._run_concurrently(steps, attempts)
+        except BaseException:
+            for attempt in attempts:
+                attempt.abandon()
+            raise
 
     def _ensure_held(self) -> None:
         self._lease.ensure_held(self._env.store)
+
+    def _wait_for_database(self) -> bool:
+        return self._lease.wait_for_database(self._env.store)
 
     def _run_concurrently(self, steps: Sequence[AttemptedStep], attempts: Sequence[StepAttempt]) -> None:
         bodies = [
@@ -183,7 +195,7 @@ class Attempts:
         step.fail(attempt, failure)
 
     def _raise_failure(self, step: AttemptedStep, attempt: StepAttempt, error: BaseException) -> NoReturn:
-        if not attempt.has_transaction:
+        if not attempt.has_transaction and error is not attempt.opening_error:
             raise AttemptFailed(AttemptFailure.of(error))
         if self._env.store.is_transient(error):
             raise BodyRerunRequired(values.get_error_text(error)) from error

@@ -135,10 +135,27 @@ class Lease:
             raise Superseded(str(self.claim.ref))
         requested_at = self._monotonic()
         if requested_at >= self._valid_until:
-            store.transact(
-                lambda tx: claims.guard(tx, self.claim, lease=self.length, resets_crash_count=False), timeouts=PASS
-            )
+            store.transact(self._renew, timeouts=PASS)
             self.extend(requested_at=requested_at)
+
+    def wait_for_database(self, store: Store) -> bool:
+        """Wait until the database renews the lease, after it lost a transaction. Returns whether it was away.
+
+        Raises Superseded if the claim is no longer held, and StoreUnavailable.
+        """
+        requested_at, was_away = self._monotonic(), False
+        try:
+            store.transact_once(self._renew, timeouts=PASS)
+        except Exception as exc:
+            if not store.is_transient(exc):
+                raise
+            requested_at, was_away = self._monotonic(), True
+            store.transact(self._renew, timeouts=PASS)
+        self.extend(requested_at=requested_at)
+        return was_away
+
+    def _renew(self, tx: Tx) -> None:
+        claims.guard(tx, self.claim, lease=self.length, resets_crash_count=False)
 
 
 class EngineCode:

@@ -85,6 +85,8 @@ class StepAttempt:
         self._monotonic = env.runtime.monotonic
         self._lock = threading.Lock()
         self._is_over = self._is_abandoned = self._is_transaction_closed = False
+        self.opening_error: BaseException | None = None
+        """Why the transaction could not be opened."""
         self._started_at: float | None = None
 
     def run(self) -> BodyOutcome:
@@ -161,7 +163,8 @@ class StepAttempt:
         try:
             transaction = self.buffer.transaction = self._env.store.step_transactions.begin(step)
             self.check_not_abandoned()
-        except BaseException:
+        except BaseException as error:
+            self.opening_error = error
             if lock is not None:
                 lock.release(self)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from celery_durable.store.libpq import PreparedStatements, begin_prepared
 from celery_durable.store.schema import REVISION, Tables, build_tables
 from celery_durable.store.sessions import StepSessions
 from celery_durable.store.statements import Statement, find_compiled
-from celery_durable.store.time_limits import LOOP, ORDINARY, TimeBudget, Timeouts
+from celery_durable.store.time_limits import LOOP, ORDINARY, USER_WRITES, TimeBudget, Timeouts
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
@@ -32,6 +33,8 @@ T = TypeVar("T")
 logger = logging.getLogger("celery_durable.store")
 
 _TRIES = 8
+_TRIES_OF_PASSES = 32
+"""Those of operations that wait for a server that is away: with their pauses, 20 s if it refuses connections."""
 
 
 class Tx:
@@ -166,7 +169,8 @@ class Store:
         self, work: Callable[[Tx], T], *, find_committed: Callable[[Tx], T | None] | None = None
     ) -> T:
         """Like `transact`, for ``work`` that also calls `StepTransactions.run_writes`."""
-        return self.transact(work, find_committed=find_committed, timeouts=None)
+        self._refuse_in_write_lock()
+        return self._run_with_retries(self._run_with_user_statements, work, find_committed, USER_WRITES)
 
     def _run_with_retries(
         self,
@@ -177,11 +181,11 @@ class Store:
     ) -> T:
         """Run a transaction with ``run``, which takes the work and its deadline, until its outcome is certain."""
         budget = timeouts if isinstance(timeouts, TimeBudget) else TimeBudget(timeouts)
-        for tries_left in reversed(range(_TRIES)):
+        for tries in itertools.count(1):
             try:
                 return run(work, budget.next_deadline())
             except (CommitInDoubt, exc.DBAPIError) as error:
-                found = self._prepare_retry(error, find_committed, budget, tries_left)
+                found = self._prepare_retry(error, find_committed, budget, tries)
                 if found is not None:
                     return found
             except DurableError as refusal:
@@ -206,7 +210,7 @@ class Store:
             return self.transact(work, find_committed=find_committed, timeouts=timeouts)
         # The loop of `_run_with_retries` stands here again, since each step passes by: it would be three frames deeper.
         budget = timeouts if isinstance(timeouts, TimeBudget) else TimeBudget(timeouts)
-        for tries_left in reversed(range(_TRIES)):
+        for tries in itertools.count(1):
             try:
                 deadline = budget.next_deadline()
                 if not self._is_server_checked:
@@ -226,7 +230,7 @@ class Store:
                     raise
                 self._connections.keep(kept)
             except (CommitInDoubt, exc.DBAPIError) as error:
-                found = self._prepare_retry(error, find_committed, budget, tries_left)
+                found = self._prepare_retry(error, find_committed, budget, tries)
                 if found is not None:
                     return found
             else:
@@ -245,13 +249,13 @@ class Store:
         error: CommitInDoubt | exc.DBAPIError,
         find_committed: Callable[[Tx], T | None] | None,
         budget: TimeBudget,
-        tries_left: int,
+        tries: int,
     ) -> T | None:
         """Return None before another try, or what a commit in doubt has done.
 
         Raises the error if a retry is useless, and StoreUnavailable after the last try.
         """
-        is_last = tries_left == 0 or budget.is_spent
+        is_last = budget.is_spent or tries >= (_TRIES_OF_PASSES if budget.waits_for_server else _TRIES)
         if isinstance(error, CommitInDoubt):
             faults.log_commit_in_doubt(error.cause)
             budget.is_in_doubt = True
@@ -267,14 +271,15 @@ class Store:
             fault = classify_fault(error)
             if fault is Fault.NO_WRITES:  # after a failover, a new connection may reach the writable server
                 self._connections.reconnect()
-                logger.warning("The database takes no writes now: %s", str(error.orig).strip())
-                raise faults.build_unavailable(error, is_in_doubt=budget.is_in_doubt) from error
-            if fault not in (Fault.RETRY, Fault.CONNECTION_LOST):
+                if tries == 1:
+                    logger.warning("The database takes no writes now: %s", str(error.orig).strip())
+                is_last = is_last or not budget.waits_for_server
+            elif fault not in (Fault.RETRY, Fault.CONNECTION_LOST):
                 raise error
-            if is_last:
+            if is_last or (fault is Fault.RETRY and tries >= _TRIES):
                 raise faults.build_unavailable(error, is_in_doubt=budget.is_in_doubt) from error
             logger.debug("A transaction is repeated: %s", error.orig)
-        self.runtime.back_off(_TRIES - tries_left)
+        self.runtime.back_off(tries)
         return None
 
     @property

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from celery_durable.store import faults
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.external_transactions import Framework
-from celery_durable.store.time_limits import LOOP, ORDINARY, TimeBudget, Timeouts
+from celery_durable.store.time_limits import LOOP, ORDINARY, USER_WRITES, TimeBudget, Timeouts
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class FrameworkStore(Store):
         """Run ``work`` in a transaction of the framework, so that the writes in it are part of that transaction."""
         if self._framework.is_in_transaction():
             return self._join(work)
-        return self._run_with_retries(self._run_in_framework, work, find_committed, None)
+        return self._run_with_retries(self._run_in_framework, work, find_committed, USER_WRITES)
 
     def _run_in_framework(self, work: Callable[[Tx], T], _: float) -> T:
         transaction = self.step_transactions.begin("")

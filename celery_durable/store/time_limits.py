@@ -14,20 +14,29 @@ from celery_durable.runtime import real_monotonic
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long an operation may wait for the database: in one try, and in all its tries together."""
+    """How long an operation may wait for the database: in one try, and in all its tries together.
+
+    ``waits_for_server``: whether the tries go on while the server refuses connections or takes no writes.
+    """
 
     try_seconds: float
     total_seconds: float
+    waits_for_server: bool = False
 
 
 # `try_seconds` exceeds the server's lock timeout of 5 s, so that a lock wait ends with the server's own error. `DIRECT`
 # is the exception.
 LOOP = Timeouts(6.0, 10.0)
 """For loops that run again anyway: sweeps, renewals, heartbeats."""
-PASS = Timeouts(10.0, 25.0)
-"""For claims and step commits: the total is shorter than the default lease."""
-LOAD = Timeouts(20.0, 25.0)
+PASS = Timeouts(10.0, 25.0, waits_for_server=True)
+"""For claims and step commits: the total is shorter than the default lease.
+
+A pass waits while the server restarts: if it gave up, its claim would expire, and count as a crash.
+"""
+LOAD = Timeouts(20.0, 25.0, waits_for_server=True)
 """For reading a whole run, which may be large."""
+USER_WRITES = Timeouts(math.inf, math.inf, waits_for_server=True)
+"""For step commits that also run an author's statements."""
 ORDINARY = Timeouts(10.0, 20.0)
 DIRECT = Timeouts(2.0, 2.0)
 """For the answer of a Celery task whose worker process has this Durable, and commits the answer itself.
@@ -75,10 +84,11 @@ def restore_own_timeouts() -> Iterator[None]:
 class TimeBudget:
     """The remaining time of one operation, over all its tries, and whether one of them may have been applied."""
 
-    __slots__ = ("_try_seconds", "_until", "is_in_doubt")
+    __slots__ = ("_try_seconds", "_until", "is_in_doubt", "waits_for_server")
 
     def __init__(self, timeouts: Timeouts | None) -> None:
         self.is_in_doubt = False
+        self.waits_for_server = timeouts is not None and timeouts.waits_for_server
         limit = _limit.get()
         if limit is not None:
             self._try_seconds, self._until = math.inf, limit.until
