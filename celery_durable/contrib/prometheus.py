@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from celery_durable import signals, values
 from celery_durable.app import Durable
 from celery_durable.model import TERMINAL, Count, Heartbeat, Status
-from celery_durable.store import heartbeats, instance_counts, outbox, overview
+from celery_durable.store import heartbeats, instance_counts, outbox, overview, server_info
 from celery_durable.store.faults import describe_fault
 from celery_durable.values import Duration
 
@@ -206,6 +206,8 @@ class InstanceCounts(Collector):
         self._given_up: int | None = None
         self._oldest_due_seconds: float | None = None
         self._outages: dict[tuple[str, str], float] | None = None
+        self._read_only_since: float | None = None
+        """When this process found the database read-only, by the monotonic clock."""
         self._good_until = -math.inf
 
     def describe(self) -> list[Metric]:
@@ -246,6 +248,12 @@ class InstanceCounts(Collector):
             self._given_up = self._durable.internals.read_store.read(outbox.count_given_up)
             now_there, beats = self._durable.internals.store.read(heartbeats.read)
             self._outages = _lasting(now_there, beats)
+            # Dispatchers cannot store the outage in a database that takes no writes.
+            if not self._durable.internals.store.read(server_info.is_read_only):
+                self._read_only_since = None
+            else:
+                self._read_only_since = now if self._read_only_since is None else self._read_only_since
+                self._outages["database", "database"] = now - self._read_only_since
             # Not from the replica: what became due while it lags would count as overdue.
             oldest = self._durable.internals.store.read(overview.count_overdue).oldest
             self._oldest_due_seconds = 0.0 if oldest is None else max(0.0, (now_there - oldest).total_seconds())

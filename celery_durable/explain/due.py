@@ -23,7 +23,7 @@ from celery_durable.explain.phrases import (
     start_dispatcher_command,
     start_worker_command,
 )
-from celery_durable.explain.remedies import find_remedy, is_full_queue
+from celery_durable.explain.remedies import READ_ONLY_REMEDY, find_remedy, is_full_queue
 from celery_durable.model import Heartbeat, Outage, format_duration, iso
 
 _PUBLISH_DELAY = timedelta(seconds=5)
@@ -38,6 +38,9 @@ def explain_due(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
     due_at = row.run_at or row.updated_at
     since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {format_age(facts, due_at)}"
+    if facts.is_read_only:  # dispatchers cannot store their heartbeats, so they may seem to be missing
+        sentence = f"{since}, but the database is read-only, so no worker can claim it. {READ_ONLY_REMEDY}"
+        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
     if (outage := _find_outage(facts)) is not None:
         return _explain_outage(facts, since, outage)
     all_consumers = find_consumers(facts, row.queue)

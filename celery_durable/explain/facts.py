@@ -47,6 +47,8 @@ class Facts:
     heartbeats: tuple[Heartbeat, ...] = ()
     dispatcher: str = "beat"
     """In which processes dispatchers run: the setting ``durable_dispatcher`` of this process."""
+    is_read_only: bool = False
+    """Whether the database takes no writes."""
     parent: ParentStep | None = None
     """The step that created this instance as a child; None if no step did."""
 

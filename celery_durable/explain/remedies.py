@@ -54,7 +54,28 @@ _BROKER_REMEDIES = (
         "RabbitMQ has raised a memory or disk alarm: free some. It then accepts messages again by itself.",
     ),
 )
-_DATABASE_REMEDIES = ((_POOLER, "Behind PgBouncer in transaction mode, set durable_prepared_statements = False."),)
+_URL = "durable_database_url"
+READ_ONLY_REMEDY = f"Name the server that takes writes in {_URL}, or end the read-only mode."
+_DATABASE_REMEDIES = (
+    (_POOLER, "Behind PgBouncer in transaction mode, set durable_prepared_statements = False."),
+    (r'database "([^"]+)" does not exist', rf"Create the database, createdb \1, or correct its name in {_URL}."),
+    (r"Unknown database '([^']+)'", rf"Create the database, CREATE DATABASE `\1`, or correct its name in {_URL}."),
+    (r"read-?only", READ_ONLY_REMEDY),
+    (r"No space left|\bis full\b", "The disk of the database is full: free some space."),
+    (
+        r"authentication failed|no password supplied|no pg_hba\.conf entry|role \S+ does not exist|Access denied",
+        f"Correct the user name and the password in {_URL}, or allow the user to connect.",
+    ),
+    (
+        r"[Tt]oo many (clients|connections)|connection slots",
+        "Raise max_connections of the server, or run fewer processes.",
+    ),
+    (
+        r"Name or service not known|Temporary failure in name resolution|failed to resolve host|could not translate",
+        f"Correct the host in {_URL}.",
+    ),
+    (r"unable to open database file", f"Create the folder that {_URL} names, and let this user write to it."),
+)
 
 
 def is_full_queue(error: str) -> bool:
@@ -80,4 +101,5 @@ def find_remedy(error: str, *, of: Literal["broker", "database"] = "broker") -> 
     remedies, unknown = (
         (_DATABASE_REMEDIES, _UNKNOWN_DATABASE_ERROR) if of == "database" else (_BROKER_REMEDIES, _UNKNOWN_BROKER_ERROR)
     )
-    return next((sentence for pattern, sentence in remedies if re.search(pattern, error)), unknown)
+    matches = ((re.search(pattern, error), sentence) for pattern, sentence in remedies)
+    return next((match.expand(sentence) for match, sentence in matches if match is not None), unknown)

@@ -41,6 +41,7 @@ from celery_durable.store import (
     items,
     labels,
     outbox,
+    server_info,
 )
 from celery_durable.store.engine import Tx
 from celery_durable.store.instance_lists import InstanceList
@@ -130,6 +131,7 @@ class QueryOperations:
                 last_attempt=last_attempt,
                 buffered=buffered,
                 heartbeats=beats,
+                is_read_only=server_info.is_read_only(tx),
                 dispatcher=self._context.settings.dispatcher,
                 answered=history.count_answered_tasks(tx, row.pk, row.run_number),
                 unsent=outbox.find_existing(tx, [step.task_id for step in open_ if step.task_id is not None]),

@@ -38,17 +38,22 @@ def read_server_info(store: Store) -> ServerInfo:
     def work(tx: Tx) -> ServerInfo:
         dialects.check_server(tx.conn)
         version = ".".join(str(part) for part in (tx.conn.dialect.server_version_info or ())[:3])
-        query = _READ_ONLY.get(store.database.name)
         return ServerInfo(
             name=store.database.name,
             version=version,
             isolation=tx.conn.get_isolation_level(),
-            is_read_only=query is not None and bool(tx.conn.exec_driver_sql(query).scalar()),
+            is_read_only=is_read_only(tx),
             now=from_us(tx.execute(sa.select(store.clock())).scalar_one()),
             sync_wait=_read_sync_wait(tx) if store.database is dialects.MARIADB else None,
         )
 
     return store.transact_once(work)
+
+
+def is_read_only(tx: Tx) -> bool:
+    """Whether the server accepts no writes: it is a standby, or an operator made it read-only."""
+    query = _READ_ONLY.get(tx.store.database.name)
+    return query is not None and bool(tx.conn.exec_driver_sql(query).scalar())
 
 
 def _read_sync_wait(tx: Tx) -> int | None:

@@ -18,6 +18,7 @@ from celery_durable import Durable
 from celery_durable.cli import durable as durable_command
 from celery_durable.runtime import real_monotonic
 from tests.cli.conftest import Said, Shop
+from tests.engine.test_no_writes import read_only
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.store.lost_connections import cut_commit
 
@@ -237,3 +238,28 @@ def test_an_export_takes_as_long_as_it_takes(proxied: tuple[Shop, FaultProxy]) -
     said = shop.pipe("export", "order", "o-1")
     assert (said.err, said.code, len(stalls)) == ("", 0, 1)
     assert json.loads(said.out)["params"] == {"order_id": "42", "cents": 500}
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_a_missing_database_is_named_with_the_command_that_creates_it(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = sa.make_url(store_url).set(database="nowhere")
+    shop = Shop(url.render_as_string(hide_password=False), monkeypatch)
+    said = shop.pipe("start", "order", "-P", "order_id=42", "--id", "o-1")
+    command = "createdb nowhere" if url.get_backend_name() == "postgresql" else "CREATE DATABASE `nowhere`"
+    assert f"hint: Create the database, {command}, or correct its name in durable_database_url." in said.err
+    assert said.code == 4
+    shop.durable.close()
+    shop.app.close()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_read_only_database_is_named_by_start_and_explain(shop: Shop) -> None:
+    shop.pipe("start", "order", "-P", "order_id=42", "--id", "o-1")
+    with read_only(shop.durable.internals.store.engine.url):
+        shop.durable.internals.store._connections.reconnect()
+        said = shop.pipe("start", "order", "-P", "order_id=42", "--id", "o-2")
+        assert "hint: Name the server that takes writes in durable_database_url, or end the read-only mode." in said.err
+        shop.clock.advance(seconds=60)
+        assert "It has been due for 1 min, but the database is read-only" in shop.pipe("explain", "order", "o-1").out

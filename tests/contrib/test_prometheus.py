@@ -32,6 +32,7 @@ from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.testing import DurableHarness
 from tests.celery.embedded import worker
 from tests.docs.blocks import ROOT
+from tests.engine.test_no_writes import read_only
 
 Samples = dict[str, float]
 
@@ -275,6 +276,22 @@ def test_what_keeps_a_dispatcher_from_its_work_is_measured_until_it_is_over(stor
         assert lasting() == {"outage_seconds what=queue,where=q": 25.0}
         harness.clock.advance(60)  # without a word from it
         assert lasting() == {}
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_read_only_database_is_an_outage_that_no_dispatcher_can_store(store_url: str) -> None:
+    with DurableHarness([failing], store_url=store_url, wipe=True) as harness:
+        counts = CollectorRegistry()
+        counts.register(prometheus.InstanceCounts(harness.durable))
+        name = "outage_seconds what=database,where=database"
+        with read_only(store_url):
+            harness.durable.internals.store._connections.reconnect()
+            assert scraped(counts)[name] == 0.0
+            harness.clock.advance(70)
+            assert scraped(counts)[name] == 70.0
+        harness.durable.internals.store._connections.reconnect()
+        harness.clock.advance(10)
+        assert name not in scraped(counts)
 
 
 def test_without_a_database_the_other_metrics_are_there(

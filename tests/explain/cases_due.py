@@ -108,6 +108,14 @@ DUE = [
         id="the broker is away",
     ),
     pytest.param(
+        told(OVERDUE, is_read_only=True),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, but the database is read-only, so no worker can claim it. Name the server that "
+        "takes writes in durable_database_url, or end the read-only mode.",
+        [f"{DURABLE} doctor"],
+        id="the database takes no writes",
+    ),
+    pytest.param(
         told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(replace(BROKER_AWAY, what="database"),)))),
         Code.DUE_NOT_DISPATCHED,
         "It has been due for 1 min, but the dispatcher has not reached the database since "

@@ -79,3 +79,24 @@ def test_an_error_of_the_database_has_a_remedy_of_its_own() -> None:
     assert find_remedy("Connection refused", of="database") == (
         "Is the server running, and is durable_database_url right?"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "begins"),
+    [
+        ('connection failed: FATAL:  database "shop" does not exist', "Create the database, createdb shop, or"),
+        ("(1049, \"Unknown database 'shop'\")", "Create the database, CREATE DATABASE `shop`, or"),
+        ("cannot execute INSERT in a read-only transaction", "Name the server that takes writes"),
+        ("(1290, 'The MariaDB server is running with the --read-only option')", "Name the server that takes writes"),
+        ("attempt to write a readonly database", "Name the server that takes writes"),
+        ("could not extend file: No space left on device", "The disk of the database is full"),
+        ('FATAL:  password authentication failed for user "shop"', "Correct the user name and the password"),
+        ('FATAL:  role "shop" does not exist', "Correct the user name and the password"),
+        ("(1045, \"Access denied for user 'shop'@'localhost'\")", "Correct the user name and the password"),
+        ("FATAL:  sorry, too many clients already", "Raise max_connections"),
+        ("failed to resolve host 'db': [Errno -2] Name or service not known", "Correct the host"),
+        ("unable to open database file", "Create the folder"),
+    ],
+)
+def test_each_error_of_a_database_has_its_own_remedy(error: str, begins: str) -> None:
+    assert find_remedy(error, of="database").startswith(begins)
