@@ -148,9 +148,9 @@ class Step(Branches):
             timeout: 1 second to ``durable_max_sleep_seconds`` (a year).
             schema: The type of the payload, such as a pydantic model. None: JSON data as it is.
             schema_error: What becomes of an event that does not fit the schema. "refuse": `send_event` raises
-                `EventRefused` and stores nothing, if the run waits and the sender has imported the schema, a class of
-                a module. "raise": the event is stored. Each event that is stored and does not fit is consumed, and
-                raises EventPayloadInvalid here.
+                `EventRefused` and stores nothing, if the run waits and the sender has imported the schema, a class.
+                "raise": the event is stored. Each event that is stored and does not fit is consumed, and raises
+                EventPayloadInvalid here.
 
         Returns:
             The event.

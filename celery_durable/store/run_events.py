@@ -80,7 +80,9 @@ def build_open_wait(s: Store, pk: Any, run_number: Any) -> sa.Select[tuple[str]]
 def _find_payload_type(s: Store) -> Any:
     i = s.tables.instance.c
     is_it = (i.workflow == param("workflow", sa.String), i.instance_id == param("instance", sa.String))
-    return build_open_wait(s, i.id, i.run_number).with_only_columns(s.tables.step.c.payload_type).where(*is_it).limit(1)
+    st = s.tables.step.c
+    wait = build_open_wait(s, i.id, i.run_number).with_only_columns(st.payload_type).where(*is_it)
+    return wait.order_by(st.seq).limit(1)  # the first of several consumes the event
 
 
 def find_payload_type(tx: Tx, workflow: str, instance_id: str, type_: str) -> str | None:

@@ -60,8 +60,8 @@ _MAX_CLASS_NAME = 512
 
 
 def name_class(annotation: Any) -> str | None:
-    """Return the name by which `find_class` finds a class of a module; None for anything else, such as a union."""
-    if not isinstance(annotation, type) or annotation.__module__ == "builtins":
+    """Return the name by which `find_class` finds a class; None for anything else, such as a union."""
+    if not isinstance(annotation, type):
         return None
     name = f"{annotation.__module__}:{annotation.__qualname__}"
     return name if len(name) <= _MAX_CLASS_NAME and find_class(name) is annotation else None

@@ -40,6 +40,19 @@ def test_a_payload_that_breaks_the_schema_is_refused_and_the_wait_goes_on(world:
     assert instance.output == "eve"
 
 
+def test_a_schema_may_be_a_builtin_class(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.wait_for_event("count", "counted", schema=int).payload
+
+    instance = order.run()
+    with pytest.raises(EventRefused):
+        instance.send("counted", "seven")
+    instance.send("counted", 7)
+    world.run_until_idle()
+    assert instance.output == 7
+
+
 def test_a_schema_that_a_deploy_has_changed_is_the_one_that_counts(world: World) -> None:
     schemas = [Approval, Refusal]
 
