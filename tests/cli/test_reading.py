@@ -235,6 +235,13 @@ def test_show_in_a_pipe_is_records_named_by_their_first_field(order: Shop) -> No
     ]  # fmt: skip
 
 
+def test_show_of_a_complete_instance_has_its_output(order: Shop) -> None:
+    order.work_at_once()
+    order.pipe("send-event", "order", "o-1", "approval", "--payload", "1")
+    assert order.pipe("show", "order", "o-1").rows[-1] == ["output", '"paid"']
+    assert 'output   "paid"' in plain(order.terminal("show", "order", "o-1"))
+
+
 def test_show_in_a_pipe_names_error_and_reason(shop: Shop) -> None:
     shop.pipe("start", "bad", "--id", "b-1")
     shop.work("bad", "b-1")

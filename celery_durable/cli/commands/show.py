@@ -9,9 +9,12 @@ from celery_durable.cli.command import OpenBackend, Output, command, output_opti
 from celery_durable.cli.commands.explain import print_diagnosis
 from celery_durable.cli.inputs import Context, InstanceId, Option, RunNumber, Workflow
 from celery_durable.cli.output import documents, render
-from celery_durable.cli.output.console import Console, Styled
+from celery_durable.cli.output.console import Console, Styled, to_compact_json
 from celery_durable.cli.output.render import Times
 from celery_durable.model import History, RunRef, Status
+
+_MAX_OUTPUT = 200
+"""How many characters of the output a person sees without --full."""
 
 
 @command("show order order-42", "show order order-42 --full", "show order order-42 --run 1", options=[output_option])
@@ -30,8 +33,8 @@ def show(
 
     Use it to see what an instance has done, why attempts failed, what it waits for, and what it has published. In a
     pipe: one record per line, whose first field is its kind (instance, label, limit, origin, parent, error, reason,
-    step, item, attempt, event, audit, published). --full adds params, output, and a last field with the result, payload
-    or traceback as JSON.
+    step, item, attempt, event, audit, output, published). --full adds params, and a last field with the
+    result, payload or traceback as JSON.
     """
     seen = backend.read_snapshot(workflow, id)
     history = backend.history(workflow, id, run=run)
@@ -61,8 +64,13 @@ def show(
     console.print_section(
         "audit", render.AUDIT_COLUMNS, [render.audit_cells(record, times) for record in history.audit]
     )
-    if full and history.status.status is Status.COMPLETE:
-        console.print_value("output", history.status.output)
+    if history.status.status is Status.COMPLETE:
+        if full or not console.is_for_people:
+            console.print_value("output", history.status.output)
+        else:
+            text = to_compact_json(history.status.output)
+            cut = text if len(text) <= _MAX_OUTPUT else f"{text[:_MAX_OUTPUT]}... (complete with --full)"
+            console.print_line(Styled("output", "dim"), cut, indent=2)
     rows = [render.published_cells(key, found, times) for key, found in published.items()]
     # A record has the value itself in a field.
     values = [(key, found.value) for key, found in published.items()] if full and console.is_for_people else []
