@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_durable.tasks.publishing.message_builder import Message
 from celery_durable.tasks.publishing.recorder import RecordedMessage
 from celery_durable.tasks.publishing.report import SendState
 
@@ -24,12 +23,8 @@ class BatchItem:
     states: list[SendState]
     index: int
     id: str
-    message: Message
+    recorded: RecordedMessage
     errors: dict[int, Exception] | None = None
-
-    @property
-    def recorded(self) -> RecordedMessage:
-        return self.message if isinstance(self.message, RecordedMessage) else self.message.recorded
 
     @property
     def state(self) -> SendState:

@@ -17,9 +17,8 @@ from celery_durable.tasks.publishing.recorder import (
     is_publish_observed,
     prevent_result_subscription,
 )
-from celery_durable.tasks.publishing.templates import FilledTemplate, Templates
+from celery_durable.tasks.publishing.templates import Templates
 
-Message = RecordedMessage | FilledTemplate
 _MAX_NAME_LENGTH = 240
 
 
@@ -43,13 +42,13 @@ class MessageBuilder:
         self._advance, self._deliver, self._answer_task_names, self._queue = advance, deliver, answer_task_names, queue
         self.templates = Templates(app)
 
-    def make_dispatch_builder(self, *, supports_templates: bool) -> Callable[[DueRun], Sequence[Message]]:
+    def make_dispatch_builder(self, *, supports_templates: bool) -> Callable[[DueRun], Sequence[RecordedMessage]]:
         """A function that makes the dispatch messages of one batch, from templates if the transport supports them."""
         uses_templates = supports_templates and not is_publish_observed(self._app)
         task: Any = self._app.current_worker_task
         ids = (task.request.root_id or task.request.id, task.request.id) if task else ("", "")
 
-        def make(due: DueRun) -> Sequence[Message]:
+        def make(due: DueRun) -> Sequence[RecordedMessage]:
             ref = due.ref
             args = (ref.workflow, ref.instance_id, ref.run_number)
             # Flower and logs show these ids. With the nonce, a revoke of one message does not block the next one.
@@ -69,7 +68,7 @@ class MessageBuilder:
 
         return make
 
-    def build_outbox_messages(self, message: OutboxMessage) -> Sequence[Message]:
+    def build_outbox_messages(self, message: OutboxMessage) -> Sequence[RecordedMessage]:
         """The messages for a row of the outbox; always recorded, since each row has its own options.
 
         Empty if the task's own ``apply_async`` sent nothing. Raises TaskRefused if a step waits for the task's result.

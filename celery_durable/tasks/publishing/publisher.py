@@ -22,7 +22,7 @@ from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.circuit_breakers import CircuitBreakers
 from celery_durable.tasks.publishing.eager import EagerTasks
-from celery_durable.tasks.publishing.message_builder import Message, MessageBuilder
+from celery_durable.tasks.publishing.message_builder import MessageBuilder
 from celery_durable.tasks.publishing.recorder import RecordedMessage
 from celery_durable.tasks.publishing.report import BrokerOutage, PublishReport, SendState
 from celery_durable.tasks.publishing.sender import Job, Sender
@@ -129,7 +129,7 @@ class Publisher:
     def _send_all(
         self,
         elements: Sequence[T],
-        make_builder: Callable[[], Callable[[T], Sequence[Message]]],
+        make_builder: Callable[[], Callable[[T], Sequence[RecordedMessage]]],
         queue_of: Callable[[T], str | None],
     ) -> PublishReport:
         states: list[SendState] = []
@@ -150,7 +150,7 @@ class Publisher:
     def _send_part(
         self,
         part: Sequence[T],
-        make: Callable[[T], Sequence[Message]],
+        make: Callable[[T], Sequence[RecordedMessage]],
         queue_of: Callable[[T], str | None],
         seconds: float,
     ) -> PublishReport:
@@ -174,7 +174,7 @@ class Publisher:
     def _build_batches(
         self,
         part: Sequence[T],
-        make: Callable[[T], Sequence[Message]],
+        make: Callable[[T], Sequence[RecordedMessage]],
         queue_of: Callable[[T], str | None],
         states: list[SendState],
         errors: dict[int, Exception],
@@ -270,10 +270,9 @@ def _log_refused(refused: Sequence[tuple[object, Exception]]) -> None:
 
 
 def _item(
-    message: Message, states: list[SendState], index: int, errors: dict[int, Exception] | None = None
+    message: RecordedMessage, states: list[SendState], index: int, errors: dict[int, Exception] | None = None
 ) -> BatchItem:
-    id_ = message.properties.get("correlation_id") if isinstance(message, RecordedMessage) else message.values["id"]
-    return BatchItem(states, index, str(id_), message, errors)
+    return BatchItem(states, index, str(message.properties.get("correlation_id")), message, errors)
 
 
 def _batch_for(

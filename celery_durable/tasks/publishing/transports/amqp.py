@@ -1,8 +1,8 @@
-"""RabbitMQ over py-amqp: one channel per destination, many frames per write, and publisher confirms.
+"""RabbitMQ over py-amqp: one channel per destination, all messages written before a confirm is read.
 
 py-amqp raises a channel's error from the read that happens to be running. So there are three phases. First the sender
 declares the entities of each batch in turn: no message is in flight, so an error belongs to the current batch. Then it
-writes all messages. Then it reads until all are confirmed.
+writes all messages, by a method that does not read, as `basic_publish` does. Then it reads until all are confirmed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import amqp
+from amqp.spec import Basic
 from kombu import Queue
 
 from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.report import SendState
-from celery_durable.tasks.publishing.transports.frames import Encoder, Payload, content_frames, publish_method
 from celery_durable.tasks.publishing.transports.generic import (
     CONNECT_SECONDS,
     NACK,
@@ -29,7 +29,6 @@ from celery_durable.tasks.publishing.transports.generic import (
 _ALARM = "connection.blocked: the broker takes no messages (a memory or disk alarm)"
 _PROBE_QUEUE = "celery-durable.probe"
 _MAX_DESTINATIONS = 64
-_MAX_WRITE_BYTES = 131_072
 _MAX_NAME_BYTES = 255
 
 
@@ -82,7 +81,6 @@ class AmqpTransport(Transport):
         # waits forever in the middle of a frame.
         self._amqp.transport.sock.settimeout(SEND_SECONDS)
         self._destinations: dict[tuple[str, str], _Destination] = {}
-        self._encoder = Encoder(self.channel)
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -125,12 +123,12 @@ class AmqpTransport(Transport):
         """Declare, write and confirm; returns the batches whose destination was deleted after it was declared."""
         ready = []
         for batch in batches:
-            payloads = self._encode_batch(batch)
+            messages = self._prepare_messages(batch)
             destination = self._prepare_destination(batch)
             if destination is not None:
-                ready.append((destination, payloads))
-        for destination, payloads in ready:
-            self._write(destination, payloads)
+                ready.append((destination, messages))
+        for destination, messages in ready:
+            self._write(destination, messages)
         self._read_confirms([destination for destination, _ in ready])
         return [
             destination.batch
@@ -138,14 +136,18 @@ class AmqpTransport(Transport):
             if destination.was_deleted and destination.was_declared_earlier
         ]
 
-    def _encode_batch(self, batch: DestinationBatch) -> list[tuple[BatchItem, Payload]]:
-        payloads = []
+    def _prepare_messages(self, batch: DestinationBatch) -> list[tuple[BatchItem, Any]]:
+        messages = []
         for item in batch.open_items():
             try:
-                payloads.append((item, self._encoder.encode(item.message)))
+                recorded = item.recorded
+                message = self.channel.prepare_message(*recorded.prepare[:5], dict(recorded.properties))
+                properties = message._serialize_properties()  # noqa: SLF001
+                message._serialize_properties = lambda properties=properties: properties  # noqa: SLF001  # once is enough
+                messages.append((item, message))
             except Exception as exc:  # noqa: BLE001  # for example a header without an AMQP type, or an id too long
                 batch.refuse_item(item, exc)
-        return payloads
+        return messages
 
     def _prepare_destination(self, batch: DestinationBatch) -> _Destination | None:
         """The channel of a batch, with its entities declared; None if the broker refused that."""
@@ -201,23 +203,17 @@ class AmqpTransport(Transport):
         channel.events["basic_return"].add(record_return)
         return destination
 
-    def _write(self, destination: _Destination, payloads: Sequence[tuple[BatchItem, Payload]]) -> None:
-        batch, number = destination.batch, destination.channel.channel_id
+    @staticmethod
+    def _write(destination: _Destination, messages: Sequence[tuple[BatchItem, Any]]) -> None:
+        batch, channel = destination.batch, destination.channel
         # Celery's events are not mandatory: their exchange may have no bound queue.
         is_mandatory = any(isinstance(entity, Queue) for entity in batch.declare)
-        method = publish_method(number, batch.exchange, batch.routing_key, is_mandatory=is_mandatory)
-        frames: list[bytes] = []
-        size = 0
-        for item, payload in payloads:
+        arguments = (0, batch.exchange, batch.routing_key, is_mandatory, False)
+        for item, message in messages:
             destination.tag += 1
             destination.unconfirmed[destination.tag] = item
             item.state = SendState.UNKNOWN
-            frames += (method, *content_frames(number, payload, self._amqp.frame_max))
-            size += len(payload.body)
-            if size > _MAX_WRITE_BYTES:
-                self._amqp.transport.write(b"".join(frames))
-                frames, size = [], 0
-        self._amqp.transport.write(b"".join(frames))
+            channel.send_method(Basic.Publish, "Bssbb", arguments, message)
 
     def _read_confirms(self, destinations: Sequence[_Destination]) -> None:
         """Read until all messages are confirmed. Each answer extends the wait, up to 4 s: a slow broker still works."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from kombu import Queue
@@ -16,10 +12,7 @@ from kombu.utils.json import dumps
 from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
 from celery_durable.tasks.publishing.recorder import RecordedMessage
 from celery_durable.tasks.publishing.report import SendState
-from celery_durable.tasks.publishing.templates import PLACEHOLDER_PREFIX, Template
 from celery_durable.tasks.publishing.transports.generic import CONNECT_SECONDS, SEND_SECONDS, Transport, resolve_address
-
-Render = Callable[[Mapping[str, str], str], str]
 
 _PRIVATE_NAMES = (
     "_create_client",
@@ -30,8 +23,6 @@ _PRIVATE_NAMES = (
     "_queue_bind",
     "_size",
 )
-_MAX_RENDERERS = 1000
-_quote = json.encoder.encode_basestring_ascii
 
 
 class RedisTransport(Transport):
@@ -60,7 +51,6 @@ class RedisTransport(Transport):
         if (pool := getattr(self.channel, "_async_pool", None)) is not None:
             pool.disconnect()
         self._client = self.channel._create_client()  # noqa: SLF001  # kept: to make one takes as long as a message
-        self._renderers: dict[Template, Render] = {}
 
     def send(self, batches: Sequence[DestinationBatch]) -> None:
         commands: list[tuple[DestinationBatch, list[BatchItem]]] = []
@@ -98,7 +88,7 @@ class RedisTransport(Transport):
         for item in batch.open_items():
             try:
                 priority = channel._get_message_priority({"properties": {"priority": item.recorded.priority}})  # noqa: SLF001
-                by_priority.setdefault(priority, []).append((item, self._encode_item(item)))
+                by_priority.setdefault(priority, []).append((item, self._encode(item.recorded)))
             except Exception as exc:  # noqa: BLE001  # the content may raise any error when it is encoded as JSON
                 batch.refuse_item(item, exc)
         expires: Mapping[str, int] = getattr(channel, "_expires", {})  # from kombu 5.7
@@ -143,38 +133,10 @@ class RedisTransport(Transport):
             raise exc  # READONLY, OOM, LOADING, MISCONF: a failure of the broker, not of one queue
         batch.refuse(exc)
 
-    def _encode_item(self, item: BatchItem) -> str:
-        if isinstance(item.message, RecordedMessage):
-            return self._encode(item.message)
-        template = item.message.template
-        render = self._renderers.get(template)
-        if render is None:
-            if len(self._renderers) > _MAX_RENDERERS:
-                self._renderers = {}
-            render = self._renderers[template] = self._make_renderer(template)
-        return render(item.message.values, item.message.body)
-
     def _encode(self, recorded: RecordedMessage) -> str:
         message = self.channel.prepare_message(*recorded.prepare[:5], dict(recorded.properties))
         self.channel._inplace_augment_message(message, recorded.exchange, recorded.routing_key)  # noqa: SLF001
         return str(dumps(message))
-
-    def _make_renderer(self, template: Template) -> Render:
-        message = json.loads(self._encode(template.recorded))
-        is_base64 = message["properties"]["body_encoding"] == "base64"
-        message["body"], message["properties"]["delivery_tag"] = (
-            f"{PLACEHOLDER_PREFIX}body@",
-            f"{PLACEHOLDER_PREFIX}tag@",
-        )
-        form = re.sub(rf"{re.escape(PLACEHOLDER_PREFIX)}(\w+)@", r"%(\1)s", dumps(message).replace("%", "%%"))
-
-        def render(values: Mapping[str, str], body: str) -> str:
-            fit = {key: _quote(value)[1:-1] for key, value in values.items()}
-            fit["body"] = base64.b64encode(body.encode()).decode() if is_base64 else _quote(body)[1:-1]
-            fit["tag"] = _delivery_tag()
-            return form % fit
-
-        return render
 
     def queue_length(self, queue: str) -> int | None:
         """The total length of the queue's lists, one per priority; a missing list counts as 0.
@@ -198,9 +160,3 @@ class RedisTransport(Transport):
 def _set_states(items: Sequence[BatchItem], state: SendState) -> None:
     for item in items:
         item.state = state
-
-
-def _delivery_tag() -> str:
-    """A random uuid as kombu's delivery tags, made ten times as fast."""
-    raw = os.urandom(16).hex()
-    return f"{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
