@@ -208,34 +208,26 @@ class Store:
         """
         if not self.database.can_combine_writes:
             return self.transact(work, find_committed=find_committed, timeouts=timeouts)
-        # The loop of `_run_with_retries` stands here again, since each step passes by: it would be three frames deeper.
-        budget = timeouts if isinstance(timeouts, TimeBudget) else TimeBudget(timeouts)
-        for tries in itertools.count(1):
-            try:
-                deadline = budget.next_deadline()
-                if not self._is_server_checked:
-                    self._check_server(deadline)
-                kept = self._connections.take_or_open(deadline)
-                try:
-                    self.runtime.checkpoint("before-commit")
-                    result = work(self.tx_type(kept.conn, self, kept.prepared_statements))
-                    self.runtime.checkpoint("after-commit")
-                except exc.DBAPIError as error:
-                    self._connections.return_to_pool(kept)
-                    if classify_fault(error) is Fault.CONNECTION_LOST:  # the statement may have been applied
-                        raise CommitInDoubt(error) from error
-                    raise
-                except BaseException:
-                    self._connections.return_to_pool(kept)  # a statement may be unfinished: the pool resets it
-                    raise
-                self._connections.keep(kept)
-            except (CommitInDoubt, exc.DBAPIError) as error:
-                found = self._prepare_retry(error, find_committed, budget, tries)
-                if found is not None:
-                    return found
-            else:
-                return result
-        raise AssertionError("unreachable")
+        return self._run_with_retries(self._run_autocommit, work, find_committed, timeouts)
+
+    def _run_autocommit(self, work: Callable[[Tx], T], deadline: float) -> T:
+        if not self._is_server_checked:
+            self._check_server(deadline)
+        kept = self._connections.take_or_open(deadline)
+        try:
+            self.runtime.checkpoint("before-commit")
+            result = work(self.tx_type(kept.conn, self, kept.prepared_statements))
+            self.runtime.checkpoint("after-commit")
+        except exc.DBAPIError as error:
+            self._connections.return_to_pool(kept)
+            if classify_fault(error) is Fault.CONNECTION_LOST:  # the statement may have been applied
+                raise CommitInDoubt(error) from error
+            raise
+        except BaseException:
+            self._connections.return_to_pool(kept)  # a statement may be unfinished: the pool resets it
+            raise
+        self._connections.keep(kept)
+        return result
 
     def _refuse_in_write_lock(self) -> None:
         if threading.get_ident() in self.step_transactions.threads_with_write_lock:

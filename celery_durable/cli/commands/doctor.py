@@ -40,7 +40,7 @@ def _check(ctx: Context) -> Iterator[checks.Finding]:
     try:
         durable = attached_durable(ctx)
         durable.app.loader.import_default_modules()
-        if local_servers.is_without_store(durable) and local_servers.DEV_FILE.exists():
+        if local_servers.DEV_FILE.exists() and local_servers.is_without_store(durable):
             durable = stored_durable(ctx)
     except DurableError as exc:  # settings are validated at first use
         yield checks.Finding(checks.Level.FAIL, "configuration", str(exc), "Set it as the message says.")
