@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
+from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch, WorkflowParamsInvalid
 from celery_durable.errors.base import name_error
 from celery_durable.explain.codes import Code
 from celery_durable.explain.commands import YOUR_APP, instance_command
@@ -37,6 +37,8 @@ from celery_durable.model import Status, StepStatus, format_duration, iso
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
 _CHANGED_CODE = frozenset({StepNameReused.__name__, StepTypeMismatch.__name__})
+_OF_PARAMETERS = frozenset({"KeyError", WorkflowParamsInvalid.__name__})
+"""Errors that wrong parameters cause."""
 
 
 def explain(facts: Facts) -> Diagnosis:
@@ -104,6 +106,8 @@ def _explain_failed(facts: Facts) -> Diagnosis:
         code = Code.NONDETERMINISTIC
         sentence += ". The workflow's code does not match the recorded steps"
     sentence = f"{sentence.rstrip('.')}.{locate_error(facts, None if step is None else step.step_key)}"
+    if name in _OF_PARAMETERS:
+        sentence += " Retry and restart keep the parameters: if they are wrong, start a new instance."
     row = facts.instance
     actions = [
         instance_command(row, "show", "--full"),

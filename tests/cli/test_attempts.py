@@ -80,7 +80,10 @@ def test_explain_names_the_place_and_a_command_that_shows_it(failing: Shop, kind
     assert (waiting["code"], failed["code"]) == ("RETRY_SCHEDULED", "FAILED")
     for found in (waiting, failed):
         assert found["sentence"].endswith(f"KeyError: 'total'. Raised at {PLACE}.") or (
-            found["sentence"].endswith(f'(step "charge card", 2 attempts). Raised at {PLACE}.')
+            found["sentence"].endswith(
+                f'(step "charge card", 2 attempts). Raised at {PLACE}. Retry and restart keep the parameters: if they '
+                "are wrong, start a new instance."
+            )
         )
         words = found["actions"][0].partition(" durable ")[2].split()
         assert PLACE.rpartition("/")[2].partition(":")[0] in failing.pipe(*words).out

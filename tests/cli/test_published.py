@@ -52,7 +52,7 @@ def bring_paper(packing: Shop) -> None:
 
 
 def test_show_has_what_is_published(packing: Shop, connection: Any) -> None:
-    assert connection("show", "pack", "p-1").rows[-2:] == [
+    assert connection("show", "pack", "p-1").rows[-3:-1] == [
         ["published", "boxes", '{"done":1,"total":4}', AT],
         ["published", "phase", '"waits\\nfor \\u001b[31mpaper"', AT],
     ]

@@ -33,7 +33,7 @@ def show(
 
     Use it to see what an instance has done, why attempts failed, what it waits for, and what it has published. In a
     pipe: one record per line, whose first field is its kind (instance, label, limit, origin, parent, error, reason,
-    step, item, attempt, event, audit, output, published). --full adds params, and a last field with the
+    step, item, attempt, event, audit, output, published, explain). --full adds params, and a last field with the
     result, payload or traceback as JSON.
     """
     seen = backend.read_snapshot(workflow, id)
@@ -46,9 +46,9 @@ def show(
         )
         return
     times = Times(backend.now(), exact=full or not console.is_for_people)
+    is_live = not seen.status.is_terminal and history.run_number == seen.run_number
+    diagnosis = backend.explain(workflow, id) if is_live else None
     if console.is_for_people:
-        is_live = not seen.status.is_terminal and history.run_number == seen.run_number
-        diagnosis = backend.explain(workflow, id) if is_live else None
         _print_head(console, seen, history, times)
         if diagnosis is not None:
             print_diagnosis(ctx, console, diagnosis)
@@ -75,6 +75,8 @@ def show(
     # A record has the value itself in a field.
     values = [(key, found.value) for key, found in published.items()] if full and console.is_for_people else []
     console.print_section("published", render.PUBLISHED_COLUMNS, rows, values, heading="VALUES")
+    if diagnosis is not None and not console.is_for_people:
+        console.print_record("explain", diagnosis.code, diagnosis.sentence)
 
 
 def _print_head(console: Console, seen: InstanceSnapshot, history: History, times: Times) -> None:
