@@ -232,7 +232,8 @@ def test_show_in_a_pipe_is_records_named_by_their_first_field(order: Shop) -> No
         ["step", "await approval", "event", "waiting", "", "0 ms",
          'event "approval", times out at 2030-01-02T00:00:02.012Z', "", at, "", "null"],
         ["event", "early", "mail-7", at, "-", '"é"'],
-        ["explain", "WAITING_EVENT", 'Waits for event "approval" at step "await approval"; times out in 1 d.'],
+        ["explain", "WAITING_EVENT", 'Waits for event "approval" at step "await approval"; times out in 1 d. '
+         'Buffered for later waits: "early".'],
     ]  # fmt: skip
 
 
