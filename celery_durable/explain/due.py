@@ -159,8 +159,10 @@ def _explain_unclaimed(facts: Facts, since: str, consumers: Sequence[Heartbeat])
             f"but no worker has claimed it. {count} queue {row.queue!r}: {reasons} another broker than the sender."
         )
     else:
-        code = Code.WORKER_SILENT if find_silent_consumers(facts, row.queue) else code
         sentence += f"but {_describe_missing_worker(facts)}."
+        if find_silent_consumers(facts, row.queue):
+            code = Code.WORKER_SILENT
+            sentence += " If it continues, it claims the run, and so does any worker that you start."
     if row.next_check_at is not None and row.next_check_at > facts.now:
         again = format_duration(row.next_check_at - facts.now)
         sentence += f" The message is sent again when its queue shows that it was lost, at the latest in {again}."

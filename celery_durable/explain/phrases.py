@@ -53,23 +53,30 @@ def last_sweep(facts: Facts) -> datetime | None:
 
 
 def find_consumers(facts: Facts, queue: str) -> list[Heartbeat]:
-    """Return the live workers that consume the queue."""
-    return [beat for beat in facts.heartbeats if queue in beat.queues and beat.is_live(facts.now)]
+    """Return the workers that consume the queue, and have missed no heartbeat."""
+    return [beat for beat in facts.heartbeats if queue in beat.queues and not beat.is_silent(facts.now)]
 
 
 def find_silent_consumers(facts: Facts, queue: str) -> list[Heartbeat]:
-    """Return the workers that consumed the queue, ended without saying so, and have sent no heartbeat since."""
-    return [beat for beat in facts.heartbeats if queue in beat.queues and not beat.is_live(facts.now)]
+    """Return the workers that consumed the queue, and are frozen or ended without saying so."""
+    return [beat for beat in facts.heartbeats if queue in beat.queues and beat.is_silent(facts.now)]
 
 
 def has_dispatcher(facts: Facts) -> bool:
     """Whether a dispatcher sweeps."""
-    return any(beat.sweeps(facts.now) for beat in facts.heartbeats)
+    return any(beat.sweeps(facts.now) and not beat.is_silent(facts.now) for beat in facts.heartbeats)
 
 
 def describe_missing_dispatcher(facts: Facts) -> str:
     """Return since when no dispatcher has swept, and which process should run one."""
     last = last_sweep(facts)
+    frozen = [beat for beat in facts.heartbeats if beat.swept_at is not None]
+    if (silence := describe_silence(facts, frozen)) is not None:
+        nodes = ", ".join(sorted({beat.node for beat in frozen})[:5])
+        return (
+            f"The only dispatcher ({nodes}) has been silent {silence}: it is frozen or dead, or cannot reach the "
+            "database. If it continues, it sends the message."
+        )
     since = "No dispatcher has been seen" if last is None else f"No dispatcher has swept since {iso(last)}"
     if facts.dispatcher == "worker":
         return f"{since}, although each worker should run one (durable_dispatcher)."

@@ -70,8 +70,9 @@ DUE = [
     pytest.param(
         told(OVERDUE, heartbeats=(dispatcher(seen_at=NOW - 4 * MINUTE, swept_at=NOW - 5 * MINUTE),)),
         Code.DUE_NOT_DISPATCHED,
-        "It has been due for 1 min, and no message for it has been sent. No dispatcher has swept since "
-        "2029-12-31T23:55:00.000Z: is celery beat running? Also, no worker consumes queue 'durable'.",
+        "It has been due for 1 min, and no message for it has been sent. The only dispatcher (beat@a) has been silent "
+        "for 4 min, since 2029-12-31T23:56:00.000Z: it is frozen or dead, or cannot reach the database. If it "
+        "continues, it sends the message. Also, no worker consumes queue 'durable'.",
         [BEAT, WORKER],
         id="no dispatcher any more",
     ),
@@ -167,9 +168,20 @@ DUE = [
         Code.WORKER_SILENT,
         "It has been due for 1 min and its message was sent once, but the only worker of queue 'durable' (celery@a) "
         "has been silent for 2 min, since 2029-12-31T23:58:00.000Z: it is frozen or dead, or cannot reach the "
-        "database. The message is sent again when its queue shows that it was lost, at the latest in 1 min.",
+        "database. If it continues, it claims the run, and so does any worker that you start. The message is sent "
+        "again when its queue shows that it was lost, at the latest in 1 min.",
         [WORKER, f"{DURABLE} doctor"],
         id="the only worker is silent",
+    ),
+    pytest.param(
+        told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(seen_at=NOW - 0.35 * MINUTE))),
+        Code.WORKER_SILENT,
+        "It has been due for 1 min and its message was sent once, but the only worker of queue 'durable' (celery@a) "
+        "has been silent for 21 s, since 2029-12-31T23:59:39.000Z: it is frozen or dead, or cannot reach the "
+        "database. If it continues, it claims the run, and so does any worker that you start. The message is sent "
+        "again when its queue shows that it was lost, at the latest in 1 min.",
+        [WORKER, f"{DURABLE} doctor"],
+        id="the only worker has missed a heartbeat",
     ),
     pytest.param(
         told(instance(run_at=NOW), heartbeats=(dispatcher(), worker(seen_at=NOW - 2 * MINUTE))),
