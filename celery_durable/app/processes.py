@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import socket
@@ -131,6 +132,7 @@ class CeleryProcesses:
                 tasks.skip_superfluous_sweeps(sender.scheduler)
                 parts.heartbeat.register("dispatcher", f"beat@{socket.gethostname()}")
                 parts.dispatcher.start()
+                atexit.register(self.stop_threads)  # Celery has no signal for the end of beat
         except DurableError as exc:
             # Celery only logs an exception of a signal's receiver: beat would run without a dispatcher.
             logger.critical("celery beat does not start: %s", exc)

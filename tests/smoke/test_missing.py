@@ -14,6 +14,7 @@ import redis
 
 from celery_durable import WorkflowInstance
 from celery_durable.explain import Code, Diagnosis
+from celery_durable.store import heartbeats
 from tests.services import missing
 from tests.smoke.proc import RedisServer, until
 from tests.smoke.site import Site
@@ -103,6 +104,15 @@ def test_a_worker_that_was_killed(make_site: Callable[..., Site], broker_url: st
     site.beat()
     site.worker()
     site.finish()
+
+
+@pytest.mark.gate
+def test_a_beat_that_stops_signs_off(site: Site) -> None:
+    beat = site.beat()
+    store = site.durable.internals.store
+    until("beat has a heartbeat", lambda: store.read(heartbeats.read)[1])
+    assert beat.terminate() == 0
+    assert store.read(heartbeats.read)[1] == ()
 
 
 @pytest.mark.slow
