@@ -167,6 +167,7 @@ def test_a_worker_that_stopped_before_in_this_process_stops_nothing(make_app: Ma
     assert order.create().status().output == 1
 
 
+@pytest.mark.gate  # a pass waits for its database for 20 s
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_an_outage_of_the_database_reaches_the_caller(make_app: MakeApp, store_url: str) -> None:
     url = make_url(store_url)

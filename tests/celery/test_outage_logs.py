@@ -14,6 +14,7 @@ from tests.celery.embedded import until, worker
 from tests.smoke.fault_proxy import FaultProxy, Mode
 
 
+@pytest.mark.gate  # a pass waits for its database for 20 s
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_a_task_that_the_database_refuses_has_no_traceback(
     make_app: MakeApp, store_url: str, caplog: pytest.LogCaptureFixture
