@@ -7,6 +7,7 @@ heartbeats; the engine decides nothing by them.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch, WorkflowParamsInvalid
 from celery_durable.errors.base import name_error
@@ -37,6 +38,7 @@ from celery_durable.model import Status, StepStatus, format_duration, iso
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
 _CHANGED_CODE = frozenset({StepNameReused.__name__, StepTypeMismatch.__name__})
+_JUST_NOW = timedelta(seconds=1)
 _OF_PARAMETERS = frozenset({"KeyError", WorkflowParamsInvalid.__name__})
 """Errors that wrong parameters cause."""
 
@@ -154,13 +156,16 @@ def _explain_claimed(facts: Facts) -> Diagnosis:
 
 
 def _describe_work(facts: Facts) -> str:
-    """Return what the worker does: ``step "report", attempt 1, for 57 s, on celery@vm``."""
+    """Return what the worker does: ``step "report", attempt 1, for 57 s, on celery@vm``, and how old that news is.
+
+    A worker reports its running step when it renews its lease, and nothing when a step begins.
+    """
     row, last, running = facts.instance, facts.last_step, facts.instance.running
     node = row.claimed_by or "a worker"
     if running is not None and (last is None or last.step_key != running.step_key):
         names = {step.step_key: step.name for step in facts.open_steps}
         lasted = f"for {format_age(facts, min(running.since, facts.now))}"
-        return f"{describe_running(running, names.get(running.step_key), lasted)}, on {node}"
+        return f"{describe_running(running, names.get(running.step_key), lasted)}, on {node}{_format_news(facts, None)}"
     started = [step.name for step in facts.open_steps if step.status in (StepStatus.PENDING, StepStatus.RUNNING)]
     if started:
         doing = ("step " if len(started) == 1 else "steps ") + ", ".join(map(quote, started[:5]))
@@ -168,4 +173,14 @@ def _describe_work(facts: Facts) -> str:
         doing = f"the code after step {quote(last.name)}"
     else:
         doing = "the code before its first step"
-    return f"{doing}, on {node}, which has held it for {format_age(facts, row.updated_at)}"
+    news = _format_news(facts, None if last is None else last.finished_at)
+    return f"{doing}, on {node}, which has held it for {format_age(facts, row.updated_at)}{news}"
+
+
+def _format_news(facts: Facts, recorded_at: datetime | None) -> str:
+    """Return ``, as of 8 s ago``: when the worker renewed its lease, or recorded a step after that."""
+    lease_until = facts.instance.lease_until
+    known = [at for at in (recorded_at, None if lease_until is None else lease_until - facts.lease) if at is not None]
+    if not known or facts.now - max(known) < _JUST_NOW:
+        return ""
+    return f", as of {format_age(facts, max(known))} ago"

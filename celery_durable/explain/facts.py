@@ -47,6 +47,8 @@ class Facts:
     heartbeats: tuple[Heartbeat, ...] = ()
     dispatcher: str = "beat"
     """In which processes dispatchers run: the setting ``durable_dispatcher`` of this process."""
+    lease: timedelta = timedelta(seconds=30)
+    """For how long a worker claims a run: the setting ``durable_lease_seconds`` of this process."""
     is_read_only: bool = False
     """Whether the database takes no writes."""
     parent: ParentStep | None = None

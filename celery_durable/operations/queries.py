@@ -133,6 +133,7 @@ class QueryOperations:
                 heartbeats=beats,
                 is_read_only=server_info.is_read_only(tx),
                 dispatcher=self._context.settings.dispatcher,
+                lease=self._context.settings.lease,
                 answered=history.count_answered_tasks(tx, row.pk, row.run_number),
                 unsent=outbox.find_existing(tx, [step.task_id for step in open_ if step.task_id is not None]),
                 unsent_items=outbox.count_by_step(

@@ -89,21 +89,22 @@ RUNS = [
         told(instance(**RUNNING, pause_requested=True)),
         Code.PAUSED,
         "A pause is requested; it takes effect when the running step ends. It runs the code before its first step, on "
-        "celery@a, which has held it for 1 min.",
+        "celery@a, which has held it for 1 min, as of 10 s ago.",
         [f"{DURABLE} resume order o-1"],
         id="pause requested",
     ),
     pytest.param(
         told(instance(**RUNNING), last_step=step("count"), heartbeats=(worker(),)),
         Code.RUNNING,
-        'It runs the code after step "count", on celery@a, which has held it for 1 min; the lease is valid for 20 s.',
+        'It runs the code after step "count", on celery@a, which has held it for 1 min, as of 10 s ago; the lease is '
+        "valid for 20 s.",
         [f"{DURABLE} logs order o-1 --follow"],
         id="running",
     ),
     pytest.param(
         told(instance(**RUNNING, running=REPORT), last_step=step("count"), heartbeats=(worker(),)),
         Code.RUNNING,
-        'It runs step "long report", attempt 2, for 57 s, on celery@a; the lease is valid for 20 s.',
+        'It runs step "long report", attempt 2, for 57 s, on celery@a, as of 10 s ago; the lease is valid for 20 s.',
         [f"{DURABLE} logs order o-1 --follow"],
         id="running a step",
     ),
@@ -113,7 +114,7 @@ RUNS = [
             open_steps=(step("long report", StepType.LINEAR, status=StepStatus.RUNNING, step_key="4"),),
         ),
         Code.RUNNING,
-        'It runs step "long report", attempt 2, for 57 s, on celery@a; the lease is valid for 20 s.',
+        'It runs step "long report", attempt 2, for 57 s, on celery@a, as of 10 s ago; the lease is valid for 20 s.',
         [f"{DURABLE} logs order o-1 --follow"],
         id="running a linear step",
     ),
@@ -124,8 +125,8 @@ RUNS = [
             heartbeats=(worker(),),
         ),
         Code.RUNNING,
-        'It runs the code after step "long report", on celery@a, which has held it for 1 min; the lease is valid for '
-        "20 s.",
+        'It runs the code after step "long report", on celery@a, which has held it for 1 min, as of 10 s ago; the '
+        "lease is valid for 20 s.",
         [f"{DURABLE} logs order o-1 --follow"],
         id="running after the step of the last renewal",
     ),
@@ -136,10 +137,10 @@ RUNS = [
             heartbeats=(worker(seen_at=NOW - timedelta(seconds=20)),),
         ),
         Code.WORKER_SILENT,
-        'It runs steps "a", "b", on celery@a, which has held it for 1 min; the lease is valid for 20 s. Before that, 2 '
-        "workers in a row died or lost their lease, without finishing a step. But that worker has been silent for 20 "
-        "s, since 2029-12-31T23:59:40.000Z: it is frozen or dead, or cannot reach the database. If it stays silent, "
-        "another worker takes over when the lease ends.",
+        'It runs steps "a", "b", on celery@a, which has held it for 1 min, as of 10 s ago; the lease is valid for 20 '
+        "s. Before that, 2 workers in a row died or lost their lease, without finishing a step. But that worker has "
+        "been silent for 20 s, since 2029-12-31T23:59:40.000Z: it is frozen or dead, or cannot reach the database. If "
+        "it stays silent, another worker takes over when the lease ends.",
         ["celery -A <your app> inspect ping -d celery@a"],
         id="running on a worker that is silent",
     ),

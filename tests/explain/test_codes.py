@@ -313,3 +313,14 @@ def test_it_has_an_async_twin_and_refuses_what_is_not_there(world: DurableHarnes
     assert asyncio.run(instance.aexplain()) == instance.explain()
     with pytest.raises(InstanceNotFound):
         world.durable.internals.operations.queries.explain("explained", "none")
+
+
+def test_explain_says_how_old_the_report_of_the_running_step_is(world: DurableHarness) -> None:
+    gate = world.faults.hold("work")
+    instance = ran(world, "long")
+    world.clock.advance(timedelta(seconds=8))
+    assert instance.explain().sentence == (
+        "It runs the code before its first step, on runner-1, which has held it for 8 s, as of 8 s ago; the lease is "
+        "valid for 22 s."
+    )
+    gate.release()
