@@ -102,9 +102,8 @@ class Process:
                 prepared_statements=settings.prepared_statements,
                 runtime=runtime,
             )
-        if not callable(url):
-            engine = self.store.engine
-            engine.update_execution_options(compiled_cache=_shared_caches[engine.dialect.driver])
+        engine = self.store.engine
+        engine.update_execution_options(compiled_cache=_shared_caches[engine.dialect.driver])
         self.connections: list[Any] = []
         self.store.tx_type = ProcessTx
         # For the transactions and the statements of sessions. Before the store's own listener to "begin" locks SQLite.

@@ -93,19 +93,22 @@ def is_test_database(alias: str) -> bool:
     return _names_at_start.get(alias) not in (None, connections[alias].settings_dict["NAME"])
 
 
-def make_store(database: DjangoDatabase, durable_settings: Settings, runtime: Runtime) -> FrameworkStore:
+def make_store(
+    database: DjangoDatabase, durable_settings: Settings, runtime: Runtime, *, is_closed: bool = False
+) -> FrameworkStore:
     """Make a store on a database of Django.
 
-    A test's database is dropped while the process lives, so no connection to it stays open without use.
+    A test's database is dropped while the process lives, so no connection to it stays open without use, unless the
+    caller is certain to close the store (``is_closed``).
     """
-    is_test = is_test_database(database.alias)
+    keeps_connections = is_closed or not is_test_database(database.alias)
     engine = make_own_engine(
-        database.alias, prepared_statements=durable_settings.prepared_statements, keeps_connections=not is_test
+        database.alias, prepared_statements=durable_settings.prepared_statements, keeps_connections=keeps_connections
     )
     return FrameworkStore(
         database,
         engine,
-        owns_engine=not is_test,
+        owns_engine=keeps_connections,
         schema=durable_settings.database_schema,
         prefix=durable_settings.table_prefix,
         prepared_statements=durable_settings.prepared_statements,
