@@ -147,12 +147,13 @@ def _is_new_enough(found: str | None) -> TypeGuard[str]:
     return found is not None and found >= REVISION
 
 
-def _version_table(prefix: str) -> str:
+def version_table(prefix: str) -> str:
+    """Return the name of the table that holds the revision."""
     return f"{prefix}workflow_schema_version"
 
 
 def _read_version_row(connection: sa.Connection, schema: str | None, prefix: str) -> str | None:
-    name = _version_table(prefix)
+    name = version_table(prefix)
     if not sa.inspect(connection).has_table(name, schema=schema):
         return None
     version = sa.table(name, sa.column("version_num", sa.String), schema=schema)
@@ -173,7 +174,7 @@ def _run_scripts(target: dict[str, Any], options: dict[str, Any], schema: str | 
 
     options |= {
         "fn": steps,
-        "version_table": _version_table(prefix),
+        "version_table": version_table(prefix),
         "version_table_schema": schema,
         "transaction_per_migration": True,
     }

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
         NothingDue,
         NotReplayed,
         OpenStepChanged,
+        PendingHooks,
         SampledSchedules,
         ScenarioFailed,
         StoreNotEmpty,
+        UncheckedTables,
     )
     from celery_durable.testing.faults import Faults
     from celery_durable.testing.golden import GoldenHistories
@@ -63,12 +65,14 @@ __all__ = [
     "NothingDue",
     "OpenStepChanged",
     "OutboxMessage",
+    "PendingHooks",
     "Process",
     "RunRef",
     "RunnerProcess",
     "SampledSchedules",
     "ScenarioFailed",
     "StoreNotEmpty",
+    "UncheckedTables",
     "assert_crash_safe",
     "assert_replays",
 ]

@@ -33,6 +33,8 @@ class Observed:
     passed: list[str] = field(default_factory=list)
     instances: dict[str, EndResult] = field(default_factory=dict)
     effects: Any = None
+    unchecked: list[str] = field(default_factory=list)
+    """The tables that were written and are not compared. Only the undisturbed run looks for them."""
     bodies: Counter[tuple[str, str]] = field(default_factory=Counter)
     unsent: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)

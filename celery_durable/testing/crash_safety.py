@@ -14,17 +14,18 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable.model import Status
+from celery_durable.store import migrate
 from celery_durable.testing.code import Code, definition_of
 from celery_durable.testing.crash_runs import EndResult, FaultyRun, Observed
 from celery_durable.testing.crash_schedules import CrashSchedule, choose_schedules, generate_schedules, simplify
 from celery_durable.testing.databases import MakeStore
-from celery_durable.testing.errors import HarnessMisuse, NotCrashSafe, SampledSchedules
+from celery_durable.testing.errors import HarnessMisuse, NotCrashSafe, SampledSchedules, UncheckedTables
 from celery_durable.testing.harness import DurableHarness
 
 Deed = Callable[[Session], Any]
@@ -32,6 +33,17 @@ Deed = Callable[[Session], Any]
 _ID = "crash-safe"
 _MOST_SCHEDULES = 200
 _MOST_SHOWN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTables:
+    """Tables of a web framework: their names, and a function that returns their rows."""
+
+    names: frozenset[str]
+    read: Deed
+
+
+SideEffects = sa.MetaData | Deed | ComparedTables | Literal["all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ def assert_crash_safe(
     params: Any = None,
     *,
     events: Sequence[tuple[str, Any]] = (),
-    side_effects: sa.MetaData | Deed | None = None,
+    side_effects: SideEffects | None = None,
     compare: Callable[[Any], Any] | None = None,
     setup: Callable[[DurableHarness], object] | None = None,
     workflows: Iterable[Code] = (),
@@ -77,8 +89,9 @@ def assert_crash_safe(
         params: Its parameters.
         events: Pairs of type and payload. Each is sent when the workflow waits for its type.
         side_effects: What steps write with ``tx.session`` or ``tx.mutate``. The MetaData of your tables: they are
-            created before each run, and their rows are compared without automatic keys. Or a function of a session
-            whose results are compared.
+            created before each run, and their rows are compared without automatic keys. "all": all tables that
+            ``setup`` creates. Or a function of a session whose results are compared. Unless it is a function,
+            UncheckedTables warns about other tables that the workflow writes to.
         compare: Returns the part of the output that must be the same, if it contains times or the like.
         setup: Gets each harness before the run, to create tables or mocks, for example
             ``harness.mocks.mock_step_result("charge", "ch_1")``.
@@ -101,8 +114,13 @@ def assert_crash_safe(
     trial = _Trial(
         workflow, params, tuple(events), side_effects, compare, setup, tuple(workflows), settings or {}, make_store
     )
-    calm = trial.run(CrashSchedule(seed=seed))
+    calm = trial.run(CrashSchedule(seed=seed), finds_unchecked=True)
     trial.check_calm(calm, expect_error)
+    if calm.unchecked:
+        written = ", ".join(calm.unchecked)
+        text = f"Workflow {definition_of(workflow).name!r} also writes to {written}, which side_effects= does not name."
+        remedy = 'A doubled row there is not found. Name these tables too, or pass side_effects="all".'
+        warnings.warn(UncheckedTables(f"{text} {remedy}"), stacklevel=2)
     possible = [replay] if replay is not None else list(generate_schedules(calm.passed, seed))
     chosen = choose_schedules(possible, _MOST_SCHEDULES if schedules is None else schedules, seed)
     if schedules is None and len(chosen) < len(possible):
@@ -129,14 +147,14 @@ class _Trial:
     workflow: Code
     params: Any
     events: tuple[tuple[str, Any], ...]
-    side_effects: sa.MetaData | Deed | None
+    side_effects: SideEffects | None
     compare: Callable[[Any], Any] | None
     setup: Callable[[DurableHarness], object] | None
     others: tuple[Code, ...]
     settings: Mapping[str, Any]
     make_store: MakeStore | None
 
-    def run(self, schedule: CrashSchedule) -> Observed:
+    def run(self, schedule: CrashSchedule, *, finds_unchecked: bool = False) -> Observed:
         """Run the workflow to its end under a schedule, in a new harness."""
         codes, seed = [self.workflow, *self.others], schedule.seed
         options: dict[str, Any] = {"make_store": self.make_store, "wipe": self.make_store is not None}
@@ -146,9 +164,31 @@ class _Trial:
             if self.setup is not None:
                 self.setup(harness)
             course = FaultyRun(harness, schedule, list(self.events))
+            before = self._read_unchecked(harness) if finds_unchecked else {}
             harness.create(definition_of(self.workflow).name, self.params, id=_ID)
             course.run()
+            if finds_unchecked:
+                after = self._read_unchecked(harness)
+                course.seen.unchecked = sorted(name for name, rows in after.items() if rows != before.get(name))
             return self._observe(harness, course)
+
+    def _read_unchecked(self, harness: DurableHarness) -> dict[str, list[str]]:
+        """Return the rows of the author's tables that are not compared."""
+        match self.side_effects:
+            case sa.MetaData():
+                checked = {table.name for table in self.side_effects.tables.values()}
+            case ComparedTables():
+                checked = set(self.side_effects.names)
+            case None:
+                checked = set()
+            case _:
+                return {}
+        ours = _own_tables(harness)
+        with harness.session() as session:
+            present = sa.inspect(session.connection()).get_table_names()
+            names = [name for name in present if name not in ours | checked]
+            rows = {name: session.execute(sa.select(sa.text("*")).select_from(sa.table(name))) for name in names}
+            return {name: sorted(repr(tuple(row)) for row in found) for name, found in rows.items()}
 
     def _observe(self, harness: DurableHarness, course: FaultyRun) -> Observed:
         seen = course.seen
@@ -165,7 +205,7 @@ class _Trial:
             seen.instances[f"{summary.workflow}/{summary.id}"] = EndResult(str(status.status), output, error, steps)
         if self.side_effects is not None:
             with harness.session() as session:
-                seen.effects = _effects(self.side_effects, session)
+                seen.effects = _effects(self.side_effects, session, harness)
         return seen
 
     def check_calm(self, calm: Observed, expected: str | None) -> None:
@@ -180,7 +220,12 @@ class _Trial:
         if (error, ended.status) != (expected, str(Status.COMPLETE if expected is None else Status.ERRORED)):
             how = ended.status if ended.error is None else f"{ended.status} with {ended.error}"
             meant = "complete" if expected is None else f"errored with {expected}"
-            remedy = "" if error is None else f" If it is meant to fail, pass expect_error={error!r}."
+            remedy = ""
+            if error is not None:
+                remedy = f" If it is meant to fail, pass expect_error={error!r}."
+                if self.side_effects is not None:
+                    needs = "Each run begins with empty tables: create the rows that the workflow needs in setup=."
+                    remedy = f" {needs}{remedy}"
             raise HarnessMisuse(f"Workflow {name!r} ends {how}, also undisturbed, and not {meant}.{remedy}")
         if calm.misnamed is not None:
             raise HarnessMisuse(f"{calm.misnamed} Correct the names in setup=.")
@@ -237,7 +282,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def _effects(wanted: sa.MetaData | Deed, session: Session) -> Any:
+def _effects(wanted: SideEffects, session: Session, harness: DurableHarness) -> Any:
+    if isinstance(wanted, ComparedTables):
+        return wanted.read(session)
+    if wanted == "all":
+        wanted = sa.MetaData()
+        wanted.reflect(session.connection(), only=lambda name, _: name not in _own_tables(harness))
     if not isinstance(wanted, sa.MetaData):
         return wanted(session)
     rows: dict[str, list[Any]] = {}
@@ -245,3 +295,8 @@ def _effects(wanted: sa.MetaData | Deed, session: Session) -> Any:
         columns = [column for column in table.c if column is not table.autoincrement_column]
         rows[table.name] = sorted((tuple(row) for row in session.execute(sa.select(*columns))), key=repr)
     return rows
+
+
+def _own_tables(harness: DurableHarness) -> set[str]:
+    tables = harness.durable.internals.store.tables.metadata.tables.values()
+    return {table.name for table in tables} | {migrate.version_table(harness.settings.table_prefix)}

@@ -28,6 +28,14 @@ class SampledSchedules(UserWarning):
     """`assert_crash_safe` ran only a sample, because there are more schedules than ``schedules``."""
 
 
+class UncheckedTables(UserWarning):
+    """`assert_crash_safe` does not compare some tables that the workflow has written to."""
+
+
+class PendingHooks(UserWarning):
+    """Messages wait for a commit that a test inside a transaction never makes. So the harness has not got them."""
+
+
 class OpenStepChanged(UserWarning):
     """An open step waits for something else than the new code asks for. The run continues as stored."""
 

@@ -10,7 +10,14 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import EventTimeout, Retries, StepConfig, StepTx
-from celery_durable.testing import CrashSchedule, DurableHarness, HarnessMisuse, NotCrashSafe, assert_crash_safe
+from celery_durable.testing import (
+    CrashSchedule,
+    DurableHarness,
+    HarnessMisuse,
+    NotCrashSafe,
+    UncheckedTables,
+    assert_crash_safe,
+)
 
 rows = sa.MetaData()
 books = sa.Table(
@@ -206,3 +213,44 @@ def test_the_same_seed_does_the_same() -> None:
     assert assert_crash_safe(trip, 1, side_effects=rows, seed=5) == assert_crash_safe(
         trip, 1, side_effects=rows, seed=5
     )
+
+
+films_too = sa.MetaData()
+films = sa.Table("films", films_too, sa.Column("id", sa.Integer, primary_key=True), sa.Column("title", sa.String(50)))
+
+
+def read_and_watch(event, step):
+    step.do("book", book)
+    step.do("film", lambda tx: tx.session.execute(sa.insert(films).values(title="M")) and None)
+
+
+def test_tables_that_are_written_and_not_compared_are_named() -> None:
+    with pytest.warns(UncheckedTables) as seen:
+        assert_crash_safe(
+            read_and_watch, side_effects=rows, setup=lambda harness: harness.create_tables(films_too), schedules=2
+        )
+    assert [str(each.message) for each in seen] == [
+        "Workflow 'read_and_watch' also writes to films, which side_effects= does not name. A doubled row there is not "
+        'found. Name these tables too, or pass side_effects="all".'
+    ]
+
+
+def test_all_tables_are_compared_without_their_names() -> None:
+    harnesses: list[DurableHarness] = []
+
+    def setup(harness: DurableHarness) -> None:
+        harness.create_tables(rows)
+        harness.create_tables(films_too)
+        harnesses.append(harness)
+
+    def careless(event, step):
+        def work() -> None:
+            with harnesses[-1].session() as session:
+                session.execute(sa.insert(films).values(title="M"))
+                session.commit()
+
+        step.do("work", work)
+
+    assert_crash_safe(read_and_watch, side_effects="all", setup=setup, schedules=5)
+    with pytest.raises(NotCrashSafe, match=r"The side effects are {.books.: \[\], .films.: \[\(.M.,\), \(.M.,\)\]}"):
+        assert_crash_safe(careless, side_effects="all", setup=setup)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import IntegrityError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from celery_durable import CreateOptions
+from celery_durable.contrib.django import testing
 from celery_durable.errors import AliasMismatch, InstanceAlreadyExists, InstanceNotFound
 from celery_durable.signals import event_received, ignore, listen, workflow_created
-from celery_durable.testing import DurableHarness
+from celery_durable.testing import DurableHarness, PendingHooks
 from tests.contrib.django.booking.models import Name
 from tests.contrib.django.workflows import book, booked, wait
 
@@ -184,3 +187,26 @@ def test_a_thousand_aborted_blocks_leave_nothing(alias: str, harness: DurableHar
             raise Undo
     assert wait.list().items == ()
     assert len(harness.messages) == 0
+
+
+def test_the_harness_names_the_lines_whose_hooks_are_pending(alias: str) -> None:
+    with testing.make_harness([wait], using=alias) as harness:
+        harness.create(wait, alias, id="w")
+        harness.run_until_idle()
+        with transaction.atomic(using=alias):  # as the block of a TestCase, around a view under ATOMIC_REQUESTS
+            with pytest.raises(Undo), transaction.atomic(using=alias):
+                wait.get("w").send_event("answer", "lost")
+                raise Undo
+            harness.run_until_idle()
+            wait.get("w").send_event("answer", "yes")
+            line = inspect.currentframe().f_lineno - 1
+            with pytest.warns(PendingHooks) as seen:
+                harness.run_until_idle()
+        assert [str(each.message) for each in seen] == [
+            f"Messages wait in hooks of transaction.on_commit, which nothing has called: {__file__}:{line} "
+            "(test_the_harness_names_the_lines_whose_hooks_are_pending). A TestCase never commits: make the call "
+            "inside self.captureOnCommitCallbacks(execute=True), or with pytest-django inside "
+            "django_capture_on_commit_callbacks(execute=True)."
+        ]
+        harness.run_until_idle()  # the block has been committed
+        assert wait.get("w").result() == "yes"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from django.db import IntegrityError, connections, transaction
 
 from celery_durable import (
@@ -17,7 +18,7 @@ from celery_durable import (
     durable_step,
 )
 from celery_durable.contrib.django import testing, wiring
-from celery_durable.testing import DurableHarness, HarnessMisuse
+from celery_durable.testing import DurableHarness, HarnessMisuse, UncheckedTables
 from tests.contrib.django.booking.models import Booking, Name
 from tests.contrib.django.workflows import book, booked, trip, wait
 
@@ -318,6 +319,55 @@ def test_the_setup_of_a_crash_test_may_name_the_alias(replaced_alias: str) -> No
         harness.durable.internals.check_using(alias)
 
     testing.assert_crash_safe(trip, alias, side_effects=[Booking], using=alias, setup=name_the_alias, schedules=2)
+
+
+def test_a_crash_test_that_misses_its_rows_is_told_to_create_them_in_setup(replaced_alias: str) -> None:
+    alias = replaced_alias
+
+    def rename(event, step):
+        step.do("rename", lambda tx: Name.objects.using(alias).get(pk=1).delete() and None)
+
+    rename.__name__ = "rename"
+    Name.objects.using(alias).create(pk=1, name="ada")
+    with pytest.raises(HarnessMisuse) as refused:
+        testing.assert_crash_safe(rename, alias, side_effects=[Name], using=alias)
+    assert str(refused.value).endswith(
+        " Each run begins with empty tables: create the rows that the workflow needs in setup=. If it is meant to "
+        "fail, pass expect_error='DoesNotExist'."
+    )
+
+
+def test_a_crash_test_names_the_tables_that_it_does_not_compare(replaced_alias: str) -> None:
+    alias = replaced_alias
+    with pytest.warns(UncheckedTables) as seen:
+        testing.assert_crash_safe(trip, alias, side_effects=[Name], using=alias, schedules=1)
+    assert [str(each.message) for each in seen] == [
+        f"Workflow 'trip' also writes to {Booking._meta.db_table}, which side_effects= does not name. A doubled row "
+        'there is not found. Name these tables too, or pass side_effects="all".'
+    ]
+
+
+def test_a_crash_test_compares_all_models(replaced_alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alias = replaced_alias
+    monkeypatch.setattr(testing.apps, "get_models", lambda **_: [Booking, Name])  # only these have tables here
+    seen: list[int] = []
+
+    def count_rows(_: DurableHarness) -> None:
+        seen.append(Booking.objects.using(alias).count())
+
+    testing.assert_crash_safe(trip, alias, side_effects="all", using=alias, setup=count_rows, schedules=2)
+    assert seen == [0, 0, 0]
+
+
+def test_the_runs_of_a_crash_test_connect_once_for_each_process_and_thread(replaced_alias: str) -> None:
+    opened: list[object] = []
+
+    def listen(harness: DurableHarness) -> None:
+        sa.event.listen(harness.engine, "connect", lambda connection, _: opened.append(connection))
+
+    alias = replaced_alias
+    testing.assert_crash_safe(trip, alias, side_effects=[Booking], using=alias, setup=listen, schedules=1)
+    assert len(opened) <= 2
 
 
 def test_crash_safety_is_not_tested_in_a_transaction(replaced_alias: str) -> None:
