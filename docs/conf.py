@@ -86,6 +86,7 @@ KEYWORDS = {
     "reference/cli": ["command line", "cli"],
     "reference/http": ["rest api", "http", "openapi"],
     "reference/settings": ["settings", "configuration"],
+    "reference/support": ["supported versions", "roadmap", "compatibility"],
     "tutorial/first-workflow": ["quickstart", "getting started"],
 }
 """Words that lead to a page first: the search lists entries of the index before pages that contain the word."""

@@ -41,3 +41,15 @@ def test_the_functions_and_classes_to_read_are_in_their_files() -> None:
         if not re.search(rf"^(?:def|class) {name}\b", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
     ]
     assert missing == []
+
+
+def test_the_private_names_of_other_projects_are_listed() -> None:
+    uses = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "celery_durable").rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "noqa: SLF001" in line and "sys._" not in line
+    ]
+    listed = (DOCS / "development" / "upstream.md").read_text(encoding="utf-8")
+    assert uses
+    assert [path for path in uses if f"`{path}`" not in listed] == []
