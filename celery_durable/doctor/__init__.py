@@ -54,7 +54,8 @@ def check_all(durable: Durable) -> Iterator[Finding]:
         yield from _check_outages(now, beats)
         yield _check_backlog(durable)
         yield _check_outbox(durable)
-        yield from check_workers(durable, now, beats, has_broker=has_broker)
+        must_reply = has_broker and _transport(durable.app.conf) != "memory"  # its workers are in other processes
+        yield from check_workers(durable, now, beats, has_broker=has_broker, must_reply=must_reply)
 
 
 # --- settings -----------------------------------------------------------------------------------

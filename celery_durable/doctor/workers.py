@@ -15,13 +15,16 @@ _PING_SECONDS = 1.0
 
 
 def check_workers(
-    durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool
+    durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool, must_reply: bool
 ) -> Iterator[Finding]:
-    """Check that workers are running, and that they consume the queues and know the workflows."""
+    """Check that workers are running, and that they consume the queues and know the workflows.
+
+    With ``must_reply``, it is a problem if no worker replies over the broker.
+    """
     working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
     current = leave_out_replaced(working)
     replying = _find_replying_workers(durable) if has_broker else {}
-    yield _check_replies(durable, current, set(replying), has_broker=has_broker)
+    yield _check_replies(durable, current, set(replying), must_reply=must_reply)
     yield from check_node_names(current)
     needed: dict[str, list[str]] = {durable.internals.settings.queue: []}
     for name, handle in durable.workflows.items():
@@ -92,7 +95,7 @@ def leave_out_replaced(working: Sequence[Heartbeat]) -> list[Heartbeat]:
     ]
 
 
-def _check_replies(durable: Durable, working: Sequence[Heartbeat], replying: set[str], *, has_broker: bool) -> Finding:
+def _check_replies(durable: Durable, working: Sequence[Heartbeat], replying: set[str], *, must_reply: bool) -> Finding:
     about, names = "workers", {beat.node for beat in working}
     seen = f"in the last {format_duration(3 * HEARTBEAT_INTERVAL)}"
     if not working and not replying:
@@ -103,7 +106,7 @@ def _check_replies(durable: Durable, working: Sequence[Heartbeat], replying: set
         remedy = "Do they load this app with its Durable, and use the same durable_database_url?"
         return Finding(Level.FAIL, about, sentence, remedy)
     nodes = ", ".join(sorted(names)[:5])
-    if has_broker and not names & replying and durable.app.conf.worker_enable_remote_control:
+    if must_reply and not names & replying and durable.app.conf.worker_enable_remote_control:
         sentence = f"{nodes} write heartbeats to this database, but do not reply over this broker."
         remedy = "Do they use the same broker_url? Busy solo workers do not reply either."
         return Finding(Level.WARN, about, sentence, remedy)

@@ -10,6 +10,8 @@ import pytest
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable.store import heartbeats
+from celery_durable.store.heartbeats import HeartbeatUpdate
 from tests.cli.test_refusals import call
 
 Make = Callable[..., Celery]
@@ -56,3 +58,8 @@ def findings(app: Celery) -> dict[str, list[tuple[str, str, str]]]:
 def one(app: Celery, about: str) -> tuple[str, str, str]:
     (found,) = findings(app)[about]
     return found
+
+
+def live(app: Celery, *pulses: HeartbeatUpdate) -> None:
+    for pulse in pulses:
+        app.durable.internals.store.transact_once(lambda tx, pulse=pulse: heartbeats.upsert(tx, pulse))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from typing import Any
@@ -15,8 +16,9 @@ from celery_durable import Durable
 from celery_durable.doctor.database import check_galera
 from celery_durable.store import server_info
 from celery_durable.store.engine import Store
+from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.schema import REVISION
-from tests.cli.installations import Make, findings, make, one
+from tests.cli.installations import Make, findings, live, make, one
 from tests.services import BROKERS, missing, require_broker
 
 __all__ = ["make"]
@@ -215,3 +217,13 @@ def test_statements_without_a_lock_timeout_are_told(make: Make, store_url: str) 
     )
     durable.close()
     engine.dispose()
+
+
+def test_workers_that_do_not_reply_over_the_broker_are_told(make: Make) -> None:
+    app = make(require_broker("redis"))
+    live(app, HeartbeatUpdate("w", "worker", "w@here", os.getpid(), queues=["durable"], workflows=["order"]))
+    assert one(app, "workers") == (
+        "WARN",
+        "w@here write heartbeats to this database, but do not reply over this broker.",
+        "Do they use the same broker_url? Busy solo workers do not reply either.",
+    )
