@@ -198,12 +198,38 @@ def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> No
     checked = folder.celery("-A", "shop", "durable", "doctor")
     assert checked.stderr == noted
     assert "OK\tdatabase\t" in checked.stdout
+    assert "OK\tworkers\t1 running: dev@" in checked.stdout
     assert "FAIL" not in checked.stdout
     shown = folder.celery("-A", "shop", "durable", "show", "order", "o-1", "--full").stdout
     assert shown.splitlines()[-1] == 'output\t{"by":"eve","order":"42"}'
     dev.send_signal(signal.SIGTERM)
     assert dev.wait(20) == 0
     assert folder.log().endswith("Stopped. Unfinished instances continue when you start it again.\n")
+
+
+def test_dev_prints_a_start_with_the_parameters_that_the_workflow_needs(folder: Folder) -> None:
+    folder.path.joinpath("typed.py").write_text(
+        textwrap.dedent("""
+        from celery import Celery
+        from celery_durable import Durable, Step, WorkflowEvent, durable_workflow
+        from pydantic import BaseModel
+
+        app = Celery("typed")
+        Durable(app)
+
+        class Order(BaseModel):
+            order_id: str
+            cents: int
+            note: str = ""
+
+        @durable_workflow
+        def order(event: WorkflowEvent[Order], step: Step) -> None:
+            pass
+        """)
+    )
+    folder.start("-A", "typed", "durable", "dev")
+    printed = folder.await_log("Ctrl-C").splitlines()
+    assert "start one   celery -A typed durable start order -P order_id=... -P cents:=..." in printed
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from celery_durable.app import Durable
 from celery_durable.cli.backends.stored import StoreBackend, attached_durable, database_now, reaching_database
 from celery_durable.cli.command import Output, command
 from celery_durable.cli.commands.follow import Follower
+from celery_durable.cli.commands.start import start_command
 from celery_durable.cli.errors import command_line
 from celery_durable.cli.inputs import Context, Option
 from celery_durable.cli.output import render
@@ -118,7 +119,9 @@ def _print_summary(ctx: click.Context, console: Console, durable: Durable, repla
     for name, *rest in [*replacements, ("workflows", ", ".join(workflows) or Styled("none", "red"), "")]:
         console.print_line(Styled(name, "dim", 9), *rest)
     if workflows:
-        console.print_line(Styled("start one", "dim"), command_line(ctx, f"start {workflows[0]}"))
+        first = durable.internals.registry.get(workflows[0])
+        start = start_command(first.name, first.params.parameters)
+        console.print_line(Styled("start one", "dim"), command_line(ctx, start))
     else:
         console.print_line(
             "Import the modules that define workflows in your app's module, or name them in its `imports`."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from celery_durable.cli.output.console import Console, Styled, to_compact_json
 from celery_durable.commands import Target
 from celery_durable.errors import WorkflowParamsInvalid
 from celery_durable.model import RunRef
+from celery_durable.values import Parameter
 from celery_durable.wire import requests
 
 Params = Annotated[Any, Option("--params", help="The parameters as JSON, from a file, or from standard input.")]
@@ -101,11 +103,18 @@ def _name_params(ctx: click.Context, backend: Backend, workflow: str) -> None:
         each for info in backend.workflows() if info.name == workflow for each in info.parameters if each.is_required
     ]
     if required:
-        options = [f"-P {each.name}{'=' if each.type == 'str' else ':='}..." for each in required]
         raise CliError(
             f"{workflow!r} needs {', '.join(f'{each.name} ({each.type})' for each in required)}.",
-            command_line(ctx, " ".join(["start", workflow, *options])),
+            command_line(ctx, start_command(workflow, required)),
         )
+
+
+def start_command(workflow: str, parameters: Sequence[Parameter]) -> str:
+    """Return the command that starts an instance, with a place for each parameter that is required."""
+    required = [each for each in parameters if each.is_required]
+    return " ".join(
+        ["start", workflow, *(f"-P {each.name}{'=' if each.type == 'str' else ':='}..." for each in required)]
+    )
 
 
 def _follow_to_end(console: Console, follower: Follower, timeout: timedelta | None, *, shown: bool) -> None:
