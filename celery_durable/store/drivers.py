@@ -223,8 +223,8 @@ def _stop_watching_first_statements(_: Any, record: Any) -> None:
 def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
     """Connect PyMySQL over a socket that the watchdog cuts if the server does not answer.
 
-    PyMySQL's connect_timeout covers only the TCP connection. A server that accepts and then sends nothing would block
-    the thread. PyMySQL's read_timeout would apply to every later statement too.
+    PyMySQL's connect_timeout covers only the TCP connection (PyMySQL/PyMySQL#1177). A server that accepts and then
+    sends nothing would block the thread. PyMySQL's read_timeout would apply to every later statement too.
     """
     if args or params.get("unix_socket") or "host" not in params:
         return None  # SQLAlchemy connects

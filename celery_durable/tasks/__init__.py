@@ -265,7 +265,8 @@ def ensure_beat_entry(scheduler: Any, queue: str) -> None:
 def skip_superfluous_sweeps(scheduler: Any) -> None:
     """Have a scheduler of beat pass over the entry of `sweep` while the dispatcher of this process sweeps.
 
-    A schedule that is not due meanwhile would keep other entries from their turn: Celery 5.5 waits for its first entry.
+    A schedule that is not due meanwhile would keep other entries from their turn: before 5.7, Celery waits for its
+    first entry (celery/celery#7649).
     """
     task, apply_entry = scheduler.app.tasks[SWEEP], scheduler.apply_entry
 

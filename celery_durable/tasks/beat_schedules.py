@@ -1,6 +1,7 @@
 """The scheduled time of what beat sends, by which two beats give an instance the same id.
 
-Beat does not pass it on: neither the message nor the task's ``apply_async`` has the entry of the schedule.
+Beat does not pass it on: neither the message nor the task's ``apply_async`` has the entry of the schedule
+(celery/celery#6974).
 """
 
 from __future__ import annotations

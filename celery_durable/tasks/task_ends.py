@@ -114,7 +114,7 @@ class TaskEndHandler:
         ``request`` and ``raised``: the task's request, and its exception if it has one. Only a commit has the
         traceback; a message has not.
 
-        Raises nothing if the database fails: Celery 5.5 would call the errback again.
+        Raises nothing if the database fails: before 5.7, Celery would call the errback again (celery/celery#10195).
         """
         reference = TaskReference.read(raw_reference)
         if reference is None:

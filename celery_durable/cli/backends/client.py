@@ -20,7 +20,8 @@ from urllib.parse import quote
 
 from celery_durable.cli.errors import REFUSED, UNREACHABLE, CliError, make_cli_error
 
-# httpx imports its own command line, with rich and pygments, unless that module is missing. None marks it as missing.
+# httpx imports its own command line, with rich and pygments, unless that module is missing. None marks it as missing
+# (encode/httpx#3547).
 sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # typeshed knows only modules
 import httpx  # noqa: E402
 
