@@ -14,7 +14,7 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from celery_durable import Durable
+from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.cli import durable as durable_command
 from celery_durable.runtime import real_monotonic
 from tests.cli.conftest import Said, Shop
@@ -263,3 +263,20 @@ def test_a_read_only_database_is_named_by_start_and_explain(shop: Shop) -> None:
         assert "hint: Name the server that takes writes in durable_database_url, or end the read-only mode." in said.err
         shop.clock.advance(seconds=60)
         assert "It has been due for 1 min, but the database is read-only" in shop.pipe("explain", "order", "o-1").out
+
+
+def test_a_start_without_parameters_that_are_needed_says_how_to_give_them(store_url: str) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.durable_database_url = store_url
+    durable = Durable(app)
+
+    @durable.workflow(name="order")
+    def order(event: WorkflowEvent[dict[str, int]], step: Step) -> None: ...
+
+    said = call(app, "start", "order")
+    assert said.err == (
+        "error: Parameters of workflow 'order' are not valid: $: Input should be a valid dictionary.\n"
+        "hint: It was started without parameters. Give them with -P key=text -P key:=JSON, or --params JSON, or: "
+        "celery -A <your app> durable start --help\n"
+    )
+    assert said.code == 1
