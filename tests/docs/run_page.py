@@ -72,7 +72,7 @@ def stand_in_for_servers() -> None:
     def read_settings(conf: Any, **names: Any) -> Any:
         settings = real_settings(conf, **names)
         conf.task_always_eager = True  # also what Celery calls when a task has ended
-        if (settings.database_url or "").startswith("sqlite"):
+        if (settings.database_url or "").startswith("sqlite") or "celery_durable.contrib.django.apps" in sys.modules:
             return settings
         return dataclasses.replace(settings, database_url=URL, database_schema=None, table_prefix="")
 
