@@ -306,9 +306,14 @@ class Internals:
         )
 
     def queue_lengths(self) -> dict[str, int | None]:
-        """Return how many messages wait in each queue of the known workflows; None if the broker cannot say."""
+        """Return how many messages wait in each queue of the known workflows and of tasks of steps.
+
+        The number is None if the broker cannot say.
+        """
         known = (self.registry.get(name).queue for name in self.registry)
-        names = sorted({self.settings.queue, *(queue for queue in known if queue)})
+        names = sorted(
+            {self.settings.queue, *(queue for queue in known if queue), *self.operations.stats.task_queues()}
+        )
         return {name: self.publisher.queue_length(name) for name in names}
 
     def close(self) -> None:

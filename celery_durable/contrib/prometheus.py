@@ -194,7 +194,7 @@ def instrument(*, registry: CollectorRegistry = REGISTRY, by_step: bool = False)
 
 
 class InstanceCounts(Collector):
-    """Gauges from the database: instances by status, overdue runs, messages that were given up, and outages.
+    """Gauges from the database: instances by status, overdue runs, given-up messages, unconsumed queues, and outages.
 
     It counts instances of the workflows that ``durable`` knows, and given-up messages of all workflows. A scrape reads
     the database and keeps the values for ``fresh_for``. If the database cannot be read, there are no samples.
@@ -206,6 +206,7 @@ class InstanceCounts(Collector):
         self._given_up: int | None = None
         self._oldest_due_seconds: float | None = None
         self._outages: dict[tuple[str, str], float] | None = None
+        self._unconsumed: dict[str, float] = {}
         self._read_only_since: float | None = None
         """When this process found the database read-only, by the monotonic clock."""
         self._good_until = -math.inf
@@ -232,6 +233,11 @@ class InstanceCounts(Collector):
         if self._given_up is not None:
             given_up.add_metric([], self._given_up)
         yield given_up
+        help_ = "For how long the oldest task of a step has waited in a queue that no worker with Durable consumes."
+        unconsumed = GaugeMetricFamily("celery_durable_unconsumed_task_seconds", help_, labels=["queue"])
+        for queue, seconds in self._unconsumed.items():
+            unconsumed.add_metric([queue], seconds)
+        yield unconsumed
         help_ = "How long a queue has refused messages, or a broker or the database has been unreachable."
         outages = GaugeMetricFamily("celery_durable_outage_seconds", help_, labels=["what", "where"])
         for (what, where), seconds in (self._outages or {}).items():
@@ -257,9 +263,12 @@ class InstanceCounts(Collector):
             # Not from the replica: what became due while it lags would count as overdue.
             oldest = self._durable.internals.store.read(overview.count_overdue).oldest
             self._oldest_due_seconds = 0.0 if oldest is None else max(0.0, (now_there - oldest).total_seconds())
+            queues = self._durable.internals.operations.stats.task_queues().items()
+            self._unconsumed = {name: queue.age.total_seconds() for name, queue in queues if not queue.is_consumed}
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more
             logger.warning("The instances cannot be counted: %s", describe_fault(exc))
             self._counts, self._given_up, self._outages, self._oldest_due_seconds = {}, None, None, None
+            self._unconsumed = {}
             return
         self._good_until = now + self._fresh_for
 

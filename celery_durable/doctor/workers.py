@@ -59,6 +59,18 @@ def check_workers(
             sentence = f"No worker of queue {queue!r} knows {', '.join(map(repr, unknown[:5]))}."
             remedy = "Import the modules that define them in the workers, or finish the deploy."
             yield Finding(Level.FAIL, "workflows", sentence, remedy)
+    yield from _check_task_queues(durable, set(needed), set().union(*replying.values()))
+
+
+def _check_task_queues(durable: Durable, checked: set[str], replied: set[str]) -> Iterator[Finding]:
+    """Report queues in which tasks of steps wait and that no worker consumes, by its heartbeat or by its reply."""
+    for name, queue in durable.internals.operations.stats.task_queues().items():
+        if queue.is_consumed or name in checked | replied:
+            continue
+        waits = "1 task of a step waits" if queue.count == 1 else f"{queue.count} tasks of steps wait"
+        age = format_duration(queue.age, units=1)
+        sentence = f"{waits} in queue {name!r}, which no known worker consumes; the oldest was sent {age} ago."
+        yield Finding(Level.WARN, "task queue", sentence, f"celery -A {APP} worker -Q {name}")
 
 
 def _describe_other_consumers(replying: dict[str, set[str]], queue: str) -> str:

@@ -73,7 +73,7 @@ MEANINGS: Mapping[Code, Meaning] = {
     Code.PAUSED: Meaning("The instance is paused, or a pause was requested while a step runs.", "`durable resume`."),
     Code.RUNNING: Meaning(
         "A worker executes the run. The sentence says which step, which attempt, for how long, and on which worker. "
-        "This information may be up to a third of a lease old: ten seconds by default.",
+        "It also says how old this information is: up to a third of a lease, ten seconds by default.",
         "Wait. Give a step that takes too long a `timeout=`.",
     ),
     Code.WORKER_SILENT: Meaning(

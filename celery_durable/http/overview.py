@@ -55,7 +55,7 @@ class OverviewRoutes:
         """Count the instances by workflow and status.
 
         The response also has the number of runs that are due and not claimed. A client that may see all instances gets
-        the lengths of the queues of the workflows that the server knows, too. A count that is not exact is a minimum.
+        the lengths of the queues of known workflows and of waiting tasks, too. A count that is not exact is a minimum.
         """
         found = self._operations.stats.read()
         # A queue is not of one scope, so a client that is restricted to one gets no queues.

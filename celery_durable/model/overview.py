@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from celery_durable.model.rows import RunRef
 from celery_durable.model.states import Status
@@ -39,6 +39,16 @@ class Overdue:
 
     count: Count
     oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskQueue:
+    """A queue in which tasks of steps wait. ``is_consumed``: whether a worker with Durable consumes it."""
+
+    age: timedelta
+    """For how long the oldest of these tasks has waited."""
+    count: int
+    is_consumed: bool
 
 
 @dataclass(frozen=True, slots=True)

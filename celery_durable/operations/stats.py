@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from celery_durable.model import EventWait, Stats
+from dataclasses import replace
+from datetime import timedelta
+
+from celery_durable.model import EventWait, Stats, TaskQueue
 from celery_durable.operations.context import OperationContext
-from celery_durable.store import overview
+from celery_durable.store import heartbeats, lost_tasks, overview
 from celery_durable.store.engine import Tx
 from celery_durable.store.overview import ClaimedRun
 
@@ -28,6 +31,21 @@ class StatsOperations:
             )
 
         return self._context.read_list(work)
+
+    def task_queues(self) -> dict[str, TaskQueue]:
+        """Return the queues in which tasks of steps wait: for how long, how many, and whether a worker consumes them.
+
+        The oldest 1,000 tasks are examined. Workers of applications without Durable are unknown here.
+        """
+        now, beats = self._context.store.read(heartbeats.read)
+        consumed = {queue for beat in beats if not beat.is_silent(now) for queue in beat.queues}
+        found: dict[str, TaskQueue] = {}
+        for named, task, sent_at, count in self._context.store.read(lost_tasks.read_oldest_sent):
+            queue = named or (None if task is None else self._context.find_task_queue(task))
+            if queue is not None:
+                known = found.get(queue, TaskQueue(timedelta(0), 0, is_consumed=queue in consumed))
+                found[queue] = replace(known, age=max(known.age, now - sent_at), count=known.count + count)
+        return found
 
     def leases(self, *, limit: int = 100) -> list[ClaimedRun]:
         """Return the runs that workers hold, earliest end of the lease first."""

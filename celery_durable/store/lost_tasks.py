@@ -12,7 +12,7 @@ import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +28,7 @@ from celery_durable.model import (
     StepType,
     TaskReference,
     duration_us,
+    from_us,
     task_id,
 )
 from celery_durable.store import outbox, sent_attempts
@@ -39,6 +40,7 @@ from celery_durable.values import build_replying_task_message
 
 _ENDED = [status.value for status in Status if status.is_terminal]
 _CHUNK = 200
+_MAX_OLDEST = 1000
 _FAIL: OnLost = "fail"
 _WAIT: OnLost = "wait"
 
@@ -109,6 +111,35 @@ def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -
     # Without an id, which only emptied tables lack, no answer to these tasks would be accepted.
     tasks = [] if database_id is None else [_sent_task(row, database_id) for row in awaited]
     return SentPage(tasks, None if last is None else _cursor_at(last))
+
+
+def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int]]:
+    """Return where the oldest tasks that are out were sent: the queue, or the encoded task if its route decides.
+
+    Each comes with the time of the oldest task and how many there are.
+    """
+    item, i, st = tx.t.item, tx.t.instance, tx.t.step
+    oldest = (
+        sa.select(item)
+        .where(
+            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"), item.c.sent_at > sa.literal_column("0")
+        )
+        .order_by(item.c.sent_at)
+        .limit(_MAX_OLDEST)
+        .subquery()
+    )
+    o = oldest.c
+    routed = sa.case((o.queue.is_(None), o.task)).label("routed")
+    is_awaited = (i.c.status.not_in(_ENDED), st.c.status == StepStatus.WAITING.value)
+    query = (
+        sa.select(o.queue, routed, sa.func.min(o.sent_at).label("at"), sa.func.count().label("n"))
+        .select_from(oldest)
+        .join(i, sa.and_(i.c.id == o.instance_pk, i.c.run_number == o.run_number))
+        .join(st, sa.and_(st.c.instance_pk == i.c.id, st.c.run_number == i.c.run_number, st.c.step_key == o.step_key))
+        .where(*is_awaited)
+        .group_by(o.queue, routed)
+    )
+    return [(row.queue, row.routed, from_us(row.at), row.n) for row in tx.execute(query)]
 
 
 def _cursor_at(row: Any) -> SentCursor:

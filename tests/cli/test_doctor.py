@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from celery import Celery
+from celery import Celery, Signature
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.doctor.workers import check_node_names, leave_out_replaced
-from celery_durable.model import Heartbeat, Outage
+from celery_durable.model import Heartbeat, Outage, RunRef
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.schema import REVISION
@@ -233,6 +233,30 @@ def test_a_queue_of_unfinished_instances_that_no_worker_consumes_is_a_failure(ma
             "celery -A <your app> worker -Q durable",
         ),
     ]
+
+
+def test_a_queue_of_step_tasks_that_no_worker_consumes_is_a_warning(make: Make) -> None:
+    app = make(task_routes={"routed": {"queue": "images"}})
+
+    @app.durable.workflow
+    def thumbnails(event: WorkflowEvent[Any], step: Step) -> None:
+        step.map("resize", Signature("resize", options={"queue": "images"}), [1, 2, 3])
+
+    @app.durable.workflow
+    def rotation(event: WorkflowEvent[Any], step: Step) -> None:
+        step.task("by its route", Signature("routed"))
+
+    for workflow in ("thumbnails", "rotation"):
+        app.durable.internals.operations.create.instance(workflow, id="t-1")
+        app.durable.internals.runner.advance(RunRef(workflow, "t-1", 1), task_id="t", node="w@here")
+    [(level, sentence, remedy)] = findings(app)["task queue"]
+    assert (level, remedy) == ("WARN", "celery -A <your app> worker -Q images")
+    assert sentence.startswith(
+        "4 tasks of steps wait in queue 'images', which no known worker consumes; the oldest was"
+    )
+    assert app.durable.internals.queue_lengths()["images"] is not None
+    live(app, HeartbeatUpdate("w", "worker", "w@here", os.getpid(), queues=["images"]))
+    assert "task queue" not in findings(app)
 
 
 def test_a_worker_that_answers_but_does_not_work_here_is_a_failure(make: Make) -> None:

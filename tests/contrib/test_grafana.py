@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from celery import Signature
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -52,14 +53,19 @@ def failing(event: WorkflowEvent[Any], step: Step) -> None:
     raise NonRetryableError("no such order")
 
 
+def resized(event: WorkflowEvent[Any], step: Step) -> None:
+    step.task("resize", Signature("resize", options={"queue": "images"}))
+
+
 @pytest.fixture
 def scrape() -> dict[str, set[str]]:
     """What Prometheus gets over HTTP when everything has happened once: the names of samples, with their labels."""
     registry = CollectorRegistry()
     metrics = prometheus.instrument(registry=registry)
-    with DurableHarness([order, failing]) as harness:
+    with DurableHarness([order, failing, resized]) as harness:
         instance = harness.create(order)
         harness.create(failing)
+        harness.create(resized)
         harness.run_until_idle()
         instance.send_event("approved")
         harness.run_until_idle()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Signature
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -248,6 +248,27 @@ def test_a_run_that_no_worker_claims_grows_old(store_url: str) -> None:
         harness.run_until_idle()
         harness.clock.advance(10)
         assert scraped(counts)["oldest_due_seconds "] == 0.0
+
+
+def resized(event: WorkflowEvent[Any], step: Step) -> None:
+    step.map("resize", Signature("resize", options={"queue": "images"}), [1, 2])
+
+
+def test_a_queue_of_tasks_that_no_worker_consumes_grows_old(store_url: str) -> None:
+    with DurableHarness([resized], store_url=store_url, wipe=True) as harness:
+        counts = CollectorRegistry()
+        counts.register(prometheus.InstanceCounts(harness.durable))
+        instance = harness.create(resized)
+        harness.run_until_idle()
+        harness.clock.advance(50)
+        assert scraped(counts)["unconsumed_task_seconds queue=images"] == 50.0
+        assert "images" in harness.durable.internals.operations.stats.task_queues()
+        beat = HeartbeatUpdate("w", "worker", "w", 1, queues=["images"])
+        harness.durable.internals.store.transact_once(lambda tx: heartbeats.upsert(tx, beat))
+        harness.clock.advance(11)
+        assert "unconsumed_task_seconds queue=images" not in scraped(counts)
+        instance.terminate()
+        assert harness.durable.internals.operations.stats.task_queues() == {}
 
 
 def test_what_keeps_a_dispatcher_from_its_work_is_measured_until_it_is_over(store_url: str) -> None:

@@ -35,7 +35,7 @@ class QueueLength(ResponseModel):
 
 
 class StatsView(ResponseModel):
-    """Counts of instances, without zeros; due runs; and the queues of the workflows that the server knows."""
+    """Counts of instances, without zeros; due runs; and the queues of known workflows and of waiting tasks."""
 
     instances: list[StatusCount]
     due: DueRuns
