@@ -46,7 +46,7 @@ copybutton_prompt_is_regexp = True
 suppress_warnings = ["ref.python"]  # an error is documented in two modules that export it
 
 KEYWORDS = {
-    "explanation/comparison": ["temporal", "dbos", "absurd", "pyworkflow", "alternatives"],
+    "explanation/comparison": ["temporal", "dbos", "hatchet", "restate", "prefect", "inngest", "alternatives"],
     "explanation/events": ["sleep", "event", "signal a workflow", "topic"],
     "explanation/failures": ["retry", "retries", "timeout", "backoff"],
     "explanation/guarantees": ["exactly once", "at least once", "guarantee", "limits"],
