@@ -1,13 +1,14 @@
 """Log records of failures: a failed attempt at WARNING, the end of a run with an error at ERROR.
 
-Each has `extra` with workflow, instance_id, run_number, step and attempt. A failed attempt has its exception, and so
-has the end of a run by an error of the workflow's own code. The end of a run by a failed step only names the step. They
-are logged after the commit, so superseded and rolled-back work logs nothing.
+Each has the exception, and `extra` with workflow, instance_id, run_number, step and attempt. They are logged after the
+commit, so superseded and rolled-back work logs nothing. If a step has failed, its attempts have printed the traceback:
+the end of the run prints only the lines of the workflow that called the step.
 """
 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 
 from celery_durable.errors import StepFailed
@@ -46,12 +47,15 @@ def log_end(ref: RunRef, run_outcome: RunOutcome, failures: Sequence[FailedAttem
         step, attempt = error.step, error.attempts
     elif failures:
         step, attempt = failures[-1].step, failures[-1].write.number
+    if not logger.isEnabledFor(logging.ERROR):
+        return
+    message = "%s failed%s: %s"
     in_step = "" if step is None else f" in step {step!r}"
-    logger.error(
-        "%s failed%s: %s",
-        ref,
-        in_step,
-        name_error(run_outcome.error_name or "an error", run_outcome.error_message),
-        exc_info=None if in_step or error is None else hide_engine_frames(error),
-        extra=build_log_fields(ref, step, attempt) | {"error_name": run_outcome.error_name},
-    )
+    args = (ref, in_step, name_error(run_outcome.error_name or "an error", run_outcome.error_message))
+    exc_info = None if error is None else hide_engine_frames(error)
+    fields = build_log_fields(ref, step, attempt) | {"error_name": run_outcome.error_name}
+    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, args, exc_info, extra=fields)
+    if step is not None and exc_info is not None:
+        called = traceback.format_tb(exc_info[2]) if isinstance(error, StepFailed) else []
+        record.exc_text = "".join(called).rstrip() or f"  The log has its attempt {attempt} as a warning."
+    logger.handle(record)
