@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from celery_durable import signals, values
 from celery_durable.app import Durable
 from celery_durable.model import TERMINAL, Count, Heartbeat, Status
-from celery_durable.store import heartbeats, instance_counts, outbox, overview, server_info
+from celery_durable.store import heartbeats, outbox, overview, server_info
 from celery_durable.store.faults import describe_fault
 from celery_durable.values import Duration
 
@@ -250,7 +250,7 @@ class InstanceCounts(Collector):
             return
         try:
             known = sorted(self._durable.internals.registry)
-            self._counts = self._durable.internals.read_store.read(lambda tx: instance_counts.count_live(tx, known))
+            self._counts = self._durable.internals.read_store.read(lambda tx: overview.count_by_status(tx, known))
             self._given_up = self._durable.internals.read_store.read(outbox.count_given_up)
             now_there, beats = self._durable.internals.store.read(heartbeats.read)
             self._outages = _lasting(now_there, beats)

@@ -72,7 +72,7 @@ def look_up(database: Database, examined: Any, table: sa.Table, *columns: Any, i
     return sa.select(*examined.c, *its.c).select_from(examined.join(its, sa.true())).subquery("found")
 
 
-def divide(ranges: Sequence[Range]) -> int:
+def divide(ranges: Sequence[object]) -> int:
     """Return how many rows of each range a read examines that examines several."""
     return max(MAX_EXAMINED // max(len(ranges), 1), 1)
 

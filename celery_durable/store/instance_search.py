@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import Count, Scope, Status
 from celery_durable.store import bounds, scopes
-from celery_durable.store.bounds import MAX_EXAMINED, Range
+from celery_durable.store.bounds import Range
 from celery_durable.store.engine import Tx
 
 Label = tuple[str, str]
@@ -49,9 +48,14 @@ def find_page(tx: Tx, chosen: InstanceFilter, *, before_pk: int | None, limit: i
     """Return the keys of the newest instances of the filter, below ``before_pk``."""
     source = _choose_source(tx, chosen)
     # Without further conditions, each examined row is one of the page.
-    examined = source.build(tx, before_pk, limit=limit + 1 if source.is_exact else MAX_EXAMINED)
+    examined = source.build(tx, before_pk, limit=limit + 1 if source.is_exact else bounds.MAX_EXAMINED)
     key = examined.c[source.key]
-    query = sa.select(key).where(*source.conditions(examined.c)).order_by(key.desc()).limit(limit + 1)
+    query = (
+        sa.select(key)
+        .where(*(() if source.is_exact else source.conditions(examined.c)))
+        .order_by(key.desc())
+        .limit(limit + 1)
+    )
     pks = list(tx.execute(query).scalars())
     has_more, page = len(pks) > limit, pks[:limit]
     return FoundKeys(page, page[-1] if has_more else _read_last(tx, source, before_pk))
@@ -67,47 +71,36 @@ def find_named(tx: Tx, workflows: Sequence[str], instance_id: str, scope: Scope 
     return list(tx.execute(query.order_by(i.id.desc())).scalars())
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A number of instances, by the columns that were asked for. ``is_exact``: whether all instances were examined."""
-
-    key: tuple[Any, ...]
-    number: int
-    is_exact: bool
-
-
-def count_examined(tx: Tx, chosen: InstanceFilter, *by: str) -> list[Counted]:
+def count_examined(tx: Tx, chosen: InstanceFilter, *by: str) -> dict[tuple[Any, ...], Count]:
     """Count the instances of the filter by these columns, among the newest ones of each range of its index.
 
     A filter without a workflow has one range for each workflow. They share the bound, since MariaDB reads each range to
     its own end.
     """
     source = _choose_source(tx, chosen)
-    limit = max(MAX_EXAMINED // max(len(source.ranges), 1), 1)
+    limit = bounds.divide(source.ranges)
     examined = dataclasses.replace(source, is_exact=False).build(tx, None, limit=limit)
     matching = sa.func.count(sa.case((sa.and_(sa.true(), *source.conditions(examined.c)), 1)))
     columns = [examined.c[name] for name in by]
     query = sa.select(examined.c.part, matching.label("n"), sa.func.count().label("examined"), *columns)
-    rows = tx.execute(query.group_by(examined.c.part, *columns)).all()
     sizes, numbers = Counter[int](), Counter[tuple[Any, ...]]()
-    for row in rows:
+    for row in tx.execute(query.group_by(examined.c.part, *columns)):
         sizes[row.part] += row.examined
         numbers[tuple(row[3:])] += row.n
     is_exact = all(size < limit for size in sizes.values())
-    return [Counted(key, number, is_exact) for key, number in sorted(numbers.items())]
+    return {key: Count(number, is_exact) for key, number in numbers.items()}
 
 
 def count(tx: Tx, chosen: InstanceFilter) -> Count:
     """Count the instances of the filter, as `count_examined` does."""
-    found = count_examined(tx, chosen)
-    return Count(found[0].number, found[0].is_exact) if found else Count(0)
+    return count_examined(tx, chosen).get((), Count(0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
     """The index that drives a list: ranges of a table, whose column ``key`` has the keys of instances in order.
 
-    ``conditions`` returns what the index does not answer, for the columns of an instance.
+    ``conditions`` returns the filter, for the columns of an instance. It is not needed if the index ``is_exact``.
     """
 
     table: sa.Table
@@ -144,32 +137,28 @@ _EXAMINED = ("id", "instance_id", "workflow", "status")
 def _choose_source(tx: Tx, chosen: InstanceFilter) -> _Source:
     i, named, scope = tx.t.instance, chosen.all_labels, chosen.scope
     rarest = _find_rarest(tx, named) if named else None
-    others = [each for each in named if each != rarest]
     is_named = {} if chosen.workflow is None else {"workflow": chosen.workflow}
     is_in_status = {} if chosen.status is None else {"status": chosen.status.value}
+    equal = is_named | is_in_status
 
-    def conditions(c: Any, **equal: str) -> list[sa.ColumnElement[bool]]:
-        is_labelled = [scopes.has_label(tx.t, c.id, *each) for each in others]
+    def conditions(c: Any) -> list[sa.ColumnElement[bool]]:
         return [
             *(c[name] == value for name, value in equal.items()),
-            *is_labelled,
+            *(scopes.has_label(tx.t, c.id, *each) for each in named if each != rarest),
             *scopes.prefix_conditions(tx.t, scope, of=c),
         ]
 
     has_prefix = scope is not None and bool(scope.id_prefix)
     if rarest is not None:
-        is_exact = not (others or is_named or is_in_status or has_prefix)
-        return _Source(
-            tx.t.label, "instance_pk", [dict(zip(("name", "value"), rarest, strict=True))],
-            functools.partial(conditions, **is_named, **is_in_status), is_exact,
-        )  # fmt: skip
-    if is_named:
-        return _Source(i, "id", [is_named | is_in_status], conditions, not has_prefix)
-    if is_in_status and not has_prefix:
-        # One range for each workflow: an index by status alone would cost each change of a status.
-        names = bounds.read_workflow_names(tx) or [""]
-        return _Source(i, "id", [{"workflow": name, **is_in_status} for name in names], conditions, is_exact=True)
-    return _Source(i, "id", [{}], functools.partial(conditions, **is_in_status), not (is_in_status or has_prefix))
+        has_its = dict(zip(("name", "value"), rarest, strict=True))
+        return _Source(tx.t.label, "instance_pk", [has_its], conditions, not (len(named) > 1 or equal or has_prefix))
+    if is_named or not is_in_status:
+        return _Source(i, "id", [equal], conditions, not has_prefix)
+    if has_prefix:
+        return _Source(i, "id", [{}], conditions, is_exact=False)
+    # One range for each workflow: an index by status alone would cost each change of a status.
+    names = bounds.read_workflow_names(tx) or [""]
+    return _Source(i, "id", [{"workflow": name, **is_in_status} for name in names], conditions, is_exact=True)
 
 
 def _find_rarest(tx: Tx, named: Sequence[Label]) -> Label:
@@ -181,7 +170,9 @@ def _find_rarest(tx: Tx, named: Sequence[Label]) -> Label:
         its = tx.t.label.c
         # In order: else PostgreSQL may read the table until it meets enough rows of a common label.
         few = sa.select(its.instance_pk).where(its.name == name, its.value == value).order_by(its.instance_pk)
-        counts.append(sa.select(sa.func.count()).select_from(few.limit(MAX_EXAMINED).subquery()).scalar_subquery())
+        counts.append(
+            sa.select(sa.func.count()).select_from(few.limit(bounds.MAX_EXAMINED).subquery()).scalar_subquery()
+        )
     found = tx.execute(sa.select(*counts)).one()
     return min(zip(found, named, strict=True))[1]
 
@@ -190,6 +181,6 @@ def _read_last(tx: Tx, source: _Source, before_pk: int | None) -> int | None:
     """Return the key of the last examined instance, or None if there was nothing left to examine."""
     if source.is_exact:
         return None
-    key = source.build_rows(before_pk, source.key, limit=MAX_EXAMINED).c[source.key]
+    key = source.build_rows(before_pk, source.key, limit=bounds.MAX_EXAMINED).c[source.key]
     last = tx.execute(sa.select(sa.func.count().label("n"), sa.func.min(key).label("key"))).one()
-    return last.key if last.n == MAX_EXAMINED else None
+    return last.key if last.n == bounds.MAX_EXAMINED else None

@@ -17,8 +17,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, duration_us, from_us, from_us_or_none
 from celery_durable.redispatch import Redispatch
-from celery_durable.store import dialects, row_sets, scopes
-from celery_durable.store.bounds import MAX_EXAMINED
+from celery_durable.store import bounds, dialects, row_sets, scopes
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import param, statement
 
@@ -285,7 +284,7 @@ def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = No
     At most 10,000 entries are examined, those that are sent next.
     """
     o = tx.t.outbox
-    next_ = dialects.force_index(sa.select(o), o, "outbox_due").order_by(o.c.next_check_at).limit(MAX_EXAMINED)
+    next_ = dialects.force_index(sa.select(o), o, "outbox_due").order_by(o.c.next_check_at).limit(bounds.MAX_EXAMINED)
     examined = (next_.where(o.c.next_check_at.is_(None)) if given_up else next_).subquery()
     if scope is None:
         examined = sa.select(examined).order_by(examined.c.created_at, examined.c.id).limit(limit).subquery()
@@ -294,7 +293,7 @@ def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = No
 
 def count_given_up(tx: Tx) -> int:
     """Count the messages that were given up. The count ends at 10,000."""
-    few = sa.select(tx.t.outbox.c.id).where(tx.t.outbox.c.next_check_at.is_(None)).limit(MAX_EXAMINED).subquery()
+    few = sa.select(tx.t.outbox.c.id).where(tx.t.outbox.c.next_check_at.is_(None)).limit(bounds.MAX_EXAMINED).subquery()
     return int(tx.execute(sa.select(sa.func.count()).select_from(few)).scalar_one())
 
 

@@ -5,10 +5,10 @@ Each one is bounded (`bounds`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -29,12 +29,13 @@ from celery_durable.model import (
     from_us_or_none,
 )
 from celery_durable.store import bounds, dialects, instance_search, schedule, scopes
-from celery_durable.store.bounds import MAX_EXAMINED, Range
+from celery_durable.store.bounds import Range
 from celery_durable.store.engine import Tx
 from celery_durable.store.instance_search import InstanceFilter
 from celery_durable.store.schedule import QueueAgenda
 from celery_durable.store.schema import OPEN_EVENT_WAIT
 
+LIVE_STATUSES = (Status.ACTIVE, Status.WAITING, Status.PAUSED)
 _RUNNABLE = [status.value for status in RUNNABLE]
 _WAITING = (*sorted(RUNNABLE), Status.PAUSED)
 """The statuses of instances whose waits are open."""
@@ -65,37 +66,28 @@ def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, St
     Each count ends at 10,000. With a scope, only the newest 10,000 instances are examined that its index finds.
     """
     if scope is None:
-        return count_by_status(tx, bounds.read_workflow_names(tx), list(Status))
-    counted = instance_search.count_examined(tx, InstanceFilter(scope=scope), "workflow", "status")
-    return [
-        (workflow, Status(status), Count(each.number, each.is_exact))
-        for each in counted
-        for workflow, status in [each.key]
-        if each.number
-    ]
+        counts = count_by_status(tx, bounds.read_workflow_names(tx), list(Status))
+    else:
+        counted = instance_search.count_examined(tx, InstanceFilter(scope=scope), "workflow", "status")
+        counts = {(workflow, Status(status)): count for (workflow, status), count in counted.items()}
+    return [(*key, count) for key, count in sorted(counts.items()) if count.number]
 
 
-def count_by_status(tx: Tx, workflows: Sequence[str], statuses: Sequence[Status]) -> list[tuple[str, Status, Count]]:
-    """Count the instances of these workflows in these statuses, without zeros. Each count ends at 10,000."""
-    groups = [(workflow, status) for workflow in sorted(workflows) for status in sorted(statuses)]
-    i = tx.t.instance.c
+def count_by_status(
+    tx: Tx, workflows: Collection[str], statuses: Collection[Status] = LIVE_STATUSES
+) -> dict[tuple[str, Status], Count]:
+    """Count the instances of these workflows in these statuses. Each count ends at 10,000."""
+    keys = [(workflow, status) for workflow in workflows for status in statuses]
+    i, bound = tx.t.instance.c, bounds.MAX_EXAMINED
     counts: list[Any] = []
     one: sa.ColumnElement[int] = sa.literal_column("1").label("one")
-    for number, (workflow, status) in enumerate(groups):
+    for number, (workflow, status) in enumerate(keys):
         is_in = (i.workflow == workflow, i.status == status.value, bounds.in_lists(i))
-        few = sa.select(one).where(*is_in).order_by(i.id)
-        counts.append(
-            sa.select(sa.literal_column(str(number)).label("number"), sa.func.count().label("n")).select_from(
-                few.limit(MAX_EXAMINED + 1).subquery()
-            )
-        )
+        few = sa.select(one).where(*is_in).order_by(i.id).limit(bound + 1).subquery()
+        number_column: sa.ColumnElement[int] = sa.literal_column(str(number)).label("number")
+        counts.append(sa.select(number_column, sa.func.count().label("n")).select_from(few))
     rows = tx.execute(sa.union_all(*counts)).all() if counts else ()
-    found = {row.number: row.n for row in rows}
-    return [
-        (workflow, status, Count(min(found[number], MAX_EXAMINED), found[number] <= MAX_EXAMINED))
-        for number, (workflow, status) in enumerate(groups)
-        if found[number]
-    ]
+    return {keys[row.number]: Count(min(row.n, bound), row.n <= bound) for row in rows}
 
 
 def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
@@ -177,20 +169,88 @@ def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = N
     ]
 
 
+_MAX_WAITS = 1_000
+"""How many waits the list of an event type examines, unless it is to show more.
+
+PostgreSQL looks up the instances of all of them, even if the list shows two.
+"""
+_INSTANCE_COLUMNS = ("id", "workflow", "instance_id", "status")
+_STEP_COLUMNS = ("instance_pk", "name", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
+
+
 def read_waits(
     tx: Tx, *, workflow: str | None, event_type: str | None, limit: int, scope: Scope | None = None
 ) -> list[EventWait]:
     """Return open waits for events that users send, those of the newest instances first; raises FilterTooBroad.
 
-    An index of open waits finds those for one event type, where the database has partial indexes. All others are found
-    by the instances that have not ended.
+    The index of open waits drives the list of an event type, if the database has partial indexes. The instances that
+    have not ended drive every other list.
     """
-    found: Sequence[Any] = ()
-    for examined in _examinations(tx, workflow=workflow, event_type=event_type, limit=limit):
-        found, is_all = _choose_waits(tx, examined, workflow=workflow, event_type=event_type, scope=scope, limit=limit)
-        if is_all or len(found) == limit:
-            return [_to_wait(row) for row in found]
-    raise FilterTooBroad(f"{len(found)} waits", MAX_EXAMINED, "name a workflow, an event type or both")
+    if event_type is None or tx.store.database is dialects.MARIADB:
+        bound = bounds.MAX_EXAMINED
+        found, cut = _examine_instances(tx, workflow)
+    else:
+        bound = min(max(_MAX_WAITS, limit), bounds.MAX_EXAMINED)
+        found, cut = _examine_waits(tx, event_type, bound)
+    c = found.c
+    conditions = [
+        c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
+        c.status.in_([each.value for each in _WAITING]),
+        *([] if workflow is None else [c.workflow == workflow]),
+        *([] if event_type is None else [c.wait_event_type == event_type]),
+        *scopes.conditions(tx.t, scope, of=c),
+    ]
+    w = sa.select(found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key).limit(limit).subquery("chosen")
+    query = sa.select(cut.c.cut_pk, *w.c).select_from(cut.outerjoin(w, sa.true()))
+    rows = tx.execute(query.order_by(w.c.id.desc(), w.c.seq, w.c.step_key)).all()  # one without a wait if there is none
+    cut_pk = rows[0].cut_pk
+    waits = [_to_wait(row) for row in rows if row.id is not None and (cut_pk is None or row.id > cut_pk)]
+    if cut_pk is not None and len(waits) < limit:
+        remedy = "name a workflow or an event type. If the filter has both, try each alone"
+        raise FilterTooBroad(f"{len(waits)} waits", bound, remedy)
+    return waits
+
+
+def _examine_waits(tx: Tx, event_type: str, bound: int) -> tuple[Any, Any]:
+    """Return subqueries of the examined waits with their instances, and of the cut."""
+    i, s = tx.t.instance, tx.t.step
+    is_open: Any = sa.text(OPEN_EVENT_WAIT)
+    waits = Range({"wait_event_type": event_type}, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
+    examined = bounds.build_union(s, [waits], "run_number", *_STEP_COLUMNS, limit=bound + 1)
+    examined = sa.select(examined).cte("waits")
+    is_its = sa.and_(i.c.id == examined.c.instance_pk, i.c.run_number == examined.c.run_number)
+    columns = (i.c[name] for name in _INSTANCE_COLUMNS)
+    found = bounds.look_up(tx.store.database, examined, i, *columns, is_it=is_its)
+    return found, _build_cut(examined, examined.c.instance_pk, bound)
+
+
+def _examine_instances(tx: Tx, workflow: str | None) -> tuple[Any, Any]:
+    """Return subqueries of the waits of the examined instances, and of the cut."""
+    i, s = tx.t.instance, tx.t.step
+    names = (bounds.read_workflow_names(tx) or [""]) if workflow is None else [workflow]
+    statuses = [{"workflow": name, "status": each.value} for name in names for each in _WAITING]
+    ranges = [Range(each, "id", is_reversed=True) for each in statuses]
+    bound = bounds.divide(ranges)
+    examined = bounds.build_union(i, ranges, "run_number", *_INSTANCE_COLUMNS, limit=bound + 1)
+    examined = sa.select(examined).cte("instances")
+    is_open_wait = sa.and_(
+        s.c.instance_pk == examined.c.id,
+        s.c.run_number == examined.c.run_number,
+        s.c.type.in_([each.value for each in (StepType.WAIT, StepType.LINEAR)]),
+        s.c.status.in_([each.value for each in (StepStatus.WAITING, StepStatus.LINEAR_WAITING)]),
+    )
+    columns = (s.c[name] for name in _STEP_COLUMNS)
+    found = bounds.look_up(tx.store.database, examined, s, *columns, is_it=is_open_wait)
+    return found, _build_cut(examined, examined.c.id, bound)
+
+
+def _build_cut(examined: Any, key: sa.ColumnElement[int], bound: int) -> Any:
+    """Build the subquery of the instance above which all are examined: of the ranges with more, the first that ended.
+
+    The cut is null if no range has more than its bound.
+    """
+    last = sa.select(sa.func.min(key).label("pk")).group_by(examined.c.part).having(sa.func.count() > bound)
+    return sa.select(sa.func.max(last.subquery("last").c.pk).label("cut_pk")).subquery("cut")
 
 
 def _to_wait(row: Any) -> EventWait:
@@ -203,115 +263,6 @@ def _to_wait(row: Any) -> EventWait:
         from_us(row.created_at if row.started_at is None else row.started_at),
         from_us_or_none(row.wake_at),
     )
-
-
-_FIRST = 10
-"""How many rows are examined first for each wait that the list may show."""
-_STEP_COLUMNS = ("name", "type", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
-
-
-class _ExaminedWaits(NamedTuple):
-    """What a list of waits examines, newest first.
-
-    ``examined`` is the CTE of waits, or of instances whose steps are then read. ``found`` is the subquery of the steps
-    with their instances. ``bound`` is how many of each range count; one more tells that there are more.
-    """
-
-    examined: Any
-    found: Any
-    pk: str
-    """The column of ``examined`` with the key of an instance."""
-    bound: int
-
-    def select_cut(self) -> Any:
-        """Select the instance up to which all are examined: of the ranges with more, the one that ended first."""
-        c = self.examined.c
-        cut = sa.select(sa.func.min(c[self.pk]).label("pk")).group_by(c.part).having(sa.func.count() > self.bound)
-        return sa.select(sa.func.max(cut.subquery("cuts").c.pk).label("pk"))
-
-
-def _examinations(tx: Tx, *, workflow: str | None, event_type: str | None, limit: int) -> Iterator[_ExaminedWaits]:
-    """Yield what to examine, one after the other, until enough is found.
-
-    Nearly always the first ones are enough, and PostgreSQL looks up all, however few the list shows. The waits of a
-    rare workflow may lie behind many others of the same type, but its instances are few.
-    """
-    if event_type is None or tx.store.database is dialects.MARIADB:
-        yield _examine_instances(tx, workflow, bound=MAX_EXAMINED)
-        return
-    first = min(_FIRST * limit, MAX_EXAMINED)
-    yield _examine_waits(tx, event_type, bound=first)
-    if workflow is not None:
-        yield _examine_instances(tx, workflow, bound=first)
-    if first < MAX_EXAMINED:
-        yield _examine_waits(tx, event_type, bound=MAX_EXAMINED)
-
-
-def _examine_waits(tx: Tx, event_type: str, *, bound: int) -> _ExaminedWaits:
-    """Examine the open waits for an event type."""
-    i, s = tx.t.instance, tx.t.step
-    is_open: Any = sa.text(OPEN_EVENT_WAIT)
-    waits = Range({"wait_event_type": event_type}, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
-    names = ("instance_pk", "run_number", "status", *_STEP_COLUMNS)
-    steps = bounds.build_union(s, [waits], *names, limit=bound + 1)
-    examined = sa.select(*(each.label("step_status" if each.name == "status" else each.name) for each in steps.c))
-    steps = examined.cte("steps")
-    is_its = sa.and_(i.c.id == steps.c.instance_pk, i.c.run_number == steps.c.run_number)
-    columns = (i.c.id, i.c.workflow, i.c.instance_id, i.c.status)
-    return _ExaminedWaits(
-        steps, bounds.look_up(tx.store.database, steps, i, *columns, is_it=is_its), "instance_pk", bound
-    )
-
-
-def _examine_instances(tx: Tx, workflow: str | None, *, bound: int) -> _ExaminedWaits:
-    """Examine the instances that have not ended, of a workflow or of all; ``bound`` is for all ranges together."""
-    i, s = tx.t.instance, tx.t.step
-    workflows = (bounds.read_workflow_names(tx) or [""]) if workflow is None else [workflow]
-    ranges = [
-        Range({"workflow": name, "status": each.value}, "id", is_reversed=True)
-        for name in workflows
-        for each in _WAITING
-    ]
-    each_bound = max(bound // len(ranges), 1)
-    instance_columns = ("id", "workflow", "instance_id", "run_number", "status")
-    instances = sa.select(bounds.build_union(i, ranges, *instance_columns, limit=each_bound + 1)).cte("instances")
-    is_its = sa.and_(s.c.instance_pk == instances.c.id, s.c.run_number == instances.c.run_number)
-    its = (s.c.status.label("step_status"), *(s.c[name] for name in _STEP_COLUMNS))
-    return _ExaminedWaits(
-        instances, bounds.look_up(tx.store.database, instances, s, *its, is_it=is_its), "id", each_bound
-    )
-
-
-def _choose_waits(
-    tx: Tx,
-    examined: _ExaminedWaits,
-    *,
-    workflow: str | None,
-    event_type: str | None,
-    scope: Scope | None,
-    limit: int,
-) -> tuple[Sequence[Any], bool]:
-    """Return the rows of the newest waits among the examined ones, and whether these are all that there are.
-
-    Behind the cut, there may be others in between, so no row from there counts.
-    """
-    c = examined.found.c
-    conditions = [
-        c.type.in_([each.value for each in (StepType.WAIT, StepType.LINEAR)]),
-        c.step_status.in_([each.value for each in (StepStatus.WAITING, StepStatus.LINEAR_WAITING)]),
-        c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
-        c.status.in_([each.value for each in _WAITING]),
-        *([] if workflow is None else [c.workflow == workflow]),
-        *([] if event_type is None else [c.wait_event_type == event_type]),
-        *scopes.conditions(tx.t, scope, of=c),
-    ]
-    chosen = sa.select(examined.found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key).limit(limit)
-    cut, w = examined.select_cut().subquery("cut"), chosen.subquery("chosen")
-    query = sa.select(cut.c.pk.label("cut_pk"), *w.c).select_from(cut.outerjoin(w, sa.true()))
-    rows = tx.execute(query.order_by(w.c.id.desc(), w.c.seq, w.c.step_key)).all()  # one without a wait if there is none
-    cut_pk = rows[0].cut_pk
-    found = [row for row in rows if row.id is not None and (cut_pk is None or row.id > cut_pk)]
-    return found, cut_pk is None
 
 
 def _ref(row: sa.Row[tuple[object, ...]]) -> RunRef:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import TERMINAL, Count, Scope, Status, duration_us
 from celery_durable.store import bounds, scopes
-from celery_durable.store.bounds import MAX_EXAMINED, Range
+from celery_durable.store.bounds import Range
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import param, statement
 
@@ -82,7 +82,7 @@ def delete_ended(tx: Tx, ended: EndedFilter, *, limit: int, after: Position | No
 
 def count_ended(tx: Tx, ended: EndedFilter) -> Count:
     """Count these instances among the 10,000 that ended first, or of the workflow that were created first."""
-    i, r, bound = tx.t.instance, tx.t.run, MAX_EXAMINED
+    i, r, bound = tx.t.instance, tx.t.run, bounds.MAX_EXAMINED
     has_ended = []
     if ended.workflow is None:
         examined = _build_examined(tx, ended.age, None)
@@ -128,7 +128,7 @@ def _build_examined(tx: Tx, age: timedelta, after: Position | None) -> Any:
         return conditions
 
     runs = [Range({}, "completed_at", then="instance_pk", where=is_next)]
-    return bounds.build_union(tx.t.run, runs, "completed_at", "instance_pk", "run_number", limit=MAX_EXAMINED)
+    return bounds.build_union(tx.t.run, runs, "completed_at", "instance_pk", "run_number", limit=bounds.MAX_EXAMINED)
 
 
 def _find_last(tx: Tx, examined: Any) -> Position | None:
@@ -137,7 +137,7 @@ def _find_last(tx: Tx, examined: Any) -> Position | None:
     total = sa.select(sa.func.count()).select_from(examined).scalar_subquery()
     query = sa.select(c.completed_at, c.instance_pk, total.label("n"))
     last = tx.execute(query.order_by(c.completed_at.desc(), c.instance_pk.desc()).limit(1)).first()
-    return None if last is None or last.n < MAX_EXAMINED else (last.completed_at, last.instance_pk)
+    return None if last is None or last.n < bounds.MAX_EXAMINED else (last.completed_at, last.instance_pk)
 
 
 def _delete(tx: Tx, found: Sequence[int], conditions: Sequence[sa.ColumnElement[bool]]) -> int:
