@@ -202,7 +202,7 @@ class CeleryProcesses:
         if self._is_own(sender.app) and sender.name == tasks.ADVANCE and isinstance(exception, WorkerLostError):
             parts.background_queue.submit(
                 lambda: tasks.release_dead_claim(
-                    parts.store, parts.publisher.publish, task_id, args, grace=parts.settings.grace
+                    parts.store, parts.publisher.publish, task_id, args, grace=parts.settings.grace, died=str(exception)
                 ),
                 what=f"The claim of task {task_id}, whose process died,",
             )

@@ -19,6 +19,7 @@ from celery_durable.model import (
     AttemptRecord,
     AttemptWrite,
     ErrorInfo,
+    StepStatus,
     WorkflowKind,
     duration_us,
     from_us,
@@ -31,6 +32,9 @@ from celery_durable.store.step_format import is_of_step
 
 MAX_KEPT = 50
 """How many attempts of a step, or of an item, are kept: the newest. A step may be retried for ever."""
+
+_PROCESS_DIED = "WorkerLostError"
+"""As Celery names it."""
 
 
 @statement
@@ -95,19 +99,23 @@ def crash_columns(i: sa.Table) -> list[sa.Column[Any]]:
     return [c.kind, c.claimed_by, c.claim_task_id, c.running_step_key, c.running_attempt, c.running_since]
 
 
-def record_crash(tx: Tx, row: Any, *, pk: int, run_number: int, now: datetime, is_death_known: bool) -> None:
+def record_crash(tx: Tx, row: Any, *, pk: int, run_number: int, now: datetime, died: str | None = None) -> None:
     """Record that the worker with the claim of an instance is dead. ``row``: has the `crash_columns`.
 
     The step of the crash is unknown: nothing is written when a body begins, and the renewer of leases writes the
     running step late. So the row has no step, and its message says what the renewer has written.
 
-    ``is_death_known``: the death of the process was seen. Otherwise its lease has expired.
+    ``died``: how the process died, if its death was seen. Otherwise its lease has expired.
     """
-    message = "The worker's process died." if is_death_known else "The worker died, hung or lost its lease."
+    message = "The worker died, hung or lost its lease." if died is None else f"The worker's process died: {died}"
     if row.running_step_key is not None:
         name = row.running_step_key.partition(REPEAT_SEPARATOR)[0]
         step = f"step {name!r}" if row.kind == WorkflowKind.REPLAY.value else f"the step at position {name}"
         message += f" When it last renewed its lease, it ran {step}, attempt {row.running_attempt}."
+    elif (last := tx.execute(_select_last_step(tx.t.step, pk, run_number)).scalar()) is not None:
+        message += f" The last step that it recorded is {last!r}."
+    else:
+        message += " It recorded no step."
     values = {
         "instance_pk": pk,
         "run_number": run_number,
@@ -115,7 +123,7 @@ def record_crash(tx: Tx, row: Any, *, pk: int, run_number: int, now: datetime, i
         "item": None,
         "attempt": None,
         "outcome": AttemptOutcome.CRASHED.value,
-        "error_name": LEASE_EXPIRED,
+        "error_name": LEASE_EXPIRED if died is None else _PROCESS_DIED,
         "error_message": message,
         "traceback": None,
         "file": None,
@@ -127,6 +135,12 @@ def record_crash(tx: Tx, row: Any, *, pk: int, run_number: int, now: datetime, i
         "ended_at": to_us(now),
     }
     tx.run(_insert, **values)
+
+
+def _select_last_step(st: sa.Table, pk: int, run_number: int) -> sa.Select[Any]:
+    is_recorded = st.c.status.not_in([StepStatus.LINEAR_PENDING.value, StepStatus.READY.value])
+    mine = (st.c.instance_pk == pk, st.c.run_number == run_number, is_recorded)
+    return sa.select(st.c.name).where(*mine).order_by(st.c.seq.desc(), st.c.step_key.desc()).limit(1)
 
 
 # --- read ---------------------------------------------------------------------------------------

@@ -26,11 +26,12 @@ from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import param, statement
 
 
-def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -> DueRun | None:
+def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta, died: str = "") -> DueRun | None:
     """Release the claim of a Celery task whose process is known to be dead. This counts as a crash.
 
-    ``task_id`` names the task. Returns the run if it is due now: the caller publishes it, and the sweep checks it only
-    after ``grace``. Returns None if the task holds no claim on the run, or if the run is not due yet.
+    ``task_id`` names the task; ``died`` says how, with the exit code or the signal. Returns the run if it is due now:
+    the caller publishes it, and the sweep checks it only after ``grace``. Returns None if the task holds no claim on
+    the run, or if the run is not due yet.
     """
     i = tx.t.instance
     row = tx.execute(
@@ -41,7 +42,7 @@ def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta) -
     if row is None or row.claim_token is None or row.claim_task_id != task_id[:MAX_CLAIMANT]:
         return None
     now = from_us(tx.execute(sa.select(tx.store.clock())).scalar_one())
-    return _release_crashed(tx, row, now, dispatch_count=0, recheck_after=grace, is_published=True, is_death_known=True)
+    return _release_crashed(tx, row, now, dispatch_count=0, recheck_after=grace, is_published=True, died=died)
 
 
 def _swept_columns(i: sa.Table) -> sa.Select[Any]:
@@ -112,7 +113,7 @@ def _release_crashed(
     dispatch_count: int,
     recheck_after: timedelta,
     is_published: bool,
-    is_death_known: bool = False,
+    died: str | None = None,
 ) -> DueRun | None:
     """Release the claim of a dead worker, and count and record the crash.
 
@@ -136,7 +137,7 @@ def _release_crashed(
         "updated_at": to_us(now),
     }
     tx.execute(sa.update(i).where(i.c.id == row.id).values(changes))
-    attempts.record_crash(tx, row, pk=row.id, run_number=row.run_number, now=now, is_death_known=is_death_known)
+    attempts.record_crash(tx, row, pk=row.id, run_number=row.run_number, now=now, died=died)
     return _due_run(row) if is_due else None
 
 

@@ -44,8 +44,6 @@ def take_over(tx: Tx, request: claims.ClaimRequest) -> Claim | None:
         key = {"workflow": request.ref.workflow, "instance": request.ref.instance_id}
         crashed = tx.run(_read_crashed, **key).one()
         now = from_us(crashed.now_us)
-        attempts.record_crash(
-            tx, crashed, pk=crashed.id, run_number=request.ref.run_number, now=now, is_death_known=False
-        )
+        attempts.record_crash(tx, crashed, pk=crashed.id, run_number=request.ref.run_number, now=now)
         found = claims.find_claimed(tx, request, tx.run(_take_over, pk=crashed.id, **request.parameters))
     return claims.make_claim(found, request.ref, request.token, request.lease)

@@ -302,12 +302,14 @@ def _beat_entry(queue: str) -> dict[str, Any]:
 
 
 def release_dead_claim(
-    store: Store, publish: Callable[[list[Any]], object], task_id: str, args: Any, *, grace: timedelta
+    store: Store, publish: Callable[[list[Any]], object], task_id: str, args: Any, *, grace: timedelta, died: str
 ) -> None:
     """Release and publish the run of a pool process that died in `advance`, before its lease has ended."""
     workflow, instance_id, run_number = args
     ref = RunRef(workflow, instance_id, run_number)
-    due = store.transact(lambda tx: sweeps.release_dead_claim(tx, ref, task_id=task_id, grace=grace), timeouts=LOOP)
+    due = store.transact(
+        lambda tx: sweeps.release_dead_claim(tx, ref, task_id=task_id, grace=grace, died=died), timeouts=LOOP
+    )
     if due is not None:
         logger.warning("A pool process died while it advanced %s; another worker can claim the run now", ref)
         publish([due])

@@ -166,7 +166,8 @@ def test_the_death_of_a_worker_is_recorded_without_a_step(make_bench: Any, kind:
     bench.advance()
     (found,) = attempts_of(bench.instance)
     assert (found.outcome, found.step_key, found.attempt) == (AttemptOutcome.CRASHED, None, None)
-    assert found.error == ErrorInfo("LEASE_EXPIRED", "The worker died, hung or lost its lease.")
+    last = "It recorded no step." if kind == "function" else "The last step that it recorded is 'book'."
+    assert found.error == ErrorInfo("LEASE_EXPIRED", f"The worker died, hung or lost its lease. {last}")
     assert (found.worker, found.task_id, found.pid) == ("worker-1", "task", None)
     assert found.ended_at >= died_at + timedelta(seconds=30)
 

@@ -49,6 +49,10 @@ def test_a_pool_process_that_is_killed_in_a_body_hands_its_run_on_long_before_it
         assert instance.result("20 seconds") == [0, 1, 2]
         assert site.bodies(instance) == [("book 0", 1), ("plain 1", 1), ("plain 1", 2), ("book 2", 1)]
         site.hold_again()
+        error = instance.history().attempts[-1].error
+        assert error.name == "WorkerLostError"
+        assert "signal 9 (SIGKILL)" in error.message
+        assert error.message.endswith("The last step that it recorded is 'book 0'.")
     record_property("seconds from the kill to the next body", seconds)
     print("seconds from the kill to the next body:", seconds)
     assert f"A pool process died while it advanced {instance.workflow.name}/{instance.id}#1" in worker.text()

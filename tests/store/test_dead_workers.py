@@ -6,12 +6,13 @@ from datetime import timedelta
 
 from celery_durable.model import (
     DueRun,
+    ErrorInfo,
     RunRef,
     Status,
     WakeReason,
     crash_delay,
 )
-from celery_durable.store import sweeps
+from celery_durable.store import attempts, sweeps
 from tests.store.world import GRACE, World, seconds
 
 
@@ -29,6 +30,15 @@ def test_the_claim_of_a_dead_task_is_released_at_once_and_counts_a_crash(world: 
     assert row.next_check_at == world.now + GRACE  # its message is on the way
     assert world.sweep() == []
     assert world.claim(ref).crash_count == 1
+
+
+def test_the_record_of_a_dead_process_says_how_it_died_and_which_step_it_recorded_last(world: World) -> None:
+    ref = world.create()
+    world.claim(ref, by="task-1 host-1")
+    died = "Worker exited prematurely: signal 9 (SIGKILL) Job: 7."
+    world.store.transact(lambda tx: sweeps.release_dead_claim(tx, ref, task_id="task-1", grace=GRACE, died=died))
+    (found,) = world.store.read(lambda tx: attempts.read(tx, world.row(ref).pk, 1))
+    assert found.error == ErrorInfo("WorkerLostError", f"The worker's process died: {died} It recorded no step.")
 
 
 def test_only_the_claim_of_the_dead_task_itself_is_released(world: World) -> None:
