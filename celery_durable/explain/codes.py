@@ -83,8 +83,9 @@ MEANINGS: Mapping[Code, Meaning] = {
     ),
     Code.DUE: Meaning("The run is due. A worker should claim it at any moment.", "Check again."),
     Code.DUE_NOT_DISPATCHED: Meaning(
-        "The run is due, and no process sends its message: no dispatcher runs, or it cannot reach the database.",
-        "Start beat.",
+        "The run is due, and no process sends its message: no dispatcher runs, it cannot reach the database, or "
+        "another session locks the row.",
+        "Start beat. If a session locks the row, end its transaction.",
     ),
     Code.BROKER_UNAVAILABLE: Meaning(
         "The broker refuses connections or does not answer. The sentence has the time at which this began, the broker "

@@ -38,9 +38,8 @@ def explain_due(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
     due_at = row.run_at or row.updated_at
     since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {format_age(facts, due_at)}"
-    if facts.is_read_only:  # dispatchers cannot store their heartbeats, so they may seem to be missing
-        sentence = f"{since}, but the database is read-only, so no worker can claim it. {READ_ONLY_REMEDY}"
-        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
+    if (found := _explain_database(facts, since)) is not None:
+        return found
     if (outage := _find_outage(facts)) is not None:
         return _explain_outage(facts, since, outage)
     all_consumers = find_consumers(facts, row.queue)
@@ -69,6 +68,22 @@ def explain_due(facts: Facts) -> Diagnosis:
     sentence = f"{since}; a worker should claim it at any moment.{missing}"
     code = Code.WORKER_SILENT if not consumers and find_silent_consumers(facts, row.queue) else Code.DUE
     return build_diagnosis(facts, code, sentence, *start_worker_command(facts, consumers))
+
+
+def _explain_database(facts: Facts, since: str) -> Diagnosis | None:
+    """Return the diagnosis if the database itself keeps workers from claiming the run."""
+    if facts.is_read_only:  # dispatchers cannot store their heartbeats, so they may seem to be missing
+        sentence = f"{since}, but the database is read-only, so no worker can claim it. {READ_ONLY_REMEDY}"
+        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())
+    if facts.locker is not None and facts.locker.age >= _JUST_NOW:
+        pid, age = facts.locker.pid, format_duration(facts.locker.age, units=1)
+        sentence = (
+            f"{since}, but the database session with pid {pid} ({facts.locker.state}) has held a lock on its row in a "
+            f"transaction of {age}. It continues when that transaction ends."
+        )
+        end = f"psql -c 'SELECT pg_terminate_backend({pid})'"
+        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, end, locker_pid=pid)
+    return None
 
 
 # --- outages that dispatchers report ------------------------------------------------------------

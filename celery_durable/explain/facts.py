@@ -9,7 +9,17 @@ from typing import Any
 
 from celery_durable.explain.codes import Code
 from celery_durable.explain.commands import find_python_call
-from celery_durable.model import AttemptRecord, Child, Heartbeat, InstanceRow, ParentStep, RunRow, Status, StepRecord
+from celery_durable.model import (
+    AttemptRecord,
+    Child,
+    Heartbeat,
+    InstanceRow,
+    ParentStep,
+    RowLocker,
+    RunRow,
+    Status,
+    StepRecord,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,8 @@ class Facts:
     """For how long a worker claims a run: the setting ``durable_lease_seconds`` of this process."""
     is_read_only: bool = False
     """Whether the database takes no writes."""
+    locker: RowLocker | None = None
+    """The session that holds the lock of the instance's row, on PostgreSQL."""
     parent: ParentStep | None = None
     """The step that created this instance as a child; None if no step did."""
 

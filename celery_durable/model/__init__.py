@@ -44,7 +44,7 @@ from celery_durable.model.outcomes import (
     crash_delay,
     decide_release,
 )
-from celery_durable.model.overview import Count, EventWait, Overdue, Stats, TaskQueue
+from celery_durable.model.overview import Count, EventWait, Overdue, RowLocker, Stats, TaskQueue
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.records import (
     AuditRecord,
@@ -202,6 +202,7 @@ __all__ = [
     "ReleaseOutcome",
     "RestartOrCreateResult",
     "RetryDecision",
+    "RowLocker",
     "RunOutcome",
     "RunPlan",
     "RunRef",

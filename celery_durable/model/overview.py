@@ -42,6 +42,16 @@ class Overdue:
 
 
 @dataclass(frozen=True, slots=True)
+class RowLocker:
+    """The database session that holds the lock of a row. ``state``: as the server names it."""
+
+    pid: int
+    state: str
+    age: timedelta
+    """How long its transaction has lasted."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskQueue:
     """A queue in which tasks of steps wait. ``is_consumed``: whether a worker with Durable consumes it."""
 

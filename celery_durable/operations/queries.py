@@ -132,6 +132,7 @@ class QueryOperations:
                 buffered=buffered,
                 heartbeats=beats,
                 is_read_only=server_info.is_read_only(tx),
+                locker=server_info.find_locker(tx, row.pk),
                 dispatcher=self._context.settings.dispatcher,
                 lease=self._context.settings.lease,
                 answered=history.count_answered_tasks(tx, row.pk, row.run_number),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from celery_durable.model import from_us
+from celery_durable.model import RowLocker, from_us
 from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx
 
@@ -54,6 +54,26 @@ def is_read_only(tx: Tx) -> bool:
     """Whether the server accepts no writes: it is a standby, or an operator made it read-only."""
     query = _READ_ONLY.get(tx.store.database.name)
     return query is not None and bool(tx.conn.exec_driver_sql(query).scalar())
+
+
+def find_locker(tx: Tx, pk: int) -> RowLocker | None:
+    """Find the session that holds the lock of an instance's row, without waiting for it; on PostgreSQL only.
+
+    A row that several sessions share a lock of names no single transaction, so it is not found.
+    """
+    if tx.store.database is not dialects.POSTGRESQL:
+        return None
+    i = tx.t.instance
+    xmax: sa.Select[tuple[str]] = sa.select(sa.literal_column("CAST(xmax AS text)")).select_from(i).where(i.c.id == pk)
+    query = """
+        SELECT a.pid, a.state, CAST(1000 * extract(epoch FROM clock_timestamp() - a.xact_start) AS bigint) AS age_ms
+        FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+        WHERE l.locktype = 'transactionid' AND l.granted AND CAST(l.transactionid AS text) = :locker
+    """
+    row = tx.execute(sa.text(query).bindparams(locker=tx.execute(xmax).scalar() or "")).first()
+    if row is None or row.age_ms is None:  # another role's session, whose activity this role may not see
+        return None
+    return RowLocker(row.pid, row.state, timedelta(milliseconds=row.age_ms))
 
 
 def _read_sync_wait(tx: Tx) -> int | None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, durable_workflow
@@ -17,6 +18,7 @@ from celery_durable.model import RunRef
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.testing import DurableHarness
+from tests.celery.embedded import until
 
 
 @durable_workflow(name="explained")
@@ -324,3 +326,18 @@ def test_explain_says_how_old_the_report_of_the_running_step_is(world: DurableHa
         "valid for 22 s."
     )
     gate.release()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_explain_names_the_session_that_locks_the_row(world: DurableHarness) -> None:
+    store = world.durable.internals.store
+    instance = made(world)
+    with store.engine.connect() as blocker:
+        pid = blocker.execute(sa.text("SELECT pg_backend_pid()")).scalar()
+        blocker.execute(sa.select(store.tables.instance.c.id).with_for_update())
+        until(lambda: instance.explain().code is Code.DUE_NOT_DISPATCHED)  # once it is older than a second
+        found = instance.explain()
+        assert f"the database session with pid {pid} (idle in transaction) has held a lock on its row" in found.sentence
+        assert found.actions == (f"psql -c 'SELECT pg_terminate_backend({pid})'",)
+    world.run_until_idle()
+    assert instance.explain().code is Code.DONE
