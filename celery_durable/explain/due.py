@@ -81,8 +81,7 @@ def _explain_database(facts: Facts, since: str) -> Diagnosis | None:
             f"{since}, but the database session with pid {pid} ({facts.locker.state}) has held a lock on its row in a "
             f"transaction of {age}. It continues when that transaction ends."
         )
-        end = f"psql -c 'SELECT pg_terminate_backend({pid})'"
-        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, end, locker_pid=pid)
+        return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, facts.locker.end, locker_pid=pid)
     return None
 
 

@@ -62,7 +62,7 @@ class Facts:
     is_read_only: bool = False
     """Whether the database takes no writes."""
     locker: RowLocker | None = None
-    """The session that holds the lock of the instance's row, on PostgreSQL."""
+    """The session that holds the lock of the instance's row."""
     parent: ParentStep | None = None
     """The step that created this instance as a child; None if no step did."""
 

@@ -49,6 +49,8 @@ class RowLocker:
     state: str
     age: timedelta
     """How long its transaction has lasted."""
+    end: str
+    """A command that ends the session."""
 
 
 @dataclass(frozen=True, slots=True)

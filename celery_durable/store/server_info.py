@@ -57,10 +57,12 @@ def is_read_only(tx: Tx) -> bool:
 
 
 def find_locker(tx: Tx, pk: int) -> RowLocker | None:
-    """Find the session that holds the lock of an instance's row, without waiting for it; on PostgreSQL only.
+    """Find the session that holds the lock of an instance's row, without waiting for it.
 
     A row that several sessions share a lock of names no single transaction, so it is not found.
     """
+    if tx.store.database is dialects.MARIADB:
+        return _find_idle_locker(tx, pk)
     if tx.store.database is not dialects.POSTGRESQL:
         return None
     i = tx.t.instance
@@ -73,7 +75,31 @@ def find_locker(tx: Tx, pk: int) -> RowLocker | None:
     row = tx.execute(sa.text(query).bindparams(locker=tx.execute(xmax).scalar() or "")).first()
     if row is None or row.age_ms is None:  # another role's session, whose activity this role may not see
         return None
-    return RowLocker(row.pid, row.state, timedelta(milliseconds=row.age_ms))
+    end = f"psql -c 'SELECT pg_terminate_backend({row.pid})'"
+    return RowLocker(row.pid, row.state, timedelta(milliseconds=row.age_ms), end)
+
+
+def _find_idle_locker(tx: Tx, pk: int) -> RowLocker | None:
+    """Find it on MariaDB, which names the locks of a transaction only while another one waits for them.
+
+    So it is the only transaction that is idle and has locks, if the row cannot be locked.
+    """
+    query = """
+        SELECT trx_mysql_thread_id AS pid, TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)) DIV 1000 AS age_ms
+        FROM information_schema.innodb_trx
+        WHERE trx_query IS NULL AND trx_rows_locked > 0 AND trx_mysql_thread_id <> CONNECTION_ID()
+    """
+    try:
+        idle = tx.execute(sa.text(query)).all()
+    except sa.exc.OperationalError:  # it needs the privilege PROCESS
+        return None
+    if len(idle) != 1:
+        return None
+    i = tx.t.instance
+    if tx.execute(sa.select(i.c.id).where(i.c.id == pk).with_for_update(skip_locked=True)).first() is not None:
+        return None
+    pid, age = idle[0].pid, timedelta(milliseconds=int(idle[0].age_ms))
+    return RowLocker(pid, "idle in transaction", age, f"mariadb -e 'KILL {pid}'")
 
 
 def _read_sync_wait(tx: Tx) -> int | None:

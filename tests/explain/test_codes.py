@@ -328,16 +328,18 @@ def test_explain_says_how_old_the_report_of_the_running_step_is(world: DurableHa
     gate.release()
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_explain_names_the_session_that_locks_the_row(world: DurableHarness) -> None:
     store = world.durable.internals.store
     instance = made(world)
     with store.engine.connect() as blocker:
-        pid = blocker.execute(sa.text("SELECT pg_backend_pid()")).scalar()
+        is_postgresql = store.database.name == "postgresql"
+        pid = blocker.execute(sa.text(f"SELECT {'pg_backend_pid' if is_postgresql else 'connection_id'}()")).scalar()
         blocker.execute(sa.select(store.tables.instance.c.id).with_for_update())
         until(lambda: instance.explain().code is Code.DUE_NOT_DISPATCHED)  # once it is older than a second
         found = instance.explain()
         assert f"the database session with pid {pid} (idle in transaction) has held a lock on its row" in found.sentence
-        assert found.actions == (f"psql -c 'SELECT pg_terminate_backend({pid})'",)
+        end = f"psql -c 'SELECT pg_terminate_backend({pid})'" if is_postgresql else f"mariadb -e 'KILL {pid}'"
+        assert found.actions == (end,)
     world.run_until_idle()
     assert instance.explain().code is Code.DONE
