@@ -106,9 +106,11 @@ def cpu_seconds(session: int) -> float:
 
 
 def cpu_of_leader(session: int) -> float:
-    """CPU time of the process that leads a session: the main process of a worker, without its pool."""
-    ticks = Path(f"/proc/{session}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    """CPU time of the process that leads a session, such as the main process of a worker. 0 if it has ended."""
+    with suppress(OSError):
+        ticks = Path(f"/proc/{session}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def cpu_of_programs(name: str) -> float:
