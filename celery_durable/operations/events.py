@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_durable import notify, values
 from celery_durable.errors import EventRefused, InstanceTerminal
@@ -16,6 +16,8 @@ from celery_durable.store.time_limits import ORDINARY, TimeBudget
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
+
+T = TypeVar("T")
 
 
 class EventOperations:
@@ -105,23 +107,35 @@ class _Sending:
         return store.transact(self.insert, find_committed=self.find_committed, timeouts=budget)
 
     def check_payload(self, tx: Tx | None = None) -> None:
-        """Raise EventRefused if the run waits for a payload of another type.
+        """Raise EventRefused if the run waits for a payload of another type, and has not accepted this event before.
 
         The type is user code, so it is called before the instance is locked. A process that has not imported it cannot
-        check. Then the wait does, when it consumes the event.
+        check. Then the wait does, when it consumes the event. Raises InstanceNotFound outside the caller's scope.
         """
         if not is_possible_id(self.workflow, self.instance_id):
             return
-        ask = functools.partial(
-            run_events.find_payload_type, workflow=self.workflow, instance_id=self.instance_id, type_=self.type
-        )
-        name = self.context.store.read(ask) if tx is None else ask(tx)
-        expected = None if name is None else values.find_class(name)
-        if expected is not None:
-            try:
-                values.Codec(expected).decode(self.payload)
-            except values.ValidationFailed as exc:
+        expected = self._read(tx, self._find_payload_class)
+        if expected is None:
+            return
+        try:
+            values.Codec(expected).decode(self.payload)
+        except values.ValidationFailed as exc:
+            if not self._read(tx, self._was_accepted):
                 raise EventRefused(self.workflow, self.instance_id, self.type, exc.problems) from None
+
+    def _read(self, tx: Tx | None, work: Callable[[Tx], T]) -> T:
+        return self.context.store.read(work) if tx is None else work(tx)
+
+    def _find_payload_class(self, tx: Tx) -> Any:
+        name = run_events.find_payload_type(tx, self.workflow, self.instance_id, self.type)
+        if name is None:
+            return None
+        self.context.read_row(tx, self.workflow, self.instance_id)  # before user code sees anything of the instance
+        return values.find_class(name)
+
+    def _was_accepted(self, tx: Tx) -> bool:
+        row = self.context.read_row(tx, self.workflow, self.instance_id)
+        return run_events.has_event(tx, row, event_id=self.event_id)
 
     def send_in_one_statement(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
         """Do what `insert` does, in one statement. Returns None if `insert` has to decide."""

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 
 from celery_durable import EventPayloadInvalid, EventRefused, Step, WorkflowEvent
-from celery_durable.errors import InvalidEventType, NameInvalid, NotSerializable, PayloadTooLarge
+from celery_durable.errors import InstanceNotFound, InvalidEventType, NameInvalid, NotSerializable, PayloadTooLarge
+from celery_durable.model import Scope
 from tests.engine.approvals import Approval, Refusal, define_order
 from tests.engine.world import World, on_one_database
 
@@ -51,6 +52,29 @@ def test_a_schema_may_be_a_builtin_class(world: World) -> None:
     instance.send("counted", 7)
     world.run_until_idle()
     assert instance.output == 7
+
+
+def test_a_repeated_event_is_ignored_although_the_next_wait_would_refuse_it(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.wait_for_event("first", "approval")
+        step.wait_for_event("second", "approval", schema=Approval)
+
+    instance = order.run()
+    assert instance.send("approval", "anything", id="mail-7") is True
+    world.run_until_idle()
+    assert instance.send("approval", "anything", id="mail-7") is False
+
+
+def test_a_caller_of_another_scope_does_not_learn_what_a_run_waits_for(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.wait_for_event("approval", "approval", schema=Approval)
+
+    instance = order.run()
+    others = world.operations.restrict_to(Scope(id_prefix="other-"))
+    with pytest.raises(InstanceNotFound):
+        others.events.send("order", instance.id, "approval", "anything")
 
 
 def test_a_schema_that_a_deploy_has_changed_is_the_one_that_counts(world: World) -> None:
