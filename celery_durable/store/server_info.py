@@ -89,14 +89,12 @@ def _find_idle_locker(tx: Tx, pk: int) -> RowLocker | None:
         FROM information_schema.innodb_trx
         WHERE trx_query IS NULL AND trx_rows_locked > 0 AND trx_mysql_thread_id <> CONNECTION_ID()
     """
+    i = tx.t.instance.c
     try:
         idle = tx.execute(sa.text(query)).all()
-    except sa.exc.OperationalError:  # it needs the privilege PROCESS
-        return None
-    if len(idle) != 1:
-        return None
-    i = tx.t.instance
-    if tx.execute(sa.select(i.c.id).where(i.c.id == pk).with_for_update(skip_locked=True)).first() is not None:
+        if len(idle) != 1 or tx.execute(sa.select(i.id).where(i.id == pk).with_for_update(skip_locked=True)).first():
+            return None
+    except sa.exc.DBAPIError:  # it needs the privilege PROCESS, and one to lock rows: `explain` goes on without it
         return None
     pid, age = idle[0].pid, timedelta(milliseconds=int(idle[0].age_ms))
     return RowLocker(pid, "idle in transaction", age, f"mariadb -e 'KILL {pid}'")
