@@ -58,8 +58,23 @@ def trace_error(
 
 
 def hide_engine_frames(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """Return the exception for `logging`, with the frames of the author and of libraries alone, if there are any."""
-    kept, trace = [], error.__traceback__
+    """Return the exception for `logging`, with the frames of the author and of libraries alone, if there are any.
+
+    Python reads the tracebacks of its causes and of the members of groups from these themselves, so they are replaced.
+    """
+    known, linked = {id(error)}, [error]
+    for each in linked:
+        for other in (each.__cause__, each.__context__, *getattr(each, "exceptions", ())):
+            if isinstance(other, BaseException) and id(other) not in known:
+                known.add(id(other))
+                linked.append(other)
+                other.__traceback__ = _leave_out_engine_frames(other.__traceback__)
+    return type(error), error, _leave_out_engine_frames(error.__traceback__)
+
+
+def _leave_out_engine_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of celery_durable, or the same one if it has no others."""
+    kept, whole = [], trace
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
             kept.append(trace)
@@ -67,7 +82,7 @@ def hide_engine_frames(error: BaseException) -> tuple[type[BaseException], BaseE
     shown: TracebackType | None = None
     for each in reversed(kept):
         shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return type(error), error, shown or error.__traceback__
+    return shown or whole
 
 
 def shorten_middle(text: str, limit_bytes: int = MAX_TRACEBACK_BYTES) -> str:

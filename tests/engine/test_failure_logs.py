@@ -83,6 +83,22 @@ def test_an_error_between_steps_is_logged_once(world: World, caplog: pytest.LogC
     assert record.exc_info[0] is KeyError
 
 
+def test_the_causes_of_an_error_are_printed_without_frames_of_the_engine(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        try:
+            step.gather(step.submit("charge", StepConfig(retries=0), charge, {}))
+        except StepFailed as exc:
+            raise ExceptionGroup("no order", [RuntimeError("no money"), exc]) from exc
+
+    order.run()
+    text = logging.Formatter().format(failures(caplog)[-1])
+    assert "The above exception was the direct cause of the following exception" in text
+    assert re.findall(r'File ".*/celery_durable/.*', text) == []
+
+
 def test_a_failure_that_the_code_catches_is_a_warning_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step) -> str:
