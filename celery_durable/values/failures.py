@@ -5,7 +5,7 @@ This includes exceptions that are not an `Exception`. `tasks.stopping` recognize
 
 from __future__ import annotations
 
-from celery_durable.errors import NonRetryableError, ValueRefused
+from celery_durable.errors import DefinitionInvalid, NonRetryableError, ValueRefused
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
@@ -24,6 +24,7 @@ def get_error_text(error: BaseException) -> str:
 def forbids_retry(error: BaseException) -> bool:
     """Return whether no further attempt is made after this error.
 
-    True for NonRetryableError, for any class of that name, and for ValueRefused.
+    True for NonRetryableError, for any class of that name, for ValueRefused and for DefinitionInvalid.
     """
-    return isinstance(error, (NonRetryableError, ValueRefused)) or type(error).__name__ == NonRetryableError.__name__
+    is_final = isinstance(error, (NonRetryableError, ValueRefused, DefinitionInvalid))
+    return is_final or type(error).__name__ == NonRetryableError.__name__

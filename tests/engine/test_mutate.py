@@ -90,7 +90,12 @@ def test_an_async_function_for_the_commit_is_refused_and_not_dropped(world: Worl
     def order(event: WorkflowEvent, step: Step):
         step.do("work", lambda tx: getattr(tx, method)(write))
 
-    assert order.run().step("work").error.name == "AsyncNotSupported"
+    instance = order.run()
+    assert (instance.status, instance.step("work").attempts) == ("errored", 1)
+    assert instance.error == (
+        f"AsyncNotSupported: The function of tx.{method}() 'write' is an async function, and async workflows and steps "
+        "are not supported yet. Write it as a plain function; inside a step, asyncio.run(...) is allowed."
+    )
 
 
 # --- unique violations --------------------------------------------------------------------------
