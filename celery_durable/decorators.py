@@ -15,14 +15,13 @@ from celery_durable.definitions import (
     WorkflowOptions,
     define,
     define_linear,
-    refuse_async,
 )
 from celery_durable.errors import AsyncNotSupported
 from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.linear import LinearContext, Outcome
 from celery_durable.model import WorkflowEvent
 from celery_durable.step import Step
-from celery_durable.values import UNSET, Duration, check_text_name
+from celery_durable.values import UNSET, Duration, check_text_name, refuse_async
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from celery import Celery, current_app
 from celery_durable import tasks
 from celery_durable.app.internals import Internals
 from celery_durable.app.workflows import Workflows
-from celery_durable.definitions import WorkflowOptions, define, refuse_async
+from celery_durable.definitions import WorkflowOptions, define
 from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid, NotConfigured
 from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
@@ -29,7 +29,7 @@ from celery_durable.tasks.outbox import Handler
 from celery_durable.tasks.queues import install_queue
 from celery_durable.tasks.start import install_start_task
 from celery_durable.tasks.worker import DurableStep
-from celery_durable.values import Retries, check_text_name
+from celery_durable.values import Retries, check_text_name, refuse_async
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session

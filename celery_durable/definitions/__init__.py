@@ -4,7 +4,6 @@ A definition knows no app and no database, so the decorated function can be impo
 ``.create()`` is in `handles`.
 """
 
-from celery_durable.definitions.annotations import refuse_async
 from celery_durable.definitions.definition import Definition
 from celery_durable.definitions.linear import LinearDefinition, LinearStep, define_linear
 from celery_durable.definitions.registry import SHARED, Registry
@@ -24,6 +23,5 @@ __all__ = [
     "define_linear",
     "describe_step",
     "durable_step",
-    "refuse_async",
     "runs_in_orm",
 ]

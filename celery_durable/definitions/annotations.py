@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from celery_durable.errors import AsyncNotSupported
 from celery_durable.values import Codec
 
 logger = logging.getLogger("celery_durable")
@@ -24,16 +23,6 @@ def build_resolved_codec(annotation: Any, what: str) -> Codec:
     codec = Codec.for_stored_values(lambda: annotation, what=what)
     codec.resolve_type(annotation)
     return codec
-
-
-def refuse_async(what: str, fn: Callable[..., Any]) -> None:
-    """Raise AsyncNotSupported for a coroutine function, an async generator, or an object that is called like one."""
-    inner = fn
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    code: Callable[..., Any] = inner if inspect.isroutine(inner) else type(inner).__call__
-    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
-        raise AsyncNotSupported(what, getattr(inner, "__name__", repr(inner)))
 
 
 def resolve_annotation_or_warn(fn: Callable[..., Any], name: str) -> Any:

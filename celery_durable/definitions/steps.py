@@ -11,12 +11,11 @@ from typing import Any, TypeVar, overload
 
 from celery_durable.definitions.annotations import (
     build_resolved_codec,
-    refuse_async,
     resolve_annotation,
     resolve_annotation_or_warn,
 )
 from celery_durable.errors import DefinitionInvalid
-from celery_durable.values import UNSET, Codec, Duration, Retries, StepConfig
+from celery_durable.values import UNSET, Codec, Duration, Retries, StepConfig, refuse_async
 
 F = TypeVar("F", bound=Callable[..., Any])
 

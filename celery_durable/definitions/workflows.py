@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from celery_durable.definitions.annotations import refuse_async, resolve_annotation, resolve_annotation_or_warn
+from celery_durable.definitions.annotations import resolve_annotation, resolve_annotation_or_warn
 from celery_durable.definitions.definition import Definition, parse_optional_duration
 from celery_durable.errors import DefinitionInvalid
 from celery_durable.model import RunPlan, WorkflowEvent, WorkflowKind
@@ -21,6 +21,7 @@ from celery_durable.values import (
     StepPolicy,
     check_identifier,
     check_text_name,
+    refuse_async,
 )
 
 

@@ -17,7 +17,7 @@ class DefinitionInvalid(DurableError):
 
 
 class AsyncNotSupported(DefinitionInvalid):
-    """A workflow, a step's function, a handler or a function of `StepTx` is an ``async def``.
+    """A workflow, a step's function, a handler, or a function of `StepTx` or for ``delay=`` is an ``async def``.
 
     Write a plain function. Inside a step, ``asyncio.run(...)`` is allowed.
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery_durable import values
-from celery_durable.definitions import Definition, refuse_async
+from celery_durable.definitions import Definition
 from celery_durable.errors import ValueRefused
 from celery_durable.model import OutboxMessage
 from celery_durable.step.call_builders import require_definition
 from celery_durable.step.calls import HasDefinition
 from celery_durable.store.external_transactions import StepTransaction, UserWrite
-from celery_durable.values import PayloadLimits, build_event_message, build_task_message
+from celery_durable.values import PayloadLimits, build_event_message, build_task_message, refuse_async
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session

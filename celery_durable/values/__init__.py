@@ -16,6 +16,7 @@ from celery_durable.values.answers import (
 from celery_durable.values.cursors import CursorPart, Cursors, make_version_tag
 from celery_durable.values.durations import Duration, parse_duration, parse_pause, to_utc
 from celery_durable.values.failures import describe_error, forbids_retry, get_error_text
+from celery_durable.values.functions import refuse_async
 from celery_durable.values.hooks import CompletionHook, CompletionHooks, build_completion_message
 from celery_durable.values.labels import check_label_changes, check_label_count, check_labels, parse_labels
 from celery_durable.values.names import (
@@ -95,6 +96,7 @@ __all__ = [
     "read_answer_output",
     "read_task_route",
     "read_text",
+    "refuse_async",
     "require_text",
     "sanitize_error",
     "sanitize_text",

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from celery_durable.errors import ConfigInvalid
 from celery_durable.values.durations import Duration, parse_duration
+from celery_durable.values.functions import refuse_async
 
 Backoff = Literal["constant", "linear", "exponential"]
 DelayFunction = Callable[[int, BaseException], Duration]
@@ -49,6 +50,7 @@ class Retries:
             together are not retried together. With 0.25, each delay has 75 % to 100 % of its length. 0 by default.
 
     Raises:
+        AsyncNotSupported: ``delay`` is a coroutine function.
         ConfigInvalid: ``limit``, ``backoff`` or ``jitter`` cannot be used.
         DurationInvalid: A duration cannot be read or is longer than 365 days.
     """
@@ -64,7 +66,9 @@ class Retries:
             object.__setattr__(self, "limit", None)
         elif self.limit is not UNSET and self.limit is not None and not _is_count(self.limit):
             raise ConfigInvalid("Retries.limit", self.limit, "use a whole number from 0, or None for without end")
-        if self.delay is not UNSET and not callable(self.delay):
+        if callable(self.delay):
+            refuse_async("The function delay=", self.delay)
+        elif self.delay is not UNSET:
             object.__setattr__(self, "delay", parse_duration(self.delay, maximum=_MAX_DURATION))
         if self.backoff is not UNSET and self.backoff not in typing.get_args(Backoff):
             raise ConfigInvalid("Retries.backoff", self.backoff, "use one of constant, linear, exponential")

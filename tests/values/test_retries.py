@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_durable.errors import ConfigInvalid, DurationInvalid
+from celery_durable import LinearStep
+from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DurationInvalid
 from celery_durable.values import UNSET, Retries, StepConfig, StepPolicy
 
 DEFAULTS = StepPolicy()
@@ -138,6 +140,17 @@ def test_a_function_that_returns_no_duration_raises(given: Any) -> None:
     policy = DEFAULTS.override_with(StepConfig(Retries(delay=lambda attempt, error: given)))
     with pytest.raises(DurationInvalid):
         delay_after(policy, 1)
+
+
+async def wait(attempt: int, error: BaseException) -> int:
+    return 1
+
+
+@pytest.mark.parametrize("make", [Retries, functools.partial(LinearStep, "PAY")])
+def test_an_async_function_for_the_delay_is_refused_where_it_is_declared(make: Any) -> None:
+    with pytest.raises(AsyncNotSupported) as refused:
+        make(delay=wait)
+    assert str(refused.value).startswith("The function delay= 'wait' is an async function")
 
 
 def test_repeat_is_yes_or_no() -> None:
