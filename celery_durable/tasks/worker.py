@@ -101,5 +101,5 @@ def check_for_dead_processes(pool: Any) -> None:
 
 
 def _is_internal_or_step_task(request: Any) -> bool:
-    """Whether a request is for an internal task, or for a task that does a step."""
-    return request.name.startswith(_INTERNAL_PREFIX) or REFERENCE_HEADER in request.request_dict
+    """Whether a request is for an internal task, or for a task that does a step. Its name may be for monitors alone."""
+    return request.request_dict["task"].startswith(_INTERNAL_PREFIX) or REFERENCE_HEADER in request.request_dict
