@@ -276,7 +276,7 @@ class InstanceCounts(Collector):
 def _lasting(now: datetime, beats: tuple[Heartbeat, ...]) -> dict[tuple[str, str], float]:
     """Return how many seconds each outage has lasted, as seen by the dispatcher that noticed it first."""
     lasting: dict[tuple[str, str], float] = {}
-    for outage in (each for beat in beats if beat.is_live(now) for each in beat.outages):
+    for outage in (each for beat in beats if not beat.is_silent(now) for each in beat.outages):
         key = outage.what, outage.where
         lasting[key] = max(lasting.get(key, 0.0), (now - outage.since).total_seconds())
     return lasting

@@ -215,7 +215,7 @@ def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, .
 def _check_outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Finding]:
     """Report the outages that dispatchers recorded. Of one outage, only the earliest record is shown."""
     first_seen: dict[tuple[str, str], Outage] = {}
-    for outage in sorted((each for beat in beats if beat.is_live(now) for each in beat.outages), key=_since):
+    for outage in sorted((each for beat in beats if not beat.is_silent(now) for each in beat.outages), key=_since):
         first_seen.setdefault((outage.what, outage.where), outage)
     for outage in first_seen.values():
         who = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_durable.app import Durable
 from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level, ask_in_time
-from celery_durable.model import HEARTBEAT_INTERVAL, Heartbeat, format_duration
+from celery_durable.model import SILENT_AFTER, Heartbeat, format_duration
 from celery_durable.store import schedule
 
 _PING_SECONDS = 1.0
@@ -21,7 +21,7 @@ def check_workers(
 
     With ``must_reply``, it is a problem if no worker replies over the broker.
     """
-    working = [beat for beat in beats if beat.kind == "worker" and beat.is_live(now)]
+    working = [beat for beat in beats if beat.kind == "worker" and not beat.is_silent(now)]
     current = leave_out_replaced(working)
     replying = _find_replying_workers(durable) if has_broker else {}
     yield _check_replies(durable, current, set(replying), must_reply=must_reply)
@@ -109,7 +109,7 @@ def leave_out_replaced(working: Sequence[Heartbeat]) -> list[Heartbeat]:
 
 def _check_replies(durable: Durable, working: Sequence[Heartbeat], replying: set[str], *, must_reply: bool) -> Finding:
     about, names = "workers", {beat.node for beat in working}
-    seen = f"in the last {format_duration(3 * HEARTBEAT_INTERVAL)}"
+    seen = f"in the last {format_duration(SILENT_AFTER)}"
     if not working and not replying:
         return Finding(Level.FAIL, about, f"No worker has been seen {seen}.", f"celery -A {APP} worker")
     if not working:

@@ -93,7 +93,7 @@ def _find_outage(facts: Facts) -> Outage | None:
 
     If a message was sent before the outage, only an outage of the broker matters.
     """
-    found = [outage for beat in facts.heartbeats if beat.is_live(facts.now) for outage in beat.outages]
+    found = [outage for beat in facts.heartbeats if not beat.is_silent(facts.now) for outage in beat.outages]
     row = facts.instance
     for what in ("full", "queue", "broker", "database") if row.sent_at is None else ("broker",):
         is_of_queue = what in ("full", "queue")

@@ -19,6 +19,7 @@ _MAX_MESSAGE_LENGTH = 300
 def build_diagnosis(facts: Facts, code: Code, sentence: str, *actions: str, **more: Any) -> Diagnosis:
     """Return a diagnosis with the facts that every diagnosis has, and ``more``."""
     row, now = facts.instance, facts.now
+    live = [beat for beat in facts.heartbeats if not beat.is_silent(now)]
     known = {
         "now": iso(now),
         "workflow": row.workflow,
@@ -40,7 +41,7 @@ def build_diagnosis(facts: Facts, code: Code, sentence: str, *actions: str, **mo
         else {"step_key": row.running.step_key, "attempt": row.running.attempt, "since": iso(row.running.since)},
         "last_step": None if facts.last_step is None else facts.last_step.name,
         "last_sweep": iso_or_none(last_sweep(facts)),
-        "workers": sorted({beat.node for beat in facts.heartbeats if beat.kind == "worker" and beat.is_live(now)}),
+        "workers": sorted({beat.node for beat in live if beat.kind == "worker"}),
     }
     if facts.parent is not None:
         known["parent"] = asdict(facts.parent)

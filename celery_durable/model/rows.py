@@ -318,6 +318,8 @@ SUPPORTED_POOLS = frozenset({"prefork", "threads", "solo"})
 """The worker pools that may run workflows. Leases, timers and commits are tested only on these."""
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
 """How often a dispatcher or a worker writes its heartbeat."""
+SILENT_AFTER = 2 * HEARTBEAT_INTERVAL
+"""A process whose last heartbeat is older than this is silent."""
 SWEEP_TASK = "celery_durable.sweep"
 """The id of the heartbeat that the `sweep` task writes. It belongs to no process."""
 MAX_SWEEP_AGE = 3 * HEARTBEAT_INTERVAL
@@ -368,12 +370,8 @@ class Heartbeat:
         return self.kind == "worker" and (self.pool is None or self.pool in SUPPORTED_POOLS)
 
     def is_silent(self, now: datetime) -> bool:
-        """Whether the process has missed a heartbeat, so that something may be wrong with it."""
-        return now - self.seen_at >= 2 * HEARTBEAT_INTERVAL
-
-    def is_live(self, now: datetime) -> bool:
-        """Whether the last heartbeat is recent. Up to two heartbeats may be missing."""
-        return now - self.seen_at <= 3 * HEARTBEAT_INTERVAL
+        """Whether the process has missed a heartbeat: it is frozen or dead, or cannot reach the database."""
+        return now - self.seen_at >= SILENT_AFTER
 
     def sweeps(self, now: datetime) -> bool:
         """Whether the process swept recently."""

@@ -206,7 +206,7 @@ def test_without_processes_everything_that_is_missing_is_told(make: Make) -> Non
             "celery -A <your app> beat",
         )
     ]
-    assert found["workers"] == [("FAIL", "No worker has been seen in the last 30 s.", "celery -A <your app> worker")]
+    assert found["workers"] == [("FAIL", "No worker has been seen in the last 20 s.", "celery -A <your app> worker")]
     assert found["queue"] == [("FAIL", "No worker consumes queue 'durable'.", "celery -A <your app> worker -Q durable")]
 
 
@@ -269,7 +269,7 @@ def test_a_worker_that_answers_but_does_not_work_here_is_a_failure(make: Make) -
     [(level, sentence, _)] = found["workers"]
     assert (level, sentence) == (
         "FAIL",
-        "w@here reply over the broker, but have written no heartbeat in the last 30 s.",
+        "w@here reply over the broker, but have written no heartbeat in the last 20 s.",
     )
     assert found["queue"][0][:2] == (
         "FAIL",

@@ -294,8 +294,9 @@ def test_what_keeps_a_dispatcher_from_its_work_is_measured_until_it_is_over(stor
         say("second", 5, "no again")
         assert lasting() == {"outage_seconds what=queue,where=q": 70.0}
         say("first", 0)
+        say("second", 15, "no again")
         assert lasting() == {"outage_seconds what=queue,where=q": 25.0}
-        harness.clock.advance(60)  # without a word from it
+        harness.clock.advance(10)  # without a word from it
         assert lasting() == {}
 
 

@@ -109,6 +109,15 @@ DUE = [
         id="the broker is away",
     ),
     pytest.param(
+        told(OVERDUE, heartbeats=(worker(), dispatcher(outages=(BROKER_AWAY,), seen_at=NOW - MINUTE / 3))),
+        Code.DUE_NOT_DISPATCHED,
+        "It has been due for 1 min, and no message for it has been sent. The only dispatcher (beat@a) has been silent "
+        "for 20 s, since 2029-12-31T23:59:40.000Z: it is frozen or dead, or cannot reach the database. If it "
+        "continues, it sends the message.",
+        [BEAT],
+        id="the broker was away for a dispatcher that is silent",
+    ),
+    pytest.param(
         told(OVERDUE, is_read_only=True),
         Code.DUE_NOT_DISPATCHED,
         "It has been due for 1 min, but the database is read-only, so no worker can claim it. Name the server that "

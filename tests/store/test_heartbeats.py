@@ -80,17 +80,22 @@ def test_heartbeat_facts_read_back_as_written(world: World) -> None:
     assert (found.queues, found.workflows) == (("celery", "durable"), ("order", "größe"))
 
 
-def test_a_process_is_live_until_it_has_missed_three_heartbeats(world: World) -> None:
+def test_a_process_is_silent_when_it_has_missed_a_heartbeat(world: World) -> None:
+    beat(world, DISPATCHER)
+    world.advance(19)
+    (found,) = read(world)
+    assert not found.is_silent(world.now)
+    world.advance(1)
+    assert found.is_silent(world.now)
+
+
+def test_a_process_sweeps_until_it_has_not_swept_for_three_heartbeats(world: World) -> None:
     beat(world, DISPATCHER)
     world.advance(29)
     (found,) = read(world)
-    assert found.is_live(world.now)
     assert found.sweeps(world.now)
     world.advance(1)  # it had swept a second before
-    assert found.is_live(world.now)
     assert not found.sweeps(world.now)
-    world.advance(1)
-    assert not found.is_live(world.now)
 
 
 def test_a_process_that_ends_deletes_its_row(world: World) -> None:
