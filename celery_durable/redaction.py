@@ -171,7 +171,7 @@ class Redaction:
             record,
             by=self.redact_value(record.by, "by", record.step_key),
             reason=self.redact_value(record.reason, "reason", record.step_key),
-            error_before=self._redact_error(record.error_before, record.step_key),
+            before=replace(record.before, error=self._redact_error(record.before.error, record.step_key)),
         )
 
     def redact_step(self, step: StepRecord) -> StepRecord:

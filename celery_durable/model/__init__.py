@@ -12,7 +12,6 @@ from celery_durable.model.attempts import (
     WorkerProcess,
 )
 from celery_durable.model.details import (
-    EXPORT_VERSION,
     History,
     HistoryPage,
     InstanceDetails,
@@ -22,6 +21,7 @@ from celery_durable.model.details import (
     ParentStep,
     Published,
     RestartOrCreateResult,
+    RunRecord,
     Waiter,
 )
 from celery_durable.model.emissions import (
@@ -46,6 +46,7 @@ from celery_durable.model.outcomes import (
 )
 from celery_durable.model.overview import Count, EventWait, Overdue, RowLocker, Stats, TaskQueue
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
+from celery_durable.model.record import Record
 from celery_durable.model.records import (
     AuditRecord,
     Child,
@@ -54,6 +55,7 @@ from celery_durable.model.records import (
     ItemCounts,
     ItemFailure,
     LogRecord,
+    StepBefore,
     StepRecord,
 )
 from celery_durable.model.references import REFERENCE_HEADER, TaskReference
@@ -62,6 +64,7 @@ from celery_durable.model.rows import (
     LOG_FIELDS,
     MAX_SWEEP_AGE,
     REPEAT_SEPARATOR,
+    SHOWN_AS_STORED,
     SILENT_AFTER,
     SUPPORTED_POOLS,
     SWEEP_TASK,
@@ -100,6 +103,7 @@ from celery_durable.model.states import (
     ItemStatus,
     LogLevel,
     Status,
+    StepState,
     StepStatus,
     StepType,
     WakeReason,
@@ -130,7 +134,6 @@ from celery_durable.model.waits import OpenWait, TaskSendingStep
 
 __all__ = [
     "EPOCH",
-    "EXPORT_VERSION",
     "FINISHED_STEPS",
     "HEARTBEAT_INTERVAL",
     "LEASE_EXPIRED",
@@ -143,6 +146,7 @@ __all__ = [
     "REFERENCE_HEADER",
     "REPEAT_SEPARATOR",
     "RUNNABLE",
+    "SHOWN_AS_STORED",
     "SILENT_AFTER",
     "SUPPORTED_POOLS",
     "SWEEP_TASK",
@@ -200,6 +204,7 @@ __all__ = [
     "Published",
     "ReceivedEvent",
     "Receiver",
+    "Record",
     "Release",
     "ReleaseOutcome",
     "RestartOrCreateResult",
@@ -207,14 +212,17 @@ __all__ = [
     "RowLocker",
     "RunOutcome",
     "RunPlan",
+    "RunRecord",
     "RunRef",
     "RunRow",
     "RunningStep",
     "Scope",
     "Stats",
     "Status",
+    "StepBefore",
     "StepRecord",
     "StepRow",
+    "StepState",
     "StepStatus",
     "StepType",
     "StepWrite",

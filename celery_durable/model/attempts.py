@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from celery_durable.model.record import Record
 from celery_durable.model.records import ErrorInfo
 
 
@@ -60,8 +61,8 @@ class AttemptWrite:
     """The id of the Celery task that did the work of a task step or of an item."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord(Record):
     """An attempt of a step that did not succeed, a worker's death, or an error of the code between steps.
 
     The attempt that succeeds is not recorded: its times are those of the step.
@@ -86,18 +87,18 @@ class AttemptRecord:
     """
 
     id: int
-    step_key: str | None
-    item: int | None
-    attempt: int | None
+    step_key: str | None = None
+    item: int | None = None
+    attempt: int | None = None
     outcome: AttemptOutcome
     error: ErrorInfo
-    traceback: str | None
-    file: str | None
-    line: int | None
-    worker: str | None
-    pid: int | None
-    task_id: str | None
-    started_at: datetime | None
+    traceback: str | None = None
+    file: str | None = None
+    line: int | None = None
+    worker: str | None = None
+    pid: int | None = None
+    task_id: str | None = None
+    started_at: datetime | None = None
     ended_at: datetime
     step: str | None = None
 

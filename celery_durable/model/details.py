@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, TypeVar
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import Field
 
 from celery_durable.model.attempts import AttemptRecord
+from celery_durable.model.record import Milliseconds, Record, WorkflowName
 from celery_durable.model.records import AuditRecord, ErrorInfo, EventRecord, LogRecord, StepRecord
 from celery_durable.model.rows import InstanceRow, Origin, RunningStep
 from celery_durable.model.states import Status
 
 T_co = TypeVar("T_co", covariant=True)
 
-EXPORT_VERSION = 1
-"""The version of the export format of a run."""
-
 
 @dataclass(frozen=True, slots=True)
-class InstanceStatus:
+class InstanceStatus(Record):
     """The status of an instance.
 
     Attributes:
@@ -80,7 +80,7 @@ class Page(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class ParentStep:
+class ParentStep(Record):
     """The step of another instance that created an instance, with `Step.child`.
 
     Attributes:
@@ -90,53 +90,64 @@ class ParentStep:
         step_key: The step's key.
     """
 
-    workflow: str
+    workflow: WorkflowName
     instance_id: str
     run_number: int
     step_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """What happened in one run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(Record):
+    """A run, without what happened in it.
+
+    Attributes:
+        status: The status of the instance during this run, with error or output.
+        params: The parameters as JSON data.
+        labels: The instance's labels now.
+        instance_created_at: When the instance was created, before its first run.
+        created_at: When the run was created.
+        started_at: When a worker first executed it; None if none has.
+        completed_at: When it ended; None if it has not.
+        reason: Why the run was started or terminated; None if no reason was given.
+        origin: The run that this one continues; None if it started from the beginning.
+        parent: The step that created the instance; None if no step did.
+        max_run: How long each run of the instance may take; None: as long as the workflow says.
+        audit: The manual changes to steps.
+    """
+
+    status: Annotated[InstanceStatus, Field(alias="details")]
+    params: Any = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    instance_created_at: datetime
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    reason: str | None = None
+    origin: Origin | None = None
+    parent: ParentStep | None = None
+    max_run: Annotated[Milliseconds | None, Field(alias="maxRunMs")] = None
+    audit: tuple[AuditRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History(RunRecord):
+    """What happened in one run. It has the attributes of `RunRecord`, too.
 
     Attributes:
         workflow: The workflow's name.
         instance_id: The instance's id.
         run_number: The number of the run, from 1.
-        status: The status of the instance during this run, with error or output.
-        params: The parameters as JSON data.
-        created_at: When the run was created.
-        started_at: When a worker first executed it; None if none has.
-        completed_at: When it ended; None if it has not.
-        reason: Why the run was started or terminated; None if no reason was given.
         steps: In the order in which the workflow called them.
         events: In the order of arrival.
-        origin: The run that this one continues; None if it started from the beginning.
-        audit: The manual changes to steps.
-        labels: The instance's labels now.
-        parent: The step that created the instance; None if no step did.
         attempts: The attempts that did not succeed, in the order of their ends. Of each step, the newest 50 are kept.
-        max_run: How long each run of the instance may take; None: as long as the workflow says.
     """
 
     workflow: str
     instance_id: str
     run_number: int
-    status: InstanceStatus
-    params: Any
-    created_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    reason: str | None
     steps: tuple[StepRecord, ...]
     events: tuple[EventRecord, ...]
-    origin: Origin | None = None
-    audit: tuple[AuditRecord, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    parent: ParentStep | None = None
     attempts: tuple[AttemptRecord, ...] = ()
-    max_run: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,33 +186,22 @@ class InstanceDetails:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryPage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPage(RunRecord):
     """A run with one page of its steps, of its events, of its log lines and of its failed attempts.
 
     If the query did not ask for them, ``logs`` and ``attempts`` are None, and ``audit`` is empty.
     """
 
     run_number: int
-    status: InstanceStatus
-    params: Any
-    created_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    reason: str | None
     steps: Page[StepRecord]
     events: Page[EventRecord]
-    logs: Page[LogRecord] | None
-    origin: Origin | None = None
-    audit: tuple[AuditRecord, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    parent: ParentStep | None = None
+    logs: Page[LogRecord] | None = None
     attempts: Page[AttemptRecord] | None = None
-    max_run: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Published(Record):
     """A value that a run published.
 
     Attributes:
@@ -209,8 +209,8 @@ class Published:
         updated_at: When it was published.
     """
 
-    value: Any
-    updated_at: datetime
+    value: Any = None
+    updated_at: datetime = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

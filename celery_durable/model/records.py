@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from celery_durable.model.record import Milliseconds, Record, ShownStatus, WorkflowName
 from celery_durable.model.states import WAITING_STEPS, LogLevel, StepStatus, StepType
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorInfo:
+class ErrorInfo(Record):
     """A stored error.
 
     Attributes:
@@ -26,7 +29,7 @@ DisplayType = Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK,
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class Child(Record):
     """The child instance that does the work of a step.
 
     Attributes:
@@ -34,12 +37,12 @@ class Child:
         instance_id: The instance's id.
     """
 
-    workflow: str
+    workflow: WorkflowName
     instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class ItemFailure:
+class ItemFailure(Record):
     """An item of a map that has failed permanently.
 
     Attributes:
@@ -54,7 +57,7 @@ class ItemFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemCounts:
+class ItemCounts(Record):
     """The progress of a map step. Items that are neither done nor failed are under way or not sent yet.
 
     Attributes:
@@ -70,8 +73,8 @@ class ItemCounts:
     failures: tuple[ItemFailure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord(Record):
     """A step in the history of a run.
 
     Attributes:
@@ -100,18 +103,18 @@ class StepRecord:
     step_key: str
     name: str
     type: StepType
-    status: StepStatus
+    status: ShownStatus
     attempts: int
-    max_attempts: int | None
-    timeout: timedelta | None
-    next_retry_at: datetime | None
-    wake_at: datetime | None
-    wait_event_type: str | None
-    result: Any
-    error: ErrorInfo | None
-    created_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
+    max_attempts: int | None = None
+    timeout: Annotated[Milliseconds | None, Field(alias="timeoutMs")] = None
+    next_retry_at: datetime | None = None
+    wake_at: datetime | None = None
+    wait_event_type: str | None = None
+    result: Any = None
+    error: ErrorInfo | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
     wait_topic: str | None = None
     task: str | None = None
     task_id: str | None = None
@@ -137,8 +140,8 @@ class StepRecord:
         return self.status in WAITING_STEPS
 
 
-@dataclass(frozen=True, slots=True)
-class EventRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord(Record):
     """An event in the history of a run.
 
     Attributes:
@@ -152,16 +155,16 @@ class EventRecord:
     """
 
     seq: int
-    event_id: str
+    event_id: Annotated[str, Field(alias="id")]
     type: str
-    payload: Any
+    payload: Any = None
     created_at: datetime
-    delivered_at: datetime | None
-    consumed_by_step_key: str | None
+    delivered_at: datetime | None = None
+    consumed_by_step_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord(Record):
     """A stored log line.
 
     Attributes:
@@ -182,15 +185,30 @@ class LogRecord:
     level: LogLevel
     category: str
     message: str
-    data: Any
-    step_key: str | None
-    attempt: int | None
+    data: Any = None
+    step_key: str | None = None
+    attempt: int | None = None
     is_replay: bool
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBefore(Record):
+    """The state of a step before a person changed it.
+
+    Attributes:
+        status: Its status.
+        attempts: How many attempts had started.
+        error: Its last error; None if it had none.
+    """
+
+    status: ShownStatus
+    attempts: int
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord(Record):
     """A change that a person made to a step with `WorkflowInstance.set_result` or `WorkflowInstance.skip`.
 
     Attributes:
@@ -199,9 +217,7 @@ class AuditRecord:
         action: "set_result" or "skip".
         by: The name of the person.
         reason: The reason that was given; None if there was none.
-        status_before: The step's status before.
-        attempts_before: How many attempts had started before.
-        error_before: The step's last error before; None if it had none.
+        before: The step's state before.
         created_at: When it was changed.
     """
 
@@ -209,8 +225,6 @@ class AuditRecord:
     step_key: str
     action: str
     by: str
-    reason: str | None
-    status_before: StepStatus
-    attempts_before: int
-    error_before: ErrorInfo | None
+    reason: str | None = None
+    before: StepBefore
     created_at: datetime

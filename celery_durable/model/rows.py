@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
 from celery_durable.model.hot_dataclass import hot_dataclass
+from celery_durable.model.record import Record
+from celery_durable.model.records import StepRecord
 from celery_durable.model.states import FINISHED_STEPS, LogLevel, Status, StepStatus, StepType, WakeReason, WorkflowKind
 
 
@@ -118,7 +120,7 @@ that the key of a repeated step never equals the name of another step."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunningStep:
+class RunningStep(Record):
     """The attempt of a step that a worker runs now.
 
     The worker records it when it renews its lease, at least every third of the lease's length.
@@ -179,6 +181,14 @@ class StepRow:
     def is_timer_step(self) -> bool:
         """Whether the step is a sleep. Sleeps do not count toward `max_steps`."""
         return self.type is StepType.SLEEP
+
+
+SHOWN_AS_STORED = tuple(
+    each.name
+    for each in fields(StepRow)
+    if each.name in StepRecord.__slots__ and each.name not in ("wait_event_type", "result")
+)
+"""The fields of a `StepRow` that its `StepRecord` has, too, with the same values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +293,7 @@ class VersionedInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Record):
     """The run that another run continues.
 
     Attributes:
@@ -294,7 +304,7 @@ class Origin:
 
     instance_id: str
     run_number: int
-    step_key: str | None
+    step_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

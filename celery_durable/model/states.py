@@ -71,7 +71,31 @@ class StepStatus(StrEnum):
     DONE = "DONE"
     DEAD = "DEAD"
 
+    @property
+    def state(self) -> StepState:
+        """The status as JSON names it."""
+        return _STATES[self]
 
+
+class StepState(StrEnum):
+    """The progress of a step. Only steps of linear workflows are `planned`, `ready`, `running`, `done` or `dead`.
+
+    The stored names of their statuses differ from others only in case, and generated clients cannot distinguish those.
+    """
+
+    PENDING = "pending"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    ERRORED = "errored"
+    CANCELLED = "cancelled"
+    PLANNED = "planned"
+    READY = "ready"
+    RUNNING = "running"
+    DONE = "done"
+    DEAD = "dead"
+
+
+_STATES = {each: StepState(each.value.lower()) for each in StepStatus} | {StepStatus.LINEAR_PENDING: StepState.PLANNED}
 FINISHED_STEPS = frozenset({
     StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED, StepStatus.DONE, StepStatus.DEAD,
 })  # fmt: skip

@@ -38,6 +38,7 @@ class _RunFields(TypedDict):
     run_number: int
     status: InstanceStatus
     params: Any
+    instance_created_at: datetime
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
@@ -207,6 +208,7 @@ class HistoryOperations:
             "run_number": record.run_number,
             "status": history.build_status(history.derive_run_status(row, record), record),
             "params": json.loads(record.params),
+            "instance_created_at": row.created_at,
             "created_at": record.created_at,
             "started_at": record.started_at,
             "completed_at": record.completed_at,

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from celery_durable import ancestry
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import RunNotFound, ValueRefused
 from celery_durable.model import (
-    EXPORT_VERSION,
-    Child,
+    SHOWN_AS_STORED,
     Claim,
-    ErrorInfo,
     History,
-    InstanceStatus,
-    Origin,
     RunRef,
     Status,
     StepRecord,
     StepRow,
     StepStatus,
-    StepType,
     child_event_type,
     from_us,
     task_event_type,
@@ -34,6 +28,8 @@ from celery_durable.store import history, instances, step_rows
 from celery_durable.store.engine import Tx
 from celery_durable.store.open_runs import OpenRun
 from celery_durable.store.step_rows import RunState
+from celery_durable.wire.encoding import parse
+from celery_durable.wire.runs import ExportedRun
 
 _MAX_RUN_NUMBER = 2**31 - 1
 
@@ -76,32 +72,10 @@ def from_open_run(run: OpenRun) -> RecordedRun:
     return _build_recorded_run(claim, run.state, run.status, None)
 
 
-def from_history(history: History, *, created_at: datetime | None = None) -> RecordedRun:
-    """Build a run from its history. ``created_at``: when the instance was created, by default when the run was."""
+def from_history(history: History) -> RecordedRun:
+    """Build a run from its history."""
     ref = RunRef(history.workflow, history.instance_id, history.run_number)
-    rows = [
-        StepRow(
-            step_key=step.step_key,
-            seq=position,
-            name=step.name,
-            type=step.type,
-            status=step.status,
-            attempts=step.attempts,
-            max_attempts=step.max_attempts,
-            next_retry_at=step.next_retry_at,
-            wake_at=step.wake_at,
-            timeout=step.timeout,
-            wait_event_type=_get_awaited_type(step, position),
-            result=json.dumps(step.result),
-            error_name=None if step.error is None else step.error.name,
-            error_message=None if step.error is None else step.error.message,
-            created_at=step.created_at or history.created_at,
-            finished_at=step.finished_at,
-            # Steps that one commit finished have the same `finished_at`, so it serves as the commit id.
-            commit_id=str(position if step.finished_at is None else step.finished_at),
-        )
-        for position, step in enumerate(history.steps, start=1)
-    ]
+    rows = [_build_row(step, position) for position, step in enumerate(history.steps, start=1)]
     run_state = RunState(
         params=json.dumps(history.params),
         created_at=history.created_at,
@@ -110,10 +84,23 @@ def from_history(history: History, *, created_at: datetime | None = None) -> Rec
         ancestry=Ancestry.parse(None, ref=ref, created_at=history.created_at),
         steps=tuple(rows),
     )
-    claim = _build_claim(0, ref, history.created_at if created_at is None else created_at, history.created_at)
+    claim = _build_claim(0, ref, history.instance_created_at, history.created_at)
     error = history.status.error
     recorded = _build_recorded_run(claim, run_state, history.status.status, None if error is None else error.name)
     return replace(recorded, is_partial=history.origin is not None)
+
+
+def _build_row(step: StepRecord, position: int) -> StepRow:
+    return StepRow(
+        **{name: getattr(step, name) for name in SHOWN_AS_STORED},
+        seq=position,
+        wait_event_type=_get_awaited_type(step, position),
+        result=json.dumps(step.result),
+        error_name=None if step.error is None else step.error.name,
+        error_message=None if step.error is None else step.error.message,
+        # Steps that one commit finished have the same `finished_at`, so it serves as the commit id.
+        commit_id=str(position if step.finished_at is None else step.finished_at),
+    )
 
 
 def _get_awaited_type(step: StepRecord, position: int) -> str | None:
@@ -129,64 +116,11 @@ def _get_awaited_type(step: StepRecord, position: int) -> str | None:
 
 def from_export(exported: Any) -> RecordedRun:
     """Build a run from the parsed output of `export`; raises ValueRefused."""
-    if not isinstance(exported, Mapping) or exported.get("version") != EXPORT_VERSION or "steps" not in exported:
-        raise ValueRefused(f"This is no run that `export` printed, or one of another version than {EXPORT_VERSION}.")
     try:
-        return from_history(_parse_history(exported), created_at=_parse_time(exported.get("instance_created_at")))
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ValueRefused(f"This is not all of what `export` printed of a run: {type(exc).__name__}: {exc}.") from exc
-
-
-def _parse_history(exported: Mapping[str, Any]) -> History:
-    """Build the history, without what a replay does not need."""
-    origin = exported.get("origin")
-    return History(
-        workflow=exported["workflow"],
-        instance_id=exported["instance_id"],
-        run_number=exported["run_number"],
-        status=InstanceStatus(
-            Status(exported["status"]["status"]), _parse_error(exported["status"]), exported["status"]["output"]
-        ),
-        params=exported["params"],
-        created_at=datetime.fromisoformat(exported["created_at"]),
-        started_at=_parse_time(exported["started_at"]),
-        completed_at=_parse_time(exported["completed_at"]),
-        reason=exported["reason"],
-        steps=tuple(_parse_step(each) for each in exported["steps"]),
-        events=(),
-        origin=None if origin is None else Origin(**origin),
-    )
-
-
-def _parse_step(exported: Mapping[str, Any]) -> StepRecord:
-    return StepRecord(
-        step_key=exported["step_key"],
-        name=exported["name"],
-        type=StepType(exported["type"]),
-        status=StepStatus(exported["status"]),
-        attempts=exported["attempts"],
-        max_attempts=exported["max_attempts"],
-        timeout=None if exported["timeout"] is None else timedelta(seconds=exported["timeout"]),
-        next_retry_at=_parse_time(exported["next_retry_at"]),
-        wake_at=_parse_time(exported["wake_at"]),
-        wait_event_type=exported["wait_event_type"],
-        result=exported["result"],
-        error=_parse_error(exported),
-        created_at=_parse_time(exported["created_at"]),
-        started_at=_parse_time(exported["started_at"]),
-        finished_at=_parse_time(exported["finished_at"]),
-        wait_topic=exported.get("wait_topic"),
-        task=exported.get("task"),
-        child=None if exported.get("child") is None else Child(**exported["child"]),
-    )
-
-
-def _parse_error(exported: Mapping[str, Any]) -> ErrorInfo | None:
-    return None if exported["error"] is None else ErrorInfo(**exported["error"])
-
-
-def _parse_time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+        document = parse(ExportedRun, exported)
+    except ValueError as exc:
+        raise ValueRefused(f"This is no run that `export` printed: {exc}.") from exc
+    return from_history(document.to_history(document.workflow, document.instance_id))
 
 
 def _build_claim(pk: int, ref: RunRef, created_at: datetime, run_created_at: datetime) -> Claim:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from celery_durable import values
 from celery_durable.model import (
     OPEN_STEPS,
     PRIVATE_TYPE_PATTERN,
+    SHOWN_AS_STORED,
     Child,
     ErrorInfo,
     EventRecord,
@@ -25,7 +26,6 @@ from celery_durable.model import (
     RunRow,
     Status,
     StepRecord,
-    StepRow,
     StepStatus,
     StepType,
     from_us,
@@ -188,13 +188,6 @@ def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
     return int(tx.execute(sa.select(sa.func.count()).where(*mine, is_over)).scalar_one())
 
 
-_SHOWN_OTHERWISE = {"wait_event_type", "result"}
-_SHOWN_AS_STORED = tuple(
-    field.name for field in fields(StepRow) if field.name in StepRecord.__slots__ and field.name not in _SHOWN_OTHERWISE
-)
-"""The fields of a record that its row has under the same name."""
-
-
 def to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecord:
     """Convert the values of `StepFormat.select` to the record that users see."""
     row = STEPS.read(values)
@@ -202,7 +195,7 @@ def to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecor
     task, child = parse_task_event_type(event_type), parse_child_event_type(event_type)
     is_one_task = event_type is not None and task is not None and row.type is StepType.TASK
     return StepRecord(
-        **{name: getattr(row, name) for name in _SHOWN_AS_STORED},
+        **{name: getattr(row, name) for name in SHOWN_AS_STORED},
         wait_event_type=get_public_event_type(event_type),
         wait_topic=parse_topic_event_type(event_type),
         result=None if row.result is None else json.loads(row.result),

@@ -11,7 +11,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import AuditRecord, ErrorInfo, InstanceRow, StepRow, StepStatus, from_us, iso, to_us
+from celery_durable.model import (
+    AuditRecord,
+    ErrorInfo,
+    InstanceRow,
+    StepBefore,
+    StepRow,
+    StepStatus,
+    from_us,
+    iso,
+    to_us,
+)
 from celery_durable.store.engine import Tx
 from celery_durable.store.run_events import StoredEvent
 
@@ -137,8 +147,10 @@ def _to_audit_record(row: Any) -> AuditRecord:
         action=row.action,
         by=row.actor,
         reason=row.reason,
-        status_before=StepStatus(before["status"]),
-        attempts_before=before["attempts"],
-        error_before=None if error is None else ErrorInfo(error["name"], error["message"]),
+        before=StepBefore(
+            status=StepStatus(before["status"]),
+            attempts=before["attempts"],
+            error=None if error is None else ErrorInfo(error["name"], error["message"]),
+        ),
         created_at=from_us(row.created_at),
     )

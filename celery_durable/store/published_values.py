@@ -40,5 +40,6 @@ def read(tx: Tx, pk: int, run_number: int) -> dict[str, Published]:
     p = tx.t.published.c
     query = sa.select(p.key, p.value, p.updated_at).where(p.instance_pk == pk, p.run_number == run_number)
     return {
-        row.key: Published(json.loads(row.value), from_us(row.updated_at)) for row in tx.execute(query.order_by(p.key))
+        row.key: Published(json.loads(row.value), updated_at=from_us(row.updated_at))
+        for row in tx.execute(query.order_by(p.key))
     }

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from celery_durable.model.exports import encode_json, export_run
 from celery_durable.testing.errors import GoldenHistoryMissing, HarnessMisuse
 from celery_durable.testing.instance import HarnessInstance
 from celery_durable.testing.replaying import assert_replays
+from celery_durable.wire.encoding import to_data
+from celery_durable.wire.runs import export_run
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
 
@@ -55,5 +56,4 @@ class GoldenHistories:
 
 
 def _record(instance: HarnessInstance[Any]) -> str:
-    document = export_run(instance.history(), instance_created_at=instance.history(1).created_at)
-    return json.dumps(document, default=encode_json, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
+    return json.dumps(to_data(export_run(instance.history())), ensure_ascii=False, indent=2, sort_keys=True) + "\n"

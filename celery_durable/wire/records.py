@@ -27,6 +27,7 @@ from celery_durable.model import (
     RunningStep,
     RunRef,
     Stats,
+    StepBefore,
     StepRecord,
     StepStatus,
     StepType,
@@ -46,6 +47,7 @@ def history(workflow: str, instance_id: str, view: responses.HistoryView) -> His
         run_number=view.run_number,
         status=InstanceStatus(run.details.status, _error(run.details.error), run.details.output),
         params=run.params,
+        instance_created_at=run.instance_created_at,
         created_at=run.created_at,
         started_at=run.started_at,
         completed_at=run.completed_at,
@@ -170,7 +172,7 @@ def attempt_record(view: responses.AttemptView) -> AttemptRecord:
 
 def published(views: Mapping[str, responses.PublishedView]) -> dict[str, Published]:
     """Return published values by key."""
-    return {key: Published(view.value, view.updated_at) for key, view in views.items()}
+    return {key: Published(view.value, updated_at=view.updated_at) for key, view in views.items()}
 
 
 def diagnosis(view: responses.Explanation) -> Diagnosis:
@@ -199,9 +201,11 @@ def _audit_record(run: int, view: responses.AuditView, types: Mapping[str, StepT
         action=view.action,
         by=view.by,
         reason=view.reason,
-        status_before=_step_status(before.status, types.get(view.step_key)),
-        attempts_before=before.attempts,
-        error_before=_error(before.error),
+        before=StepBefore(
+            status=_step_status(before.status, types.get(view.step_key)),
+            attempts=before.attempts,
+            error=_error(before.error),
+        ),
         created_at=view.created_at,
     )
 

@@ -137,6 +137,7 @@ def run_view(page: HistoryPage | History) -> responses.RunView:
         details=status_view(page.status),
         params=page.params,
         labels=dict(page.labels),
+        instance_created_at=page.instance_created_at,
         created_at=page.created_at,
         started_at=page.started_at,
         completed_at=page.completed_at,
@@ -152,13 +153,13 @@ def limit_fields(max_run: timedelta | None) -> dict[str, int]:
 
 
 def _audit(record: AuditRecord) -> responses.AuditView:
-    error = _error(record.error_before)
+    error = _error(record.before.error)
     return responses.AuditView(
         step_key=record.step_key,
         action=record.action,
         by=record.by,
         reason=record.reason,
-        before=responses.StepBefore(status=_state(record.status_before), attempts=record.attempts_before, **error),
+        before=responses.StepBefore(status=_state(record.before.status), attempts=record.before.attempts, **error),
         created_at=record.created_at,
     )
 

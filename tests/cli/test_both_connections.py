@@ -186,7 +186,7 @@ def test_a_long_history_comes_in_pages(shop: Shop, connection: Any, monkeypatch:
     assert [each["name"] for each in told["steps"]] == [f"step {number}" for number in range(7)]
     assert [each["payload"] for each in told["events"]] == [0, 1, 2, 3]
     assert [each["message"] for each in told["logs"]] == [f"line {number}" for number in range(7)]
-    assert told["status"] == {"status": "complete", "error": None, "output": 7}
+    assert told["run"]["details"] == {"status": "complete", "output": 7}
     ours = json.loads(shop.pipe("export", "long", "l-1").out)
     for each in (*told["events"], *ours["events"]):
         del each["seq"]

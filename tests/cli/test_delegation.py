@@ -182,11 +182,11 @@ def test_an_export_is_the_same_over_both_connections(album: Shop, connection: An
         json.loads(album.pipe("export", "album", "a-1").out),
     )
     assert told["steps"] == ours["steps"]
-    ids = [step["task_id"] for step in told["steps"]]
-    assert [(step["type"], step["task"], step["child"]) for step in told["steps"]] == [
+    ids = [step.get("taskId") for step in told["steps"]]
+    assert [(step["type"], step.get("task"), step.get("child")) for step in told["steps"]] == [
         ("task", "media.resize", None),
         ("task", "media.resize", None),
-        ("child", None, {"workflow": "nap", "instance_id": "n-1"}),
+        ("child", None, {"workflowName": "nap", "instanceId": "n-1"}),
     ]
     assert len(set(ids[:2])) == 2
     assert ids[2] is None
@@ -199,8 +199,8 @@ def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> No
     parent = {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
     assert json.loads(connection("explain", "nap", "n-1", "--json").out)["facts"]["parent"] == parent
     told = json.loads(connection("export", "nap", "n-1").out)
-    assert told["parent"] == {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
-    assert json.loads(connection("export", "album", "a-1").out)["parent"] is None
+    assert told["run"]["parent"] == {"workflowName": "album", "instanceId": "a-1", "runNumber": 1, "stepKey": "rest"}
+    assert "parent" not in json.loads(connection("export", "album", "a-1").out)["run"]
     assert not [row for row in connection("show", "album", "a-1").rows if row[0] == "parent"]
     said = describe_run(album.durable.internals.operations.history.read("nap", "n-1"))
     assert said == ["Child of step rest, run 1 of album/a-1"]
@@ -216,7 +216,7 @@ def test_a_topic_is_the_same_over_both_connections(shop: Shop, connection: Any) 
     waits = 'topic "prices", times out at 2030-01-01T01:00:00.000Z'
     assert connection("show", "watch", "w-1").rows[1][6] == waits
     assert connection("history", "watch", "w-1").rows[1][4] == waits
-    assert json.loads(connection("export", "watch", "w-1").out)["steps"][0]["wait_topic"] == "prices"
+    assert json.loads(connection("export", "watch", "w-1").out)["steps"][0]["waitTopic"] == "prices"
 
 
 @pytest.fixture(params=["store", "file"])

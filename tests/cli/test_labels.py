@@ -45,8 +45,8 @@ def test_what_is_started_with_labels_is_listed_by_them(naps: Any) -> None:
 def test_show_and_export_tell_them(shop: Shop, naps: Any) -> None:
     assert naps("show", "nap", "n-1").rows[1:3] == [["label", "stage", "new"], ["label", "tenant", "acme"]]
     assert [row[0] for row in naps("show", "nap", "n-4").rows] == ["instance", "explain"]
-    assert json.loads(naps("export", "nap", "n-1").out)["labels"] == {"stage": "new", "tenant": "acme"}
-    assert json.loads(naps("export", "nap", "n-4").out)["labels"] == {}
+    assert json.loads(naps("export", "nap", "n-1").out)["run"]["labels"] == {"stage": "new", "tenant": "acme"}
+    assert json.loads(naps("export", "nap", "n-4").out)["run"]["labels"] == {}
 
 
 def test_many_instances_are_changed_by_their_labels(naps: Any) -> None:

@@ -35,8 +35,8 @@ def test_an_open_step_is_settled_in_its_run_which_goes_on(world: World, failing)
     assert (run, instance.output) == (1, {"paid": 5})
     (audit,) = world.operations.history.read("failing", "i-1").audit
     assert (audit.step_key, audit.action, audit.by, audit.reason) == ("charge", "set_result", "eve", "by hand, #42")
-    assert (audit.status_before, audit.attempts_before, audit.run_number) == ("waiting", 1, 1)
-    assert (audit.error_before.name, audit.created_at) == ("ZeroDivisionError", world.now)
+    assert (audit.before.status, audit.before.attempts, audit.run_number) == ("waiting", 1, 1)
+    assert (audit.before.error.name, audit.created_at) == ("ZeroDivisionError", world.now)
 
 
 def test_a_step_that_ended_its_instance_is_settled_in_a_new_run(world: World, failing) -> None:
@@ -48,7 +48,7 @@ def test_a_step_that_ended_its_instance_is_settled_in_a_new_run(world: World, fa
     assert instance.output is None
     assert instance.step("charge").attempts == 2
     (audit,) = world.operations.history.read("failing", "i-1").audit
-    assert (audit.action, audit.status_before, audit.reason) == ("skip", "errored", None)
+    assert (audit.action, audit.before.status, audit.reason) == ("skip", "errored", None)
     assert world.operations.history.read("failing", "i-1", run=1).audit == ()
 
 

@@ -213,7 +213,7 @@ def test_the_failed_step_is_given_a_result_in_a_new_run(world: World) -> None:
     assert (state(instance), rows(instance, 1)) == ("COMPLETED", ["DONE", "DEAD", "PENDING"])
     (audit,) = world.operations.history.read("order", "i-1").audit
     assert (audit.step_key, audit.action, audit.by, audit.reason) == ("1", "set_result", "eve", "#42")
-    assert (audit.status_before, audit.attempts_before, audit.error_before.message) == ("DEAD", 1, "no")
+    assert (audit.before.status, audit.before.attempts, audit.before.error.message) == ("DEAD", 1, "no")
     assert (instance.steps()[1].attempts, instance.steps()[1].error) == (1, None)
 
 
@@ -228,7 +228,7 @@ def test_a_step_that_waits_is_given_its_result_or_skipped_in_its_run(world: Worl
     world.run_until_idle()
     assert (rows(instance), state(instance), instance.output) == (["DONE"] * 3, "COMPLETED", None)
     audits = world.operations.history.read("order", "i-1").audit
-    assert [(each.step_key, each.action, each.status_before) for each in audits] == [
+    assert [(each.step_key, each.action, each.before.status) for each in audits] == [
         ("1", "set_result", "WAITING"),
         ("2", "skip", "WAITING"),
     ]

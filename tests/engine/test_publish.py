@@ -50,8 +50,8 @@ def test_a_value_is_read_while_the_body_runs_and_after_the_end(world: World) -> 
     ]
     assert instance.output == "worked"
     assert world.operations.history.published("order", "i-1") == {
-        "progress": Published({"done": 2, "total": 3}, START + timedelta(seconds=2)),
-        "state": Published("ended", START + timedelta(seconds=3)),
+        "progress": Published({"done": 2, "total": 3}, updated_at=START + timedelta(seconds=2)),
+        "state": Published("ended", updated_at=START + timedelta(seconds=3)),
     }
 
 

@@ -57,9 +57,7 @@ def run(**given: Any) -> RunRow:
 
 
 def step(name: str = "charge", type_: StepType = StepType.DO, **given: Any) -> StepRecord:
-    base = StepRecord(
-        name, name, type_, StepStatus.WAITING, 0, None, None, None, None, None, None, None, NOW, None, None
-    )
+    base = StepRecord(step_key=name, name=name, type=type_, status=StepStatus.WAITING, attempts=0, created_at=NOW)
     return replace(base, **given)
 
 

@@ -116,7 +116,9 @@ def test_events_show_their_payload_and_who_consumed_them(world: World) -> None:
     ref = world.create()
     world.send(ref, "approval", '{"by":"Zoë"}', id="e-1")
     (event,) = world.store.read(lambda tx: history.read_events(tx, world.row(ref).pk, 1))
-    assert event == EventRecord(event.seq, "e-1", "approval", {"by": "Zoë"}, world.now, None, None)
+    assert event == EventRecord(
+        seq=event.seq, event_id="e-1", type="approval", payload={"by": "Zoë"}, created_at=world.now
+    )
 
 
 def test_logs_go_from_the_oldest_page_by_page_and_can_be_narrowed(world: World) -> None:

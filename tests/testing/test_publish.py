@@ -45,13 +45,13 @@ def test_the_handle_reads_what_is_published() -> None:
         started = harness.clock.now
         harness.run_until_idle()
         assert moved.published() == {
-            "phase": Published("packs", started),
-            "boxes": Published({"done": 12, "total": 12}, started),
+            "phase": Published("packs", updated_at=started),
+            "boxes": Published({"done": 12, "total": 12}, updated_at=started),
         }
         assert started == START + timedelta(seconds=3)
         harness.advance("2 hours")
         assert moved.has_ended
-        assert moved.published()["phase"] == Published("unpacks", started + timedelta(hours=2))
+        assert moved.published()["phase"] == Published("unpacks", updated_at=started + timedelta(hours=2))
 
 
 def test_a_workflow_that_publishes_is_safe_wherever_its_runners_die() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import warnings
 from collections.abc import Callable
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, StepConfig, WorkflowEvent, durable_workflow
-from celery_durable.model import EXPORT_VERSION
-from celery_durable.model.exports import encode_json
 from celery_durable.testing import START, DurableHarness, NotReplayed, OpenStepChanged, assert_replays
 from celery_durable.testing.code import Code
+from celery_durable.wire.encoding import to_json
+from celery_durable.wire.runs import export_run
 
 THEN = START + timedelta(days=5)
 
@@ -118,8 +117,7 @@ def records(code: Code) -> list[Any]:
 
 
 def exported(told: Any) -> Any:
-    said = {"version": EXPORT_VERSION, "instance_created_at": told.created_at, **dataclasses.asdict(told)}
-    return json.loads(json.dumps(said, default=encode_json))
+    return json.loads(to_json(export_run(told)))
 
 
 def test_every_method_of_a_step_is_replayed_here() -> None:

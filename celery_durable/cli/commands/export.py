@@ -10,8 +10,9 @@ import click
 from celery_durable.cli.command import OpenBackend, command
 from celery_durable.cli.inputs import InstanceId, RunNumber, Workflow
 from celery_durable.model import RunRef
-from celery_durable.model.exports import encode_json, export_run
 from celery_durable.store.time_limits import limit_database_time
+from celery_durable.wire.encoding import to_data
+from celery_durable.wire.runs import export_run
 
 
 @command("export order order-42", "export order order-42 --run 1 --no-logs")
@@ -27,10 +28,8 @@ def export(
     Use it to archive the history of an instance, to attach it to a bug report, to query it with jq, or to replay it on
     another machine (replay --file). It contains parameters, results and payloads, after the application's redaction.
     """
-    seen = backend.read_snapshot(workflow, id)
     with limit_database_time(None):  # a run may be as large as it likes (LAW 7)
         history = backend.history(workflow, id, run=run)
         read_logs = backend.tail(RunRef(workflow, id, history.run_number))() if logs else None
         lines = None if read_logs is None else list(read_logs)
-    document = export_run(history, instance_created_at=seen.created_at, logs=lines)
-    click.echo(json.dumps(document, default=encode_json, ensure_ascii=False, indent=2))
+    click.echo(json.dumps(to_data(export_run(history, lines)), ensure_ascii=False, indent=2))

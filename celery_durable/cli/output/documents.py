@@ -42,20 +42,14 @@ def convert(record: InstanceSummary | History | AttemptRecord | Diagnosis | Chan
     instance does not move.
     """
     from celery_durable.wire import views
+    from celery_durable.wire.encoding import to_data
+    from celery_durable.wire.runs import export_run
 
     match record:
         case InstanceSummary():
             return {"workflowName": record.workflow, **views.listed_instance(record).to_data()}
         case History():
-            return {
-                "workflowName": record.workflow,
-                "instanceId": record.instance_id,
-                "runNumber": record.run_number,
-                "run": views.run_view(record).to_data(),
-                "steps": [convert(step) for step in record.steps],
-                "events": [views.event_view(event).to_data() for event in record.events],
-                "attempts": [convert(attempt) for attempt in record.attempts],
-            }
+            return to_data(export_run(record))
         case Diagnosis():
             return views.explanation(record).to_data()
         case StepRecord():

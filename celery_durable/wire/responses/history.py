@@ -120,6 +120,7 @@ class RunView(ResponseModel):
     details: StatusView
     params: Any
     labels: dict[str, str] = {}
+    instance_created_at: datetime
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
