@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store, Tx
-from tests.services import DATABASES
 from tests.store.crowd import Crowd
 from tests.store.test_bounds import READS
+from tests.support.services import DATABASES
 
 NAME = "durable_scale"
 STEPS = 10

@@ -29,9 +29,12 @@ from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import drivers, migrate
 from celery_durable.store.engine import Store
-from tests import leftovers, rings
-from tests.databases import IS_FIRST, OwnDatabase, own_database
-from tests.services import DATABASES, missing
+from tests import rings
+from tests.support import leftovers
+from tests.support.databases import IS_FIRST, OwnDatabase, on_databases, own_database
+from tests.support.services import DATABASES, missing
+
+pytest_plugins = ["tests.support.celery_apps", "tests.support.worlds"]
 
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -155,10 +158,8 @@ def mariadb_database() -> Iterator[OwnDatabase]:
         yield own
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
-def database(request: pytest.FixtureRequest) -> str:
-    """The databases that a test runs on; narrow it with @pytest.mark.parametrize("database", [...], indirect=True)."""
-    return request.param
+database = on_databases("sqlite", "postgresql", "mariadb")
+"""The databases that a test runs on. A room, a module or a test may have fewer."""
 
 
 @pytest.fixture

@@ -14,20 +14,29 @@ import pytest
 
 TESTS = Path(__file__).parent
 SAME_ON_SERVERS = {
-    "celery": {"processes", "publishing", "task_tracebacks", "workers"},
+    "app": {"processes", "ticks"},
     "cli": {"*"},
     "contrib": {"flask"},
     "contrib/django": {"admin", "admin_actions", "api", "async", "task_backend"},
-    "engine": {
-        "attempt_contract", "attempt_workers", "branches", "children", "create", "endings", "event_payloads", "events",
-        "failed_attempts", "forks", "handles", "hazards", "interventions", "labels", "lifecycle", "linear",
-        "linear_answers", "linear_deploys", "linear_interventions", "logs", "map_results", "maps", "max_run",
-        "outbox", "own_ends", "publish", "reading", "releases", "reliability", "retention", "retries", "rewinding",
-        "run_retries", "search", "sleeps", "step_labels", "step_names", "step_results", "step_sends", "steps",
-        "suspension", "tasks", "ticks", "timeouts", "topic_waits", "topics", "workers",
-    },
     "explain": {"*"},
+    "handles": {"handles"},
     "http": {"*"},
+    "linear": {"*"},
+    "operations": {
+        "create", "forks", "interventions", "labels", "lifecycle", "map_results", "max_run", "reading", "retention",
+        "rewinding", "run_retries", "topic_waits", "topics",
+    },
+    "runner": {
+        "attempt_contract", "attempt_workers", "endings", "failed_attempts", "hazards", "own_ends", "releases",
+        "reliability", "suspension", "workers",
+    },
+    "step": {
+        "branches", "children", "event_payloads", "events", "logs", "maps", "outbox", "publish", "retries", "sleeps",
+        "step_labels", "step_names", "step_results", "step_sends", "steps", "tasks", "timeouts",
+    },
+    "tasks": {"task_tracebacks", "workers"},
+    "tasks/lost": {"search"},
+    "tasks/publishing": {"publishing"},
 }  # fmt: skip
 """By folder, the names behind `test_` of modules whose tests say the same on every database; `*` for all of them."""
 

@@ -11,8 +11,8 @@ from tests.backlog.figures import Figure, table
 from tests.backlog.plans import dispatcher_plans
 from tests.backlog.room import ASIDE, Room
 from tests.backlog.scenarios import behind, half
-from tests.services import missing
 from tests.smoke.proc import RedisServer, postgresql_programs
+from tests.support.services import missing
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 TIMERS = 5

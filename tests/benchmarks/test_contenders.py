@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from tests.docs.blocks import ROOT
-from tests.services import BROKERS, DATABASES, missing, missing_tool
+from tests.support.services import BROKERS, DATABASES, missing, missing_tool
 
 RATES = {
     "engine": ["steps10", "threads10"],

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from tests.docs.blocks import ROOT
-from tests.services import DATABASES
 from tests.smoke.proc import postgresql_programs
+from tests.support.services import DATABASES
 
 PROGRAM = """
 import json, psycopg

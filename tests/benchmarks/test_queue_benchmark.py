@@ -19,7 +19,7 @@ import redis
 import sqlalchemy as sa
 
 from tests.docs.blocks import ROOT
-from tests.services import BROKERS, missing
+from tests.support.services import BROKERS, missing
 
 FOLDER = ROOT / "benchmarks/queue_benchmark"
 REQUIRED = {"claim_p50_ms", "claim_p95_ms", "claim_p99_ms", "enqueue_rate", "completion_rate", "queue_depth"}

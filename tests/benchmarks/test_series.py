@@ -16,7 +16,7 @@ import redis
 from tests.docs.blocks import ROOT
 from tests.docs.charts import choose_ticks, draw_chart, read_chart, spread_notes
 from tests.docs.pictures import FOLDER
-from tests.services import BROKERS, DATABASES, missing
+from tests.support.services import BROKERS, DATABASES, missing
 
 CHARTS = ["history", "payload", "processes", "sleepers"]
 OTHERS_AT_MOST = 0.1

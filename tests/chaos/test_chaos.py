@@ -12,8 +12,8 @@ import pytest
 from tests.chaos import __main__ as chaos
 from tests.chaos.arena import missing_programs
 from tests.chaos.report import Report, table
-from tests.services import missing
 from tests.smoke.proc import ROOT, python
+from tests.support.services import missing
 
 _PAIR = "redis+postgresql"
 

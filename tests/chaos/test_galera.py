@@ -16,7 +16,7 @@ from celery_durable.store.server_info import read_server_info
 from celery_durable.store.time_limits import Timeouts
 from tests.chaos.arena import missing_programs
 from tests.chaos.galera import GaleraCluster
-from tests.services import missing_tool
+from tests.support.services import missing_tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.smoke, pytest.mark.timeout(600)]
 

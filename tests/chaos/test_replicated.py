@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.arena import missing_programs
 from tests.chaos.replicated import ReplicatedPostgresql
-from tests.services import missing
+from tests.support.services import missing
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig
 from celery_durable.cli import durable as durable_command
 from celery_durable.model import RunRef, to_us
 from celery_durable.runtime import Runtime
+from tests.support.databases import on_databases
 
 # Commands import their modules when they run, beside the threads of a worker. pytest parses each module of a plugin
 # when it is imported, and two threads that parse at once may raise SystemError (python/cpython#106905).
@@ -177,10 +178,7 @@ def _pseudo_terminal() -> Iterator[tuple[Any, list[str]]]:
     os.close(ours)
 
 
-@pytest.fixture(params=["sqlite"])
-def database(request: pytest.FixtureRequest) -> str:
-    """The commands go through the same operations on every database; those marked otherwise prove it."""
-    return request.param
+database = on_databases("sqlite")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from celery_durable.cli.commands.follow import Follower
 from celery_durable.definitions import define_linear
 from celery_durable.model import RunRef
 from tests.cli.conftest import Shop
-from tests.three_frames import LINE, PLACE, charge
+from tests.support.three_frames import LINE, PLACE, charge
 
 kinds = pytest.mark.parametrize("kind", ["function", "linear"])
 

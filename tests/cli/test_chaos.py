@@ -17,7 +17,7 @@ from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.fault_injection import Messenger
 from tests.cli.conftest import Shop
 from tests.cli.test_processes import Folder
-from tests.services import BROKERS, missing
+from tests.support.services import BROKERS, missing
 
 SHOP = """
 import pathlib, time

@@ -15,7 +15,7 @@ from celery_durable.cli.output.render import describe_run
 from celery_durable.model import ItemRef, RunRef, to_us
 from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, OverHttp, served
-from tests.references import reference_of
+from tests.support.references import reference_of
 
 TASK, NAP = "task media.resize, times out at", "instance nap n-1, times out at"
 

@@ -20,11 +20,11 @@ from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.schema import REVISION
 from celery_durable.tasks import ADVANCE
-from tests.celery.embedded import until, worker
 from tests.cli.conftest import Said
 from tests.cli.installations import Make, findings, live, make, one
 from tests.cli.test_refusals import call
-from tests.services import BROKERS
+from tests.support.embedded import until, worker
+from tests.support.services import BROKERS
 
 __all__ = ["make"]
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -19,7 +19,7 @@ from celery_durable.store.engine import Store
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.schema import REVISION
 from tests.cli.installations import Make, findings, live, make, one
-from tests.services import BROKERS, missing, require_broker
+from tests.support.services import BROKERS, missing, require_broker
 
 __all__ = ["make"]
 REDIS, RABBITMQ = BROKERS["redis"], BROKERS["rabbitmq"]

@@ -18,9 +18,9 @@ from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.cli import durable as durable_command
 from celery_durable.runtime import real_monotonic
 from tests.cli.conftest import Said, Shop
-from tests.engine.test_no_writes import read_only
+from tests.runner.test_no_writes import read_only
 from tests.smoke.fault_proxy import FaultProxy, Mode
-from tests.store.lost_connections import cut_commit
+from tests.support.lost_connections import cut_commit
 
 
 def call(app: Celery, *words: str) -> Said:

@@ -11,13 +11,12 @@ from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
 from tests.cli.test_refusals import call
+from tests.support.databases import on_databases
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
-@pytest.fixture(params=["sqlite"])
-def database(request: pytest.FixtureRequest) -> str:
-    return request.param
+database = on_databases("sqlite")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from celery_durable import Completed, Durable, LinearStep, Retries, Step, StepCo
 from celery_durable.contrib.sentry import before_send
 from celery_durable.definitions import define_linear
 from celery_durable.runtime import Runtime
-from tests.three_frames import charge
+from tests.support.three_frames import charge
 
 EVENTS: list[Any] = []
 

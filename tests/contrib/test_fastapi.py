@@ -17,11 +17,9 @@ from celery_durable.app import override_durable
 from celery_durable.contrib.fastapi import add_exception_handlers, lifespan
 from celery_durable.errors import ConfigInvalid, SchemaOutdated
 from celery_durable.testing import DurableHarness
+from tests.support.databases import on_databases
 
-
-@pytest.fixture(params=["sqlite"])
-def database(request: pytest.FixtureRequest) -> str:
-    return request.param
+database = on_databases("sqlite")
 
 
 @pytest.fixture

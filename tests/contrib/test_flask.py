@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent, durable_step
 from celery_durable.contrib.flask import FlaskDurable
 from celery_durable.errors import ConfigInvalid, NotConfigured, SchemaOutdated
-from tests.celery.embedded import until, worker
+from tests.support.embedded import until, worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:You're running the worker with superuser privileges")
 

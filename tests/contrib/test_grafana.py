@@ -25,10 +25,10 @@ from celery_durable.model import Outage, RunRef
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.testing import DurableHarness
-from tests.celery.embedded import until
 from tests.docs.blocks import ROOT
-from tests.services import missing_tool
 from tests.signals.conftest import hearing
+from tests.support.embedded import until
+from tests.support.services import missing_tool
 
 DASHBOARD: dict[str, Any] = json.loads(grafana.DASHBOARD.read_text())
 GROUPS: list[dict[str, Any]] = yaml.safe_load(grafana.ALERTS.read_text())["groups"]

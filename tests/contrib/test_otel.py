@@ -19,8 +19,8 @@ from celery_durable import (
 )
 from celery_durable.contrib import otel
 from celery_durable.testing import DurableHarness
-from tests.celery.embedded import messages, until, worker
 from tests.contrib.traces import Traces, attributes
+from tests.support.embedded import messages, until, worker
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 

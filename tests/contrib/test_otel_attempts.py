@@ -25,9 +25,9 @@ from celery_durable import (
     durable_workflow,
 )
 from celery_durable.testing import DurableHarness
-from tests.celery.embedded import until, worker
 from tests.contrib.traces import Traces, attributes, end_of, exceptions, parent_of, start_of
-from tests.engine.attempts import LOST
+from tests.support.attempts import LOST
+from tests.support.embedded import until, worker
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 

@@ -30,9 +30,9 @@ from celery_durable.model import Outage
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.testing import DurableHarness
-from tests.celery.embedded import worker
 from tests.docs.blocks import ROOT
-from tests.engine.test_no_writes import read_only
+from tests.runner.test_no_writes import read_only
+from tests.support.embedded import worker
 
 Samples = dict[str, float]
 

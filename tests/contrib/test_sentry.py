@@ -12,7 +12,7 @@ import pytest
 
 from celery_durable.contrib.sentry import before_send
 from tests.docs.blocks import ROOT
-from tests.three_frames import FILE, LINE
+from tests.support.three_frames import FILE, LINE
 
 
 @pytest.mark.gate

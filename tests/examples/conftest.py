@@ -26,7 +26,7 @@ from celery_durable import Durable  # noqa: E402
 from celery_durable.model import StepStatus, to_us  # noqa: E402
 from celery_durable.runtime import Runtime  # noqa: E402
 from celery_durable.store import schedule  # noqa: E402
-from tests.services import require_broker  # noqa: E402
+from tests.support.services import require_broker  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.docs.blocks import ROOT
-from tests.services import BROKERS, DATABASES
+from tests.support.services import BROKERS, DATABASES
 
 SHOP = ROOT / "examples" / "django_shop"
 

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 
 from tests.docs.blocks import ROOT
 from tests.examples.test_django_shop import LOOK, PLACE, SHOP, environment, manage, worker
-from tests.services import DATABASES, missing_tool
 from tests.smoke.proc import Proc, free_port, until
+from tests.support.databases import on_databases
+from tests.support.services import DATABASES, missing_tool
 
 __all__ = ["environment"]
 
@@ -24,9 +25,7 @@ pytestmark = [pytest.mark.smoke, pytest.mark.slow]
 SECONDS = 100
 
 
-@pytest.fixture(params=["postgresql"])
-def database(request: pytest.FixtureRequest) -> str:
-    return request.param
+database = on_databases("postgresql")
 
 
 class Shop:

@@ -18,7 +18,7 @@ from celery_durable.model import RunRef
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.testing import DurableHarness
-from tests.celery.embedded import until
+from tests.support.embedded import until
 
 
 @durable_workflow(name="explained")

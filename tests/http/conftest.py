@@ -16,6 +16,7 @@ from celery_durable import Durable, NonRetryableError, Step, WorkflowEvent
 from celery_durable.http import asgi, timeouts
 from tests.conftest import MovableRuntime
 from tests.http.served import Served
+from tests.support.databases import on_databases
 
 
 @pytest.fixture(autouse=True)
@@ -103,10 +104,7 @@ def _shared_api() -> FastAPI:
     return asgi(cast(Durable, _served), allow_anonymous=True, tick=True)
 
 
-@pytest.fixture(params=["sqlite"])
-def database(request: pytest.FixtureRequest) -> str:
-    """The routes go through the same operations on every database; those marked otherwise prove it."""
-    return request.param
+database = on_databases("sqlite")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from celery_durable import Completed, LinearStep, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import define_linear
 from tests.http.conftest import Shop
-from tests.three_frames import FILE, LINE, charge
+from tests.support.three_frames import FILE, LINE, charge
 
 
 @pytest.fixture

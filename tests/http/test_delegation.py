@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from celery_durable import RedactionContext, Step, WorkflowEvent, values
 from celery_durable.model import RunRef
 from tests.http.conftest import Shop
-from tests.references import reference_of
+from tests.support.references import reference_of
 
 ALBUM = "/workflows/album/instances/a-1"
 

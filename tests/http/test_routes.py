@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.http import asgi
 from tests.http.conftest import Shop
-from tests.store.lost_connections import cut_commit
+from tests.support.lost_connections import cut_commit
 
 NOW = "2030-01-01T00:00:00Z"
 

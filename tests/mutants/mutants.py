@@ -71,7 +71,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a step that its group did not write counts as committed",
         ("runner.group_commit:GroupCommit.commit", "waiting.written is None", "False"),
-        caught_by="tests/engine/test_group_commit.py::test_a_lost_claim_supersedes_only_its_own_pass[postgresql]",
+        caught_by="tests/runner/test_group_commit.py::test_a_lost_claim_supersedes_only_its_own_pass[postgresql]",
     ),
     mutant(
         "a gather runs finished siblings again",
@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the renewer renews once per lease",
         ("runner.lease:LeaseRenewer.__init__", "length.total_seconds() / 3", "length.total_seconds()"),
-        caught_by="tests/engine/test_leases.py::test_a_lease_is_renewed_every_third_of_its_length[sqlite]",
+        caught_by="tests/runner/test_leases.py::test_a_lease_is_renewed_every_third_of_its_length[sqlite]",
     ),
     mutant(
         "a renewal is believed from after the answer",
@@ -110,7 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "lease.extend(requested_at=requested_at)",
             "lease.extend(requested_at=self._runtime.monotonic())",
         ),
-        caught_by="tests/engine/test_leases.py::test_a_renewal_counts_from_before_it_was_asked_for[sqlite]",
+        caught_by="tests/runner/test_leases.py::test_a_renewal_counts_from_before_it_was_asked_for[sqlite]",
     ),
     mutant(
         "a worker begins a body though it knows that its lease is lost",
@@ -120,7 +120,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "if not self._lease.is_valid and not self._lease.is_lost:",
         ),
         ("runner.lease:Lease.ensure_held", "if self.is_lost:", "if False:"),
-        caught_by="tests/engine/test_leases.py::test_a_worker_that_knows_its_lease_is_lost_begins_no_body[sqlite]",
+        caught_by="tests/runner/test_leases.py::test_a_worker_that_knows_its_lease_is_lost_begins_no_body[sqlite]",
     ),
     mutant(
         "the guard has no fence",
@@ -229,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "what was found to be over is deleted without another look",
         ("store.retention:_delete", ".where(i.c.id.in_(found), *conditions)", ".where(i.c.id.in_(found))"),
-        caught_by="tests/engine/test_retention.py::test_what_is_restarted_between_the_search_and_the_lock_is_kept[expired-postgresql]",
+        caught_by="tests/operations/test_retention.py::test_what_is_restarted_between_the_search_and_the_lock_is_kept[expired-postgresql]",
     ),
     mutant(
         "an outbound event is not forgotten when it was handled",
@@ -263,12 +263,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))",
             "needs_pass = status is ItemStatus.FAILED",
         ),
-        caught_by="tests/engine/test_maps.py::test_failures_may_be_wanted",
+        caught_by="tests/step/test_maps.py::test_failures_may_be_wanted",
     ),
     mutant(
         "a map sends all that it has",
         ("store.items:mark_ready_as_sent", "_MAX_INTEGER if limit is None else limit", "_MAX_INTEGER"),
-        caught_by="tests/engine/test_maps.py::test_so_many_are_out_at_a_time[sqlite]",
+        caught_by="tests/step/test_maps.py::test_so_many_are_out_at_a_time[sqlite]",
     ),
     mutant(
         "the statement of an event overlooks the wait that began while it waited",
@@ -283,7 +283,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "an answer is neither taken nor sent anew but acknowledged",
         ("tasks:_commit_or_resend", "_send_answer(task, answers, message)", "pass"),
-        caught_by="tests/celery/test_answers.py::test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it[sqlite]",
+        caught_by="tests/tasks/test_answers.py::test_an_answer_waits_in_the_broker_while_the_database_does_not_take_it[sqlite]",
     ),
     mutant(
         "an answer for another database is committed to this one",
@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._operations().answers.find_database_id() == reference.database_id",
             "True",
         ),
-        caught_by="tests/celery/test_answers.py::test_a_task_of_another_database_answers_by_message[sqlite]",
+        caught_by="tests/tasks/test_answers.py::test_a_task_of_another_database_answers_by_message[sqlite]",
     ),
     mutant(
         "a task that ends without a callback answers nobody",
@@ -301,22 +301,22 @@ MUTANTS: tuple[Mutant, ...] = (
             "self.commit_or_send_error(encode_exception(retval), raw_reference)",
             "pass",
         ),
-        caught_by="tests/celery/test_answers.py::test_ends_that_call_nothing_are_answered_too[sqlite]",
+        caught_by="tests/tasks/test_answers.py::test_ends_that_call_nothing_are_answered_too[sqlite]",
     ),
     mutant(
         "what was written to Redis counts as sent before it answers",
         ("tasks.publishing.transports.redis:RedisTransport.send", "SendState.UNKNOWN", "SendState.SENT"),
-        caught_by="tests/publishing/test_bounds.py::test_an_outage_of_the_outbox_is_bounded_too[redis]",
+        caught_by="tests/tasks/publishing/test_bounds.py::test_an_outage_of_the_outbox_is_bounded_too[redis]",
     ),
     mutant(
         "a message over the generic transport counts as sent before RabbitMQ confirms it",
         ("tasks.publishing.transports.generic:Transport._options", "if self._is_py_amqp else", "if False else"),
-        caught_by="tests/publishing/test_refusals.py::test_the_generic_transport_reports_what_rabbitmq_has_not_taken_as_refused",
+        caught_by="tests/tasks/publishing/test_refusals.py::test_the_generic_transport_reports_what_rabbitmq_has_not_taken_as_refused",
     ),
     mutant(
         "an error of one channel ends the confirms of all",
         ("tasks.publishing.transports.amqp:AmqpTransport._read_confirms", " if each.channel.connection is None", ""),
-        caught_by="tests/publishing/test_refusals.py::test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost[exchange]",
+        caught_by="tests/tasks/publishing/test_refusals.py::test_what_an_operator_deleted_is_declared_anew_and_no_message_is_lost[exchange]",
     ),
     mutant(
         "a batch returns what existed before it",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.pairs.environment import Environment
+from tests.support.databases import on_databases
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +18,7 @@ def environments(request: pytest.FixtureRequest) -> Iterator[dict[str, Environme
         environment.close()
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
-def database(request: pytest.FixtureRequest) -> str:
-    return request.param
+database = on_databases("postgresql", "mariadb")
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import RunnerProcess
-from tests.engine.answers import answer
-from tests.engine.authors import ledger, names
-from tests.engine.groups import AlwaysInGroups
-from tests.engine.world import Instance, World, WorldRuntime
 from tests.pairs.pausable_job import START, PausableJob, current_job, pass_gate
 from tests.store.world import has_lock_wait
+from tests.support.answers import answer
+from tests.support.authors import ledger, names
+from tests.support.groups import AlwaysInGroups
+from tests.support.world import Instance, World, WorldRuntime
 
 _SECONDS = 30.0
 _PAUSE_SECONDS = 0.003

@@ -14,12 +14,12 @@ from typing import Any
 from celery_durable.errors import DurableError, InstanceTerminal
 from celery_durable.model import Claim, OutboxMessage, RunRef, Status, TaskReference
 from celery_durable.store import outbox
-from tests.engine import invariants
-from tests.engine.instances import note_accepted_events
-from tests.engine.world import Instance
 from tests.pairs.environment import Environment, PairProcess
 from tests.pairs.operations import OPERATIONS, Operation
 from tests.pairs.pausable_job import HoldAt, PausableJob, RolledBack
+from tests.support import invariants
+from tests.support.instances import note_accepted_events
+from tests.support.world import Instance
 
 _SECONDS = 30.0
 _ROUNDS = 12

@@ -15,9 +15,9 @@ import pytest
 from celery_durable import Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import InstanceTerminal
 from celery_durable.model import RunRef
-from tests.engine import invariants
 from tests.pairs.environment import Environment, PairProcess
 from tests.pairs.pausable_job import START, HoldAt, PausableJob, pass_gate
+from tests.support import invariants
 
 PARENT, KID = RunRef("parent", "p-1", 1), RunRef("kid", "k-1", 1)
 

@@ -23,8 +23,8 @@ from pytest_docker_tools import build, container, fetch, fxtr
 from celery_durable.store import migrate
 from celery_durable.store.engine import Store
 from tests.pytest_celery.local import LocalRedis, LocalWorker
-from tests.services import missing
 from tests.smoke.proc import ROOT, RedisServer, until
+from tests.support.services import missing
 
 COMMAND = ["celery", "-A", "examples.order_approval", "worker", "-Q", "celery,durable", "--loglevel", "INFO"]
 LEASE = {"DURABLE_LEASE_SECONDS": "3"}

@@ -8,8 +8,8 @@ import pytest
 from pytest_docker_tools.wrappers import container
 
 from tests.pytest_celery.local import LocalRedis
-from tests.services import missing
 from tests.smoke.proc import RedisServer, until
+from tests.support.services import missing
 
 
 @pytest.mark.parametrize("is_inside", [False, True])

@@ -26,7 +26,7 @@ from celery_durable import (
 )
 from celery_durable.model import RunRef, task_event_type
 from celery_durable.testing import DurableHarness
-from tests.references import reference_of
+from tests.support.references import reference_of
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 RUN = {"workflow": "order", "instance_id": "o-1", "run_number": 1}

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine import invariants
 from tests.simulation import delegates, lines, maps, messages, topics
 from tests.simulation.linear import is_linear
 from tests.simulation.programs import FAILS, expected
+from tests.support import invariants
 
 _ROWS_OF_RUN = "s.instance_pk = i.id AND s.run_number = i.run_number"
 

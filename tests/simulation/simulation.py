@@ -58,7 +58,7 @@ class World:
     def __init__(self) -> None:
         self.clock = Clock()
         # A process that is parked at a checkpoint while the clock moves is slow, not stuck: what follows from that is
-        # no fault of the schedule's. Passes that are stuck: tests/engine/test_stalled_passes.py.
+        # no fault of the schedule's. Passes that are stuck: tests/runner/test_stalled_passes.py.
         self.settings = Settings(pass_seconds=300, stall_seconds=86_400)
         self._database = Database(None, schema=None, prefix="")
         self.url = self._database.url

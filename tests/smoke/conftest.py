@@ -11,9 +11,10 @@ import pytest
 import redis
 from kombu import Connection
 
-from tests.services import missing, require_broker
 from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, postgresql_programs
 from tests.smoke.site import Site
+from tests.support.databases import on_databases
+from tests.support.services import missing, require_broker
 
 # --- brokers ------------------------------------------------------------------------------------
 
@@ -98,9 +99,7 @@ def own_database(request: pytest.FixtureRequest, sites: list[Site]) -> Iterator[
 # --- sites --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
-def database(request: pytest.FixtureRequest) -> str:
-    return request.param
+database = on_databases("postgresql", "mariadb")
 
 
 @pytest.fixture

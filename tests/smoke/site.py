@@ -16,9 +16,9 @@ from celery import Celery
 from celery_durable import Durable, Workflow, WorkflowInstance
 from celery_durable.model import Status
 from celery_durable.store import migrate
-from tests.engine.invariants import QUERIES
 from tests.smoke import flows
 from tests.smoke.proc import PATIENCE_SECONDS, ROOT, Proc, python, until
+from tests.support.invariants import QUERIES
 
 # Workers that do not talk to each other start sooner.
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO")

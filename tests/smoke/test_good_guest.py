@@ -19,11 +19,11 @@ import sqlalchemy as sa
 from celery import chord, group
 
 from celery_durable.store import migrate
-from tests.services import missing
 from tests.smoke.fault_proxy import FaultProxy
 from tests.smoke.host import HostConfig, build
 from tests.smoke.proc import Proc, RabbitmqServer, RedisServer, kill_child, open_connections, until
 from tests.smoke.test_guest import start_beat, start_worker
+from tests.support.services import missing
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(900)]
 

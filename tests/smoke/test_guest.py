@@ -13,10 +13,10 @@ from celery_durable.explain import Code
 from celery_durable.model import HEARTBEAT_INTERVAL, Status
 from celery_durable.store import heartbeats, migrate
 from celery_durable.store.engine import Store
-from tests.services import missing
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.host import HostConfig, build
 from tests.smoke.proc import ROOT, Proc, RedisServer, python, until
+from tests.support.services import missing
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 

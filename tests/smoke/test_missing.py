@@ -15,9 +15,9 @@ import redis
 from celery_durable import WorkflowInstance
 from celery_durable.explain import Code, Diagnosis
 from celery_durable.store import heartbeats
-from tests.services import missing
 from tests.smoke.proc import RedisServer, until
 from tests.smoke.site import Site
+from tests.support.services import missing
 
 pytestmark = [
     pytest.mark.smoke,

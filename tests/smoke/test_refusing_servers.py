@@ -24,11 +24,11 @@ from fastapi.testclient import TestClient
 from celery_durable.errors import StoreUnavailable
 from celery_durable.http import asgi
 from celery_durable.store import server_info
-from tests.services import missing
 from tests.smoke import flows
 from tests.smoke.conftest import close
 from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, until
 from tests.smoke.site import Site
+from tests.support.services import missing
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from kombu.utils.url import parse_url
 
-from tests.services import BROKERS
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import until
 from tests.smoke.site import Site
 from tests.smoke.test_ends import FAST, EndsSite, answers_in, differences
+from tests.support.services import BROKERS
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(200)]
 

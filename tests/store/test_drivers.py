@@ -1,6 +1,6 @@
 """The drivers besides psycopg and PyMySQL: what they do differently, through each that is installed here.
 
-All of tests/store and tests/engine runs through them with DURABLE_TEST_POSTGRESQL_URL=postgresql+psycopg2://... and
+All of the tests run through them with DURABLE_TEST_POSTGRESQL_URL=postgresql+psycopg2://... and
 DURABLE_TEST_MARIADB_URL=mysql+mysqldb://...
 """
 
@@ -26,10 +26,10 @@ from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
 from celery_durable.store.time_limits import Timeouts
 from tests.conftest import MovableRuntime
-from tests.engine.test_no_writes import read_only
-from tests.services import missing_tool
+from tests.runner.test_no_writes import read_only
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.store.world import World, seconds
+from tests.support.services import missing_tool
 
 MODULES = {"psycopg": "psycopg", "psycopg2": "psycopg2", "pymysql": "pymysql", "mysqldb": "MySQLdb"}
 ON_POSTGRESQL = [("postgresql", "psycopg"), ("postgresql", "psycopg2")]

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from celery_durable.store import faults, instances, run_events
 from celery_durable.store.engine import Store, Tx
-from tests.store.lost_connections import session_id
 from tests.store.world import World
+from tests.support.lost_connections import session_id
 
 mariadb_only = pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 

@@ -29,9 +29,9 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.lost_tasks import Resend
 from celery_durable.store.task_answers import AnswerOutcome
 from celery_durable.values import encode_answer, encode_error_answer
-from tests.references import reference_of
 from tests.store.test_plans import plan
 from tests.store.world import GRACE, LEASE, World, seconds, step
+from tests.support.references import reference_of
 
 DONE = encode_answer("1")
 FAILED = encode_error_answer("OSError", "no")

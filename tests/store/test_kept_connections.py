@@ -16,8 +16,8 @@ from celery_durable.model import RunRef
 from celery_durable.store import claims, step_rows
 from celery_durable.store.connections import IDLE_SECONDS, MAX_KEPT
 from celery_durable.store.engine import Store, Tx
-from tests.store.lost_connections import kill, session_id
 from tests.store.world import LEASE, World, step
+from tests.support.lost_connections import kill, session_id
 
 # --- kept connections ---------------------------------------------------------------------------
 

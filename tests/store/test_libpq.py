@@ -15,8 +15,8 @@ from celery_durable.store.compiled import Rows
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.libpq import PreparedStatements
 from celery_durable.store.statements import param, statement
-from tests.store.lost_connections import kill, session_id
 from tests.store.world import World
+from tests.support.lost_connections import kill, session_id
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 

@@ -18,8 +18,8 @@ from celery_durable.model import RunRef
 from celery_durable.store import instances, run_events, step_rows, time_limits
 from celery_durable.store.compiled import CompiledStatement
 from celery_durable.store.engine import Store, Tx
-from tests.store.lost_connections import cut_commit, kill, session_id
 from tests.store.world import GRACE, LEASE, World, step
+from tests.support.lost_connections import cut_commit, kill, session_id
 
 SERVERS = ["postgresql", "mariadb"]
 servers_only = pytest.mark.parametrize("database", SERVERS, indirect=True)

@@ -20,11 +20,11 @@ from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.time_limits import Timeouts, limit_database_time
 from celery_durable.store.watchdog import watch_socket_of
-from tests.celery.embedded import until
 from tests.signals.conftest import hearing
 from tests.smoke.fault_proxy import FaultProxy, Mode
-from tests.store.lost_connections import session_id
 from tests.store.world import LEASE, World, step
+from tests.support.embedded import until
+from tests.support.lost_connections import session_id
 
 SHORT = Timeouts(2.0, 30.0)
 SLACK_SECONDS = 15.0

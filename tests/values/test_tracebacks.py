@@ -10,7 +10,7 @@ import pytest
 from celery_durable.model import NO_TRACE, ErrorTrace
 from celery_durable.values import encode, shorten_middle, trace_error
 from celery_durable.values.tracebacks import MAX_TRACEBACK_BYTES
-from tests.three_frames import FILE, LINE, charge
+from tests.support.three_frames import FILE, LINE, charge
 
 HERE = __file__
 

@@ -18,11 +18,9 @@ from celery_durable.errors import ConfigInvalid
 from celery_durable.store.schema import REVISION
 from tests.contrib.django import site
 from tests.contrib.django.workflows import wait
+from tests.support.databases import on_databases
 
-
-@pytest.fixture(params=["sqlite"])
-def database(request: pytest.FixtureRequest) -> str:
-    return request.param
+database = on_databases("sqlite")
 
 
 @pytest.fixture

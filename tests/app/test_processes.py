@@ -1,0 +1,208 @@
+"""What holds for a whole process, and for its forks: each test runs a small program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.databases import on_databases
+
+HEAD = """
+import os, sys
+from celery import Celery
+from celery_durable import Durable, NotConfigured, durable_workflow
+
+@durable_workflow
+def order(event, step):
+    return step.do("one", lambda: os.getpid())
+
+def make(name):
+    app = Celery(name, broker="memory://", set_as_current=False)
+    app.conf.update(durable_database_url=sys.argv[1], durable_lease_seconds=30.0)
+    return app
+"""
+
+
+def run(program: str, url: str) -> str:
+    """What a program of its own prints; it must end well."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HEAD + textwrap.dedent(program), url],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+database = on_databases("sqlite", "postgresql", "mariadb")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_shared_workflow_finds_its_durable(store_url: str) -> None:
+    printed = run(
+        """
+        def told():
+            try:
+                order.create()
+            except NotConfigured as exc:
+                return str(exc)
+            return "created"
+
+        print(told())                       # none
+        first = make("first"); Durable(first)
+        print(told())                       # the only one
+        second = make("second"); Durable(second)
+        print(told())                       # several, none current
+        second.set_current()
+        print(told())
+        print(order.host is second.durable)
+        """,
+        store_url,
+    )
+    refusal = (
+        "Workflow 'order' needs a Durable, and this process has none (or several and no current Celery app). "
+        "Either attach one to your app, `durable = Durable(app)`, and import that module first, "
+        "or make the app current with `app.set_current()`."
+    )
+    assert printed.splitlines() == [refusal, "created", refusal, "created", "True"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_durable_without_an_app_says_so(store_url: str) -> None:
+    printed = run(
+        """
+        durable = Durable()
+        @durable.workflow
+        def other(event, step): ...
+        try:
+            other.create()
+        except NotConfigured as exc:
+            print(exc)
+        durable.init_app(make("late"))
+        print(other.create(id="o-1"))
+        """,
+        store_url,
+    )
+    assert printed.splitlines() == [
+        "This Durable() needs a Durable, and this process has none (or several and no current Celery app). "
+        "Either attach one to your app, `durable = Durable(app)`, and import that module first, "
+        "or make the app current with `app.set_current()`.",
+        "<WorkflowInstance other/o-1>",
+    ]
+
+
+def test_a_store_that_was_used_before_a_fork_serves_parent_and_children(store_url: str) -> None:
+    """A child that spoke over its parent's connections would mix up the two's answers, or hang."""
+    printed = run(
+        """
+        app = make("app")
+        durable = Durable(app)
+        def advance(name):
+            sentence = durable.app.tasks["celery_durable.advance"].apply(args=("order", name, 1)).get()
+            return sentence, order.get(name).status().output
+
+        order.create(id="before")
+        assert advance("before") == ("complete", os.getpid())
+        durable.internals.dispatcher.start()
+
+        children = []
+        for number in range(3):
+            child = os.fork()
+            if child == 0:
+                for turn in range(5):
+                    name = f"c-{number}-{turn}"
+                    order.create(id=name)
+                    assert advance(name) == ("complete", os.getpid())
+                os._exit(0)
+            children.append(child)
+        for turn in range(5):
+            order.create(id=f"p-{turn}")
+            assert advance(f"p-{turn}") == ("complete", os.getpid())
+        for child in children:
+            assert os.waitpid(child, 0)[1] == 0
+        order.create(id="after")
+        assert advance("after") == ("complete", os.getpid())
+        durable.close()
+        print(len(order.list(status="complete", limit=100).items))
+        """,
+        store_url,
+    )
+    assert printed == "22\n"
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("durable_leese_seconds = 3", "There is no setting durable_leese_seconds. Did you mean durable_lease_seconds?"),
+        (
+            "durable_poll_seconds = 0",
+            "Setting durable_poll_seconds=0 cannot be used: use a number of seconds above 0, up to a hundred years",
+        ),
+        (
+            "durable_database_url = None",
+            "Setting durable_database_url=None cannot be used: set it to your database, for example "
+            "postgresql+psycopg://user@host/db",
+        ),
+        (
+            "accept_content = ['pickle']",
+            "Setting accept_content=['pickle'] cannot be used: add 'json', in which the messages of workflows are "
+            "written",
+        ),
+    ],
+)
+def test_beat_does_not_start_under_settings_that_cannot_be_used(
+    tmp_path: Path, store_url: str, setting: str, sentence: str
+) -> None:
+    """It would run on without a dispatcher, and nobody would notice before a sleep does not end."""
+    (tmp_path / "shop.py").write_text(
+        "from celery import Celery\nfrom celery_durable import Durable\n"
+        f"app = Celery('shop', broker='memory://')\napp.conf.durable_database_url = {store_url!r}\n"
+        f"app.conf.{setting}\ndurable = Durable(app)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "shop", "beat"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 1
+    assert f"CRITICAL/MainProcess] celery beat does not start: {sentence}\n" in ended.stderr
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_worker_compiles_the_statements_of_a_pass_before_its_pool_forks(store_url: str) -> None:
+    """Without a connection, which the forked processes would inherit."""
+    printed = run(
+        """
+        from celery import signals
+        from celery_durable.model import RunRef
+        from celery_durable.store import statements
+
+        class Worker:
+            app = make("first")
+
+        durable = Durable(Worker.app)
+        signals.worker_init.send(sender=Worker)
+        store = durable.internals.store
+        print(len(statements._compiled), store.engine.pool.checkedin(), store.engine.pool.checkedout())
+
+        order.create(id="o-1")
+        before = set(statements._compiled)
+        print(durable.internals.runner.advance(RunRef("order", "o-1", 1), task_id="t", node="n").summary)
+        compiled = set(statements._compiled) - before
+        print({statement.build.__module__ for statement, *_ in compiled} - {"celery_durable.store.queues"})
+        """,
+        store_url,
+    )
+    assert printed.splitlines() == ["5 0 0", "complete", "set()"]

@@ -1,0 +1,379 @@
+"""Linear workflows: rows are inserted when a run begins, and handlers move them along."""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_durable import Completed, Dead, LinearContext, LinearStep, LinearWorkflow, Retry, TaskType, Waiting
+from celery_durable.definitions import define_linear
+from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, InstanceTerminal
+from tests.support.lines import Line, done, rows, state, waits_for
+from tests.support.world import World, on_one_database
+
+everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+
+
+# --- the arrows of both machines ----------------------------------------------------------------
+
+
+@everywhere
+def test_all_steps_are_inserted_at_the_start(world: World) -> None:
+    instance = Line(world).flow.create()
+    assert (rows(instance), state(instance)) == (["READY", "PENDING", "PENDING"], "RUNNING")
+    first = instance.steps()[0]
+    assert (first.step_key, first.name, first.max_attempts, first.next_retry_at) == ("0", "VALIDATE", 3, world.now)
+    assert instance.row.kind == "linear"
+
+
+@everywhere
+def test_completed_makes_the_next_step_ready_and_the_last_one_completes_the_instance(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create({"cents": 5})
+    worker = world.new_worker()
+    walked = [(rows(instance), state(instance))]
+    while instance.status == "active":  # one commit after the other
+        worker.runtime.at["after-commit"] = lambda: walked.append((rows(instance), state(instance)))
+        world.messages.clear()
+        worker.runner.advance(instance.ref, task_id="task", node="worker", max_steps=1)
+    world.run_until_idle()
+    assert line.called == [("VALIDATE", "RUN", 1), ("PAY", "RUN", 1), ("SHIP", "RUN", 1)]
+    assert [ctx.params for ctx in line.calls] == [{"cents": 5}] * 3
+    assert line.calls[2].results == {"VALIDATE": "VALIDATE done", "PAY": "PAY done"}
+    assert (rows(instance), state(instance), instance.output) == (["DONE"] * 3, "COMPLETED", "SHIP done")
+
+
+@everywhere
+def test_a_claimed_step_is_running_and_one_whose_worker_died_is_ready_again(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create()
+    world.new_worker().runtime.crash_at = "after-body"
+    world.run_until_idle()
+    assert (rows(instance), line.called) == (["RUNNING", "PENDING", "PENDING"], [("VALIDATE", "RUN", 1)])
+    recovering = world.new_worker()
+
+    def die_when_recovered() -> None:
+        recovering.runtime.at["after-commit"] = die_when_recovered
+        if rows(instance)[0] == "READY":
+            recovering.die()
+
+    die_when_recovered()
+    world.run_after(31)
+    step = instance.steps()[0]
+    assert step.error is not None
+    assert (rows(instance)[0], step.attempts, step.error.name) == ("READY", 1, "LEASE_EXPIRED")
+    world.run_after(31)
+    world.run_after(1)  # the second death in a row costs a second
+    assert (rows(instance), line.called[1]) == (["DONE"] * 3, ("VALIDATE", "RUN", 2))
+
+
+@everywhere
+def test_a_step_whose_workers_die_is_dead_when_its_attempts_are_used_up(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create()
+    while instance.status == "active":
+        world.new_worker().runtime.crash_at = "before-body"
+        world.run_after(100)
+    assert (rows(instance), state(instance)) == (["DEAD", "PENDING", "PENDING"], "FAILED")
+    assert instance.error == "LEASE_EXPIRED: the worker of the last attempt died"
+    assert instance.steps()[0].attempts == 3
+    assert line.calls == []
+
+
+@everywhere
+def test_waiting_ends_with_the_event(world: World) -> None:
+    line = Line(world, PAY=waits_for("paid", "1 hour"))
+    instance = line.flow.run()
+    assert (rows(instance), state(instance), instance.status) == (["DONE", "WAITING", "PENDING"], "RUNNING", "waiting")
+    step = instance.steps()[1]
+    assert (step.wait_event_type, step.wake_at) == ("paid", world.now + timedelta(hours=1))
+    assert step.next_retry_at is None
+    assert instance.run_at == step.wake_at
+    instance.send("other")
+    world.run_until_idle()
+    assert rows(instance)[1] == "WAITING"
+    instance.send("paid", {"by": "eve"})
+    world.worker.runtime.crash_at = "before-body"  # READY, then RUNNING: dead before the handler
+    world.run_until_idle()
+    assert rows(instance)[1] == "RUNNING"
+    assert (instance.steps()[1].wait_event_type, instance.steps()[1].wake_at) == (None, None)
+    world.run_after(100)  # the event is not lost with the worker
+    assert line.called[1:3] == [("PAY", "RUN", 1), ("PAY", "EVENT", 2)]
+    assert line.calls[2].event is not None
+    assert (line.calls[2].event.type, line.calls[2].event.payload) == ("paid", {"by": "eve"})
+    assert (state(instance), instance.events()) == ("COMPLETED", [("other", None, None), ("paid", {"by": "eve"}, "1")])
+
+
+@everywhere
+def test_waiting_ends_with_its_time(world: World) -> None:
+    line = Line(world, PAY=waits_for("paid", "1 hour"))
+    instance = line.flow.run()
+    world.run_after(3599)
+    assert rows(instance)[1] == "WAITING"
+    world.run_after(1)
+    assert line.called[1:3] == [("PAY", "RUN", 1), ("PAY", "WAITING_TIMEOUT", 1)]
+    assert state(instance) == "COMPLETED"
+
+
+@everywhere
+def test_retry_waits_and_counts_until_the_step_is_dead(world: World) -> None:
+    line = Line(world, VALIDATE=lambda _: Retry("1 min", "out of stock"))
+    instance = line.flow.run()
+    step = instance.steps()[0]
+    assert (rows(instance)[0], step.attempts, step.next_retry_at) == ("READY", 1, world.now + timedelta(minutes=1))
+    assert step.error is not None
+    assert (step.error.message, state(instance), instance.status) == ("out of stock", "RUNNING", "waiting")
+    world.run_after(59)
+    assert len(line.calls) == 1
+    world.run_after(1)
+    world.run_after(60)
+    assert [ctx.attempt for ctx in line.calls] == [1, 2, 3]
+    assert (rows(instance), state(instance)) == (["DEAD", "PENDING", "PENDING"], "FAILED")
+    assert (instance.steps()[0].attempts, instance.error) == (3, "Retry: out of stock")
+
+
+@everywhere
+def test_dead_fails_the_instance(world: World) -> None:
+    instance = Line(world, PAY=lambda _: Dead("no such card")).flow.run()
+    assert (rows(instance), state(instance)) == (["DONE", "DEAD", "PENDING"], "FAILED")
+    assert instance.error == "Dead: no such card"
+    assert instance.steps()[1].attempts == 1
+
+
+def test_terminate_cancels_and_the_rows_stay_as_they_were(world: World) -> None:
+    instance = Line(world, PAY=waits_for()).flow.run()
+    instance.terminate("by mistake")
+    assert (rows(instance), state(instance)) == (["DONE", "WAITING", "PENDING"], "CANCELED")
+    with pytest.raises(InstanceTerminal):
+        instance.send("paid")
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_an_early_event_is_kept_and_consumed_on_entering_the_wait(world: World) -> None:
+    line = Line(world, PAY=waits_for())
+    instance = line.flow.create()
+    instance.send("paid", "early")
+    world.run_until_idle()
+    assert line.called[1:3] == [("PAY", "RUN", 1), ("PAY", "EVENT", 1)]
+    assert (state(instance), instance.steps()[1].result) == ("COMPLETED", "early")
+
+
+def test_an_event_of_an_id_is_taken_once(world: World) -> None:
+    line = Line(world, PAY=waits_for(), SHIP=waits_for("paid"))
+    instance = line.flow.run()
+    assert instance.send("paid", 1, id="msg-1")
+    world.run_until_idle()
+    assert not world.operations.events.send("order", "i-1", "paid", 1, id="msg-1")
+    world.run_until_idle()
+    assert rows(instance) == ["DONE", "DONE", "WAITING"]
+
+
+def test_an_event_that_came_in_time_counts_however_late_it_is_looked_at(world: World) -> None:
+    line = Line(world, PAY=waits_for(timeout="1 min"))
+    instance = line.flow.run()
+    instance.send("paid", "in time")
+    world.messages.clear()  # and the sweep is late, too
+    world.advance(3600)
+    world.run_until_idle()
+    assert instance.steps()[1].result == "in time"
+
+
+def test_a_retry_of_an_event_gets_the_same_event(world: World) -> None:
+    def once_more(ctx: LinearContext) -> Any:
+        if ctx.task_type is TaskType.RUN:
+            return Waiting("paid")
+        return Retry("1 s", "again") if ctx.attempt == 1 else Completed(ctx.event.payload)  # type: ignore[union-attr]
+
+    instance = Line(world, [LinearStep("PAY")], PAY=once_more).flow.run()
+    instance.send("paid", 1)
+    instance.send("paid", 2)
+    world.run_until_idle()
+    assert rows(instance) == ["READY"]
+    world.run_after(1)
+    assert instance.output == 1
+    assert [consumer for _, _, consumer in instance.events()] == ["0", None]
+
+
+def test_a_step_may_wait_again(world: World) -> None:
+    def twice(ctx: LinearContext) -> Any:
+        if ctx.event is not None and ctx.event.type == "b":
+            return Completed(ctx.event.payload)
+        return Waiting("a" if ctx.event is None else "b", "1 h")
+
+    instance = Line(world, [LinearStep("PAY")], PAY=twice).flow.run()
+    instance.send("b", "early")
+    instance.send("a")
+    world.run_until_idle()
+    assert instance.output == "early"
+
+
+def test_a_step_that_waits_again_in_vain_is_called_without_its_last_event(world: World) -> None:
+    events: list[str | None] = []
+
+    def twice(ctx: LinearContext) -> Any:
+        events.append(None if ctx.event is None else ctx.event.type)
+        return Waiting("a" if len(events) == 1 else "b", "1 h") if len(events) < 3 else Completed(None)
+
+    instance = Line(world, [LinearStep("PAY")], PAY=twice).flow.run()
+    instance.send("a")
+    world.run_until_idle()
+    world.run_after(3600)
+    assert events == [None, "a", None]
+    assert state(instance) == "COMPLETED"
+
+
+# --- lifecycle ---------------------------------------------------------------------------------
+
+
+@everywhere
+def test_a_pause_takes_effect_between_steps(world: World) -> None:
+    line = Line(world, VALIDATE=lambda ctx: (line.flow.of("i-1").pause(), done(ctx))[1])
+    instance = line.flow.run()
+    assert (rows(instance), instance.status) == (["DONE", "READY", "PENDING"], "paused")
+    instance.resume()
+    world.run_until_idle()
+    assert state(instance) == "COMPLETED"
+
+
+def test_an_event_that_came_during_a_pause_is_found_after_it(world: World) -> None:
+    instance = Line(world, PAY=waits_for()).flow.run()
+    instance.pause()
+    instance.send("paid", "meanwhile")
+    world.run_until_idle()
+    assert rows(instance)[1] == "WAITING"
+    instance.resume()
+    world.run_until_idle()
+    assert instance.steps()[1].result == "meanwhile"
+
+
+@everywhere
+def test_a_worker_that_overslept_its_lease_changes_nothing(world: World) -> None:
+    """A zombie: while its handler runs, another worker takes over and ends the run."""
+
+    def slow(ctx: LinearContext) -> Any:
+        if ctx.attempt == 1:
+            first.suspend()
+            world.advance(100)
+            world.sweeper.sweep()
+            world.messages.clear()
+            world.new_worker().advance(instance.ref)
+            first.wake_up()
+        return Completed(ctx.attempt)
+
+    line = Line(world, [LinearStep("PAY", timeout=None)], PAY=slow)
+    instance = line.flow.create()
+    first = world.new_worker()
+    first.suspend = first.runtime.suspend  # type: ignore[method-assign]
+    said = first.advance(instance.ref)
+    assert said == "superseded: the instance was taken over, restarted or ended meanwhile"
+    assert (instance.output, instance.steps()[0].attempts) == (2, 1)
+
+
+def test_a_message_that_comes_twice_changes_nothing(world: World) -> None:
+    line = Line(world, PAY=waits_for())
+    instance = line.flow.create()
+    world.messages *= 3
+    world.run_until_idle()
+    assert [line.called.count(call) for call in dict.fromkeys(line.called)] == [1, 1]
+    assert world.worker.advance(instance.ref).startswith("noop")
+
+
+def test_a_handler_that_is_interrupted_is_called_again_as_the_same_attempt(world: World) -> None:
+    """What stops a worker is no attempt and no crash."""
+
+    def stop_once(ctx: LinearContext) -> Any:
+        if len(line.calls) == 1:
+            raise KeyboardInterrupt
+        return Completed()
+
+    line = Line(world, VALIDATE=stop_once)
+    instance = line.flow.create()
+    with pytest.raises(KeyboardInterrupt):
+        world.worker.advance(instance.ref)
+    assert (rows(instance)[0], instance.status, instance.row.crash_count) == ("READY", "active", 0)
+    world.run_until_idle()
+    assert line.called[:2] == [("VALIDATE", "RUN", 1), ("VALIDATE", "RUN", 1)]
+    assert state(instance) == "COMPLETED"
+
+
+def test_a_worker_that_shuts_down_hands_the_run_on_between_steps(world: World) -> None:
+    line = Line(world, VALIDATE=lambda ctx: (setattr(stopping, "should_stop", True), done(ctx))[1])
+    instance = line.flow.create()
+    stopping = world.new_worker()
+    assert stopping.advance(instance.ref) == "released: due again"
+    assert rows(instance) == ["DONE", "READY", "PENDING"]
+    world.new_worker()
+    world.run_until_idle()
+    assert (state(instance), [ctx.attempt for ctx in line.calls]) == ("COMPLETED", [1, 1, 1])
+
+
+def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(world: World) -> None:
+    line = Line(world)
+    instance = line.flow.create()
+    while instance.row.crash_count < 5:
+        world.new_worker().runtime.crash_at = "claimed"
+        world.run_after(100)
+    world.new_worker()
+    world.run_after(100)
+    assert (rows(instance)[0], state(instance), line.calls) == ("DEAD", "FAILED", [])
+    assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row died")
+
+
+@on_one_database
+def test_a_linear_step_is_listed_as_waiting_since_its_handler_was_called(world: World) -> None:
+    line = Line(world, VALIDATE=lambda ctx: world.advance(60) or done(ctx), PAY=waits_for("paid", "1 hour"))
+    instance = line.flow.create()
+    started_at = world.now + timedelta(seconds=60)
+    world.run_until_idle()
+    assert (rows(instance), world.now) == (["DONE", "WAITING", "PENDING"], started_at)
+    (wait,) = world.operations.stats.waits()
+    assert (wait.step, wait.since, wait.until) == ("PAY", started_at, started_at + timedelta(hours=1))
+
+
+# --- definitions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([], "Linear workflow 'order' has no steps: nothing would ever happen. Give it at least one."),
+        (
+            [LinearStep("PAY"), LinearStep("SHIP"), LinearStep("PAY")],
+            "Linear workflow 'order' has step 'PAY' twice. A step's name finds its handler and its result: give the "
+            "second another name; two names may have the same handler.",
+        ),
+    ],
+    ids=["none", "twice"],
+)
+def test_a_list_that_cannot_be_is_refused(steps: list[LinearStep], said: str) -> None:
+    with pytest.raises(DefinitionInvalid) as refused:
+        define_linear("order", module=__name__, version=1, steps=steps)
+    assert str(refused.value) == said
+
+
+class AsyncHandler:
+    async def __call__(self, ctx: LinearContext) -> Completed:
+        return Completed()
+
+
+def test_an_async_handler_is_refused_where_it_is_registered() -> None:
+    async def pay(ctx: LinearContext) -> Completed:
+        return Completed()
+
+    flow = LinearWorkflow("refuses-async", version=1, steps=[LinearStep("PAY")])
+    with pytest.raises(AsyncNotSupported) as refused:
+        flow.handler("PAY")(pay)  # type: ignore[type-var]
+    assert str(refused.value) == (
+        "Handler 'pay' is an async function, and async workflows and steps are not supported yet. "
+        "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
+    )
+    for handler in (functools.partial(pay), AsyncHandler()):
+        with pytest.raises(AsyncNotSupported):
+            flow.handler("PAY")(handler)  # type: ignore[type-var]
+    assert flow.definition.handlers == {}

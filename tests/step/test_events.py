@@ -1,0 +1,321 @@
+"""Waiting for events: buffered from the start, consumed once, oldest first, up to and including the deadline."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from celery_durable import EventTimeout, Step, StepFailed, WorkflowEvent
+from celery_durable.errors import DurationInvalid, InstanceNotFound, InstanceTerminal
+from tests.support.approvals import Approval, define_order
+from tests.support.world import World, on_one_database
+
+
+@pytest.fixture
+def order(world: World):
+    return define_order(world)
+
+
+def test_an_event_ends_the_wait_and_is_returned(world: World, order) -> None:
+    instance = order.run()
+    step = instance.step("approval")
+    assert (instance.status, step.wait_event_type, step.wake_at) == (
+        "waiting",
+        "approval",
+        world.now + timedelta(seconds=60),
+    )
+    world.advance(5)
+    sent_at = world.now
+    assert instance.send("approval", {"by": "eve"}) is True
+    world.run_after(1)
+    assert instance.output == ["approval", {"by": "eve"}, sent_at.isoformat()]
+    assert instance.events() == [("approval", {"by": "eve"}, "approval")]
+
+
+def test_an_event_from_before_the_wait_is_buffered(world: World, order) -> None:
+    instance = order.create()
+    instance.send("approval", 1)
+    world.run_until_idle()
+    assert instance.output[1] == 1
+
+
+def test_an_event_that_comes_while_paused_is_buffered(world: World, order) -> None:
+    instance = order.run()
+    instance.pause()
+    instance.send("approval", 1)
+    world.run_until_idle()
+    assert instance.status == "paused"
+    instance.resume()
+    world.run_until_idle()
+    assert instance.output[1] == 1
+
+
+def test_events_of_other_types_are_left_for_others(world: World, order) -> None:
+    instance = order.run()
+    instance.send("refusal")
+    assert world.messages == []  # nobody waits for it, so nobody is woken
+    world.run_until_idle()
+    assert instance.status == "waiting"
+    instance.send("approval", "yes")
+    world.run_until_idle()
+    assert instance.events() == [("refusal", None, None), ("approval", "yes", "approval")]
+
+
+def test_events_are_consumed_oldest_first_and_each_once(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return [step.wait_for_event(f"page {n}", "page").payload for n in range(4)]
+
+    instance = order.create()
+    for page in ("a", "b", "c"):  # at the same moment: order is by arrival, not by the clock
+        instance.send("page", page)
+    world.run_until_idle()
+    assert instance.status == "waiting"
+    instance.send("page", "d")
+    world.run_until_idle()
+    assert instance.output == ["a", "b", "c", "d"]
+    assert [consumer for _, _, consumer in instance.events()] == ["page 0", "page 1", "page 2", "page 3"]
+
+
+def test_a_wait_is_replayed_with_its_event(world: World) -> None:
+    seen = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        seen.append(step.wait_for_event("approval", "approval", schema=Approval))
+        step.sleep("rest", 60)
+
+    instance = order.run()
+    instance.send("approval", {"approved": True, "by": "eve"})
+    world.run_until_idle()
+    instance.send("approval", {"approved": False, "by": "mallory"})
+    world.run_after(60)
+    assert instance.status == "complete"
+    assert seen[0] == seen[1]
+    assert seen[0].payload == Approval(approved=True, by="eve")
+
+
+# --- deadlines ----------------------------------------------------------------------------------
+
+
+def test_without_an_event_the_wait_times_out_and_the_workflow_may_go_on(world: World, order) -> None:
+    instance = order.run()
+    world.run_after(59.999999)
+    assert instance.status == "waiting"
+    world.run_after(0.000001)
+    assert instance.output == (
+        "Step 'approval' failed after 1 attempt: EventTimeout: No event 'approval' came within 1 min"
+    )
+    assert instance.statuses() == {"approval": "errored"}
+
+
+def test_a_timeout_is_the_same_error_on_both_passes_and_ends_an_instance_that_does_not_catch_it(world: World) -> None:
+    seen = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        try:
+            step.wait_for_event("approval", "approval", timeout="1 minute")
+        except (StepFailed, TimeoutError) as exc:
+            seen.append((type(exc), str(exc), exc.error_name, exc.attempts))
+            step.sleep("rest", 60)
+            raise
+
+    instance = order.run()
+    world.run_after(60)
+    world.run_after(60)
+    assert instance.error == "EventTimeout: No event 'approval' came within 1 min"
+    assert seen[0] == seen[1]
+    assert seen[0][0] is EventTimeout
+
+
+def test_an_event_at_the_deadline_is_in_time(world: World, order) -> None:
+    instance = order.run()
+    world.advance(60)
+    instance.send("approval", "just")
+    world.run_until_idle()
+    assert instance.output[1] == "just"
+
+
+def test_an_event_in_time_is_delivered_however_late_the_workers_are(world: World, order) -> None:
+    instance = order.run()
+    world.advance(59)
+    instance.send("approval", "in time")
+    world.messages.clear()
+    world.run_after(timedelta(days=3))
+    assert instance.output[1] == "in time"
+
+
+def test_an_event_in_time_wins_over_an_older_one_that_nobody_may_have(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        try:
+            step.wait_for_event("first", "page", timeout=10)
+        except EventTimeout:
+            pass
+        return step.wait_for_event("second", "page", timeout=60).payload
+
+    instance = order.run()
+    world.advance(10.000001)
+    instance.send("page", "late for the first")
+    instance.send("page", "later still")
+    world.run_until_idle()
+    assert instance.output == "late for the first"
+    assert [consumer for _, _, consumer in instance.events()] == ["second", None]
+
+
+def test_a_late_event_does_not_wake_and_does_not_complete_the_wait_that_expired(world: World, order) -> None:
+    instance = order.run()
+    world.advance(60.000001)
+    assert instance.send("approval", "late") is True
+    assert world.messages == []
+    world.run_until_idle()
+    assert "EventTimeout" in instance.output
+    assert instance.events() == [("approval", "late", None)]
+
+
+def test_a_late_event_is_kept_for_the_next_wait_of_its_type(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        try:
+            step.wait_for_event("first", "approval", timeout="1 minute")
+        except EventTimeout:
+            return step.wait_for_event("second", "approval").payload
+
+    instance = order.run()
+    world.advance(60.000001)
+    instance.send("approval", "late")
+    world.run_until_idle()
+    assert instance.output == "late"
+
+
+def test_the_default_deadline_is_a_day(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.wait_for_event("approval", "approval")
+
+    instance = order.run()
+    assert instance.run_at == world.now + timedelta(hours=24)
+    world.run_after(timedelta(hours=24))
+    assert instance.error == "EventTimeout: No event 'approval' came within 1 d"
+
+
+@on_one_database
+@pytest.mark.parametrize(
+    ("timeout", "reason"),
+    [
+        (0.999, "it is shorter than 1 s"),
+        ("366 days", "it is longer than 365 d (durable_max_sleep_seconds)"),
+        (-5, "it is shorter than 1 s"),
+    ],
+)
+def test_a_deadline_out_of_range_is_refused(world: World, timeout, reason: str) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        try:
+            step.wait_for_event("approval", "approval", timeout=timeout)
+        except DurationInvalid as exc:
+            return str(exc)
+
+    instance = order.run()
+    assert instance.output == (
+        f"Duration {timeout!r} cannot be used: {reason}. Write a timedelta, seconds as a number, or text such as "
+        '"10 seconds", "1.5 h", "3 days".'
+    )
+    assert instance.statuses() == {}
+
+
+@pytest.mark.parametrize("timeout", [1, timedelta(days=365)])
+def test_the_shortest_and_the_longest_deadline(world: World, timeout) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.wait_for_event("approval", "approval", timeout=timeout)
+
+    instance = order.run()
+    world.run_after(timeout)
+    assert instance.error.startswith("EventTimeout: ")
+
+
+# --- sending ------------------------------------------------------------------------------------
+
+
+def test_an_event_id_is_accepted_once_per_run(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return [step.wait_for_event(f"page {n}", "page").payload for n in range(2)]
+
+    instance = order.run()
+    assert instance.send("page", "a", id="delivery-1") is True
+    assert instance.send("page", "a", id="delivery-1") is False
+    world.run_until_idle()
+    assert instance.send("page", "a", id="delivery-1") is False  # also after it was consumed
+    assert instance.status == "waiting"
+    instance.restart()
+    assert instance.send("page", "a", id="delivery-1") is True
+    assert instance.send("page", "b", id="delivery-2") is True
+    world.run_until_idle()
+    assert instance.output == ["a", "b"]
+
+
+def test_the_same_event_id_serves_two_instances(world: World, order) -> None:
+    one, two = order.run(id="a"), order.run(id="b")
+    assert one.send("approval", 1, id="x") is True
+    assert two.send("approval", 2, id="x") is True
+    world.run_until_idle()
+    assert (one.output[1], two.output[1]) == (1, 2)
+
+
+def test_nobody_can_send_to_an_instance_that_does_not_exist(world: World, order) -> None:
+    with pytest.raises(InstanceNotFound) as caught:
+        order.of("missing").send("approval")
+    assert str(caught.value) == (
+        "Workflow 'order' has no instance 'missing'. Check the id, or list the workflow's instances."
+    )
+
+
+def test_nobody_can_send_to_an_instance_that_has_ended(world: World, order) -> None:
+    instance = order.run()
+    instance.terminate()
+    with pytest.raises(InstanceTerminal) as caught:
+        instance.send("approval")
+    assert str(caught.value) == (
+        "Cannot send an event to instance 'i-1' of workflow 'order': it is terminated. To start a new run, restart it."
+    )
+    assert instance.events() == []
+
+
+def test_an_event_in_a_callers_transaction_counts_when_that_commits(world: World, order) -> None:
+    instance = order.run()
+    with world.session() as session:
+        world.operations.events.send("order", "i-1", "approval", "rolled back", session=session)
+        session.rollback()
+        assert world.messages == []
+        world.operations.events.send("order", "i-1", "approval", "committed", session=session)
+        assert world.messages == []
+        session.commit()
+        assert [due.ref for due in world.messages] == [instance.ref]
+    world.run_until_idle()
+    assert instance.output[1] == "committed"
+
+
+def test_a_wait_whose_type_was_changed_by_a_deploy_is_woken_by_the_new_type(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.wait_for_event("answer", "approval", timeout="1 hour").payload
+
+    instance = order.run()
+    deadline = instance.step("answer").wake_at
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.wait_for_event("answer", "decision", timeout="1 hour").payload
+
+    world.advance(60)
+    instance.pause()
+    instance.resume()
+    world.run_until_idle()
+    assert (instance.step("answer").wait_event_type, instance.step("answer").wake_at) == ("decision", deadline)
+    instance.send("decision", "yes")
+    world.run_until_idle()
+    assert instance.output == "yes"

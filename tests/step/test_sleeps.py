@@ -1,0 +1,195 @@
+"""Sleeps: the wake time is fixed when the sleep is first reached, and kept by the database's clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from celery_durable import Step, WorkflowEvent
+from celery_durable.errors import SleepTooFar
+from celery_durable.testing import START
+from tests.support.world import World, on_one_database
+
+
+@on_one_database
+@pytest.mark.parametrize("span", [90, 90.0, "90 s", "1.5 minutes", timedelta(seconds=90)])
+def test_a_sleep_ends_when_its_time_has_come_and_not_before(world: World, span) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", span)
+        return "rested"
+
+    instance = order.run()
+    assert (instance.status, instance.step("rest").wake_at) == ("waiting", world.now + timedelta(seconds=90))
+    world.run_after(89.999999)
+    assert instance.status == "waiting"
+    world.run_after(0.000001)
+    assert instance.output == "rested"
+
+
+def test_a_sleeping_instance_costs_nothing(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", "30 days")
+
+    instance = order.run()
+    before = instance.row
+    for _ in range(5):
+        world.advance(timedelta(days=5))
+        assert world.tick() == []
+    assert instance.row == before
+
+
+def test_later_passes_do_not_restart_a_sleep(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", 100)
+
+    instance = order.run()
+    wake_at = instance.step("rest").wake_at
+    world.advance(60)
+    instance.pause()
+    instance.resume()
+    world.run_until_idle()
+    assert (instance.status, instance.step("rest").wake_at, instance.run_at) == ("waiting", wake_at, wake_at)
+    world.run_after(40)
+    assert instance.status == "complete"
+
+
+def test_a_sleep_until_a_time_lasts_until_then_and_survives_replay(world: World) -> None:
+    passes = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        passes.append(step.now())
+        step.sleep_until("morning", START + timedelta(hours=8))
+        step.sleep("more", 60)
+        return "rested"
+
+    instance = order.run()
+    assert instance.step("morning").wake_at == START + timedelta(hours=8)
+    world.run_after(timedelta(hours=8))
+    assert instance.statuses() == {"morning": "completed", "more": "waiting"}
+    world.run_after(60)  # here the time of the first sleep lies in the past
+    assert instance.output == "rested"
+    assert len(passes) == 3
+
+
+@pytest.mark.parametrize("when", [START - timedelta(days=400), START, START.astimezone(timezone(timedelta(hours=5)))])
+def test_a_sleep_until_the_past_ends_at_once_and_is_recorded(world: World, when: datetime) -> None:
+    passes = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        passes.append(1)
+        step.sleep_until("then", when)
+        return "no rest"
+
+    instance = order.run()
+    assert instance.output == "no rest"
+    assert instance.statuses() == {"then": "completed"}
+    assert len(passes) == 1
+
+
+def test_a_sleep_of_nothing_ends_at_once(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", 0)
+        return "no rest"
+
+    instance = order.run()
+    assert instance.output == "no rest"
+    assert instance.statuses() == {"rest": "completed"}
+
+
+@on_one_database
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda step: step.sleep("rest", -1), "Duration -1 cannot be used: it is shorter than 0 s."),
+        (
+            lambda step: step.sleep("rest", "366 days"),
+            "Duration '366 days' cannot be used: it is longer than 365 d (durable_max_sleep_seconds).",
+        ),
+    ],
+)
+def test_a_sleep_that_cannot_be_is_refused(world: World, call, message: str) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        call(step)
+
+    instance = order.run()
+    assert instance.error == (
+        f'DurationInvalid: {message} Write a timedelta, seconds as a number, or text such as "10 seconds", "1.5 h", '
+        '"3 days".'
+    )
+    assert instance.statuses() == {}
+
+
+def test_a_sleep_until_a_time_too_far_ahead_is_refused_with_this_time(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep_until("rest", datetime(2035, 1, 1, tzinfo=UTC))
+
+    instance = order.run()
+    assert instance.error == (
+        "SleepTooFar: sleep_until=2035-01-01 00:00:00+00:00 is too far ahead: a sleep can last up to 365 d "
+        "(durable_max_sleep_seconds). Sleep several times, or raise the setting."
+    )
+    assert instance.statuses() == {}
+
+
+def test_a_sleep_until_a_time_without_a_zone_is_refused(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep_until("rest", datetime(2030, 1, 2))
+
+    assert order.run().error == (
+        "InstantInvalid: sleep_until=datetime.datetime(2030, 1, 2, 0, 0) cannot be used: write a datetime of the years "
+        "1 to 9999 with a time zone, such as datetime(2030, 1, 31, 8, 0, tzinfo=UTC)."
+    )
+
+
+def test_the_longest_sleep_lasts_a_year(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", "365 days")
+        step.sleep_until("more", START + timedelta(days=730))
+        return "rested"
+
+    instance = order.run()
+    world.run_after(timedelta(days=365))
+    world.run_after(timedelta(days=365))
+    assert instance.output == "rested"
+
+
+def test_a_sleep_that_was_refused_stays_refused_when_time_has_gone_by(world: World) -> None:
+    too_far = datetime(2031, 1, 2, tzinfo=UTC)  # 366 days from the start, fewer from the next pass
+    refused = []
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        try:
+            step.sleep_until("rest", too_far)
+        except SleepTooFar:
+            refused.append(1)
+        step.sleep("instead", timedelta(days=10))
+        return "rested"
+
+    instance = order.run()
+    world.run_after(timedelta(days=10))
+    assert instance.output == "rested"
+    assert instance.statuses() == {"instead": "completed"}
+    assert len(refused) == 2
+
+
+def test_an_overdue_sleep_ends_on_the_first_look_however_late(world: World) -> None:
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        step.sleep("rest", 10)
+        return step.now().isoformat()
+
+    instance = order.run()
+    world.run_after(timedelta(days=900))
+    assert instance.output == world.now.isoformat()
