@@ -95,7 +95,7 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
         case StepType.WAIT if step.wait_topic is not None:
             at = format_remaining(facts, step.wake_at)
             sentence = f'Waits for topic "{step.wait_topic}" at step {name}; times out {at}.'
-            emit = f"celery -A {YOUR_APP} durable emit {shlex.quote(step.wait_topic)} --payload '{{...}}'"
+            emit = f"celery -A {YOUR_APP} durable emit {shlex.quote(step.wait_topic)} --payload @payload.json"
             return build_diagnosis(facts, Code.WAITING_EVENT, sentence, emit, **known, topic=step.wait_topic)
         case StepType.WAIT:
             type_ = step.wait_event_type or ""
@@ -106,7 +106,7 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
             elif others := [f'"{other}"' for other in facts.buffered if other != type_]:
                 sentence += f" Buffered for later waits: {', '.join(others[:5])}."
             known |= {"event_type": type_, "buffered": list(facts.buffered)}
-            send = instance_command(row, "send-event", f"{shlex.quote(type_)} --payload '{{...}}'")
+            send = instance_command(row, "send-event", f"{shlex.quote(type_)} --payload @payload.json")
             return build_diagnosis(facts, Code.WAITING_EVENT, sentence, send, **known)
         case StepType.TASK:
             return _explain_tasks(facts, step, known)

@@ -276,7 +276,7 @@ def test_start_begins_again_what_has_ended_and_leaves_alone_what_goes_on(shop: S
 def test_why_it_waits_is_explained(order: Shop, connection: Any) -> None:
     assert connection("explain", "order/o-1").rows == [
         ["WAITING_EVENT", 'Waits for event "approval" at step "await approval"; times out in 1 d.'],
-        ["action", f"{connection.name} send-event order o-1 approval --payload '{{...}}'"],
+        ["action", f"{connection.name} send-event order o-1 approval --payload @payload.json"],
     ]
 
 

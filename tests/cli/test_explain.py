@@ -15,7 +15,7 @@ def test_a_person_reads_a_sentence_and_what_to_type(order: Shop) -> None:
         "order/o-1   WAITING_EVENT\n"
         '  Waits for event "approval" at step "await approval"; times out in 23 h 20 min. An event "aproval" is '
         'stored, but the wait is for "approval": a typing mistake?\n'
-        "  Try: celery -A <your app> durable send-event order o-1 approval --payload '{...}'"
+        "  Try: celery -A <your app> durable send-event order o-1 approval --payload @payload.json"
     )
 
 
@@ -26,7 +26,7 @@ def test_a_pipe_gets_records(order: Shop) -> None:
             "WAITING_EVENT",
             'Waits for event "approval" at step "await approval"; times out in 24 h.'.replace("24 h", "1 d"),
         ],
-        ["action", "celery -A <your app> durable send-event order o-1 approval --payload '{...}'"],
+        ["action", "celery -A <your app> durable send-event order o-1 approval --payload @payload.json"],
     ]
 
 

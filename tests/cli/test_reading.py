@@ -120,7 +120,7 @@ def test_show_tells_what_it_waits_for_and_how_to_give_it(order: Shop) -> None:
     assert plain(order.terminal("show", "order", "o-1")) == (
         "order/o-1   waiting   run 1   created 40 min ago\n"
         '  Waits for event "approval" at step "await approval"; times out in 23 h 20 min.\n'
-        "  Try: celery -A <your app> durable send-event order o-1 approval --payload '{...}'\n"
+        "  Try: celery -A <your app> durable send-event order o-1 approval --payload @payload.json\n"
         "\n"
         "STEP             TYPE    STATUS      ATTEMPTS   TOOK     WAITS FOR\n"
         "count            do      completed   1/6        12 ms\n"

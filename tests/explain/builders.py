@@ -107,6 +107,6 @@ def task(name: str = "thumb", id_: str = "id-1", *, sent: timedelta = timedelta(
 CHILD = step("bill", StepType.CHILD, wake_at=NOW + 90 * MINUTE, child=Child("billing", "b 1"))
 INSPECT = "celery -A <your app> inspect query_task id-1"
 OUTBOX = [f"{DURABLE} outbox", f"{DURABLE} doctor"]
-SEND = f"{DURABLE} send-event order o-1 approval --payload '{{...}}'"
+SEND = f"{DURABLE} send-event order o-1 approval --payload @payload.json"
 OVERDUE = instance(next_check_at=NOW - timedelta(seconds=30))
 BEAT, WORKER = "celery -A <your app> beat", "celery -A <your app> worker -Q durable"

@@ -31,7 +31,7 @@ def test_every_code_has_its_sentence() -> None:
 def test_ids_and_types_are_quoted_for_the_shell() -> None:
     wait = replace(WAIT, wait_event_type="it's")
     found = told(replace(ASLEEP, workflow="my order", instance_id="$(x)"), open_steps=(wait,))
-    assert found.actions == (f"{DURABLE} send-event 'my order' '$(x)' 'it'\"'\"'s' --payload '{{...}}'",)
+    assert found.actions == (f"{DURABLE} send-event 'my order' '$(x)' 'it'\"'\"'s' --payload @payload.json",)
 
 
 def test_in_python_it_suggests_python_calls() -> None:

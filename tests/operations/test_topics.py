@@ -323,7 +323,7 @@ def test_explain_names_the_topic(world: World, watch) -> None:
     assert (said.code, said.sentence, said.actions) == (
         "WAITING_EVENT",
         'Waits for topic "prices/eur.usd" at step "next price"; times out in 1 min.',
-        ("celery -A <your app> durable emit prices/eur.usd --payload '{...}'",),
+        ("celery -A <your app> durable emit prices/eur.usd --payload @payload.json",),
     )
 
 

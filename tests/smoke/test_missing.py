@@ -265,7 +265,7 @@ def test_an_event_with_a_mistyped_name(site: Site) -> None:
     found = instance.explain()
     assert (found.code, found.facts["buffered"]) == (Code.WAITING_EVENT, ["anwser"])
     assert found.actions == (
-        f"celery -A <your app> durable send-event lifecycle {instance.id} answer --payload '{{...}}'",
+        f"celery -A <your app> durable send-event lifecycle {instance.id} answer --payload @payload.json",
     )
     instance.send_event("answer", {"by": "eve"})
     site.finish()
