@@ -53,6 +53,8 @@ MODULES = {
     "chaos": "chaos",
 }
 
+_MEANINGS = {"get": "show", "list": "ls", "result": "show", "status": "show"}
+"""The commands to suggest for these words, whose nearest neighbours mean something else."""
 _CELERY = "celery -A proj durable"
 
 
@@ -98,7 +100,8 @@ class CommandGroup(click.Group):
         if name not in known and not name.startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(name, known, n=1)
+            meant = _MEANINGS.get(name)
+            near = [meant] if meant in known else difflib.get_close_matches(name, known, n=1)
             ctx.fail(f"There is no command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 

@@ -55,10 +55,13 @@ def test_every_example_can_be_typed(command: str | None, tmp_path: Path, monkeyp
         found.make_context(name, shlex.split(line)[5:])  # raises where the line is not understood
 
 
-def test_a_verb_that_does_not_exist_is_answered_with_the_nearest() -> None:
-    done = CliRunner().invoke(durable, ["terminat"], prog_name="celery durable")
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("terminat", "terminate"), ("status", "show"), ("result", "show"), ("list", "ls")]
+)
+def test_an_unknown_command_is_refused_with_the_one_that_was_probably_meant(typed: str, meant: str) -> None:
+    done = CliRunner().invoke(durable, [typed], prog_name="celery durable")
     assert done.exit_code == 2
-    assert done.stderr.endswith("Error: There is no command 'terminat'. Did you mean 'terminate'?\n")
+    assert done.stderr.endswith(f"Error: There is no command {typed!r}. Did you mean {meant!r}?\n")
 
 
 def test_the_package_declares_the_verbs_to_celery() -> None:
