@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
@@ -95,32 +95,36 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words. An instance may be named as it is printed: WORKFLOW/ID or WORKFLOW/ID#RUN."""
-        if [each.name for each in self.params if isinstance(each, click.Argument)][:2] == ["workflow", "id"]:
-            args = self._split_targets(ctx, args)
+        by_name = {each.name: each for each in self.params}
+        arguments = [each.name for each in self.params if isinstance(each, click.Argument)]
+        if arguments[:1] == ["workflow"] and "id" in by_name:
+            args = self._split_targets(ctx, args, by_name)
         return super().parse_args(ctx, args)
 
-    def _split_targets(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the words with WORKFLOW ID [--run RUN] for WORKFLOW/ID[#RUN]."""
-        by_name = {each.name: each for each in self.params}
-        has_several = by_name["id"].nargs == -1
+    def _split_targets(self, ctx: click.Context, args: list[str], by_name: Mapping[str, Any]) -> list[str]:
+        """Return the words with WORKFLOW ID [--run RUN] for WORKFLOW/ID[#RUN].
+
+        If several are named, those of another workflow than the first stay WORKFLOW/ID. `start` has the option --id.
+        """
+        has_several, is_option = by_name["id"].nargs == -1, isinstance(by_name["id"], click.Option)
         found = list(self._find_positions(args))[: None if has_several else 1]
         if not found or "/" not in args[found[0]]:
             return args
-        targets = [_TARGET.fullmatch(args[each]) for each in found]
-        name = None if targets[0] is None else targets[0]["workflow"]
-        split, options = list(args), []
-        for position, target in zip(found, targets, strict=True):
-            if target is None or target["workflow"] != name:
-                text = f"{args[position]!r} is not WORKFLOW/ID" + (f" of workflow {name!r}." if name else ".")
-                raise click.UsageError(text, ctx)
-            split[position] = target["id"]
-            if target["run"] is None:
-                continue
-            if "run" in by_name:
-                options += ["--run", target["run"]]
-            else:
-                ctx.meta.setdefault(_RUNS, []).append((name, target["id"], int(target["run"])))
-        split.insert(found[0], name or "")
+        split, options, first = list(args), [], ""
+        for position in found:
+            target = _TARGET.fullmatch(args[position])
+            if target is None:
+                raise click.UsageError(f"{args[position]!r} is not WORKFLOW/ID.", ctx)
+            workflow, instance_id, run = target["workflow"], target["id"], target["run"]
+            first = first or workflow
+            split[position] = instance_id if workflow == first else f"{workflow}/{instance_id}"
+            if run is not None and "run" in by_name:
+                options += ["--run", run]
+            elif run is not None:
+                ctx.meta.setdefault(_RUNS, []).append((workflow, instance_id, int(run)))
+        if is_option:
+            options += ["--id", split.pop(found[0])]
+        split.insert(found[0], first)
         return [*options, *split]
 
     def _find_positions(self, args: list[str]) -> Iterator[int]:

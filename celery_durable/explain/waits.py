@@ -211,7 +211,7 @@ def _child_of(step: StepRecord) -> Child:
 
 
 def _describe_child(child: Child) -> str:
-    return f"instance {quote(child.instance_id)} of workflow {quote(child.workflow)}"
+    return f"instance {child.workflow}/{child.instance_id}"
 
 
 def _find_mistyped_event(facts: Facts, step: StepRecord) -> str | None:

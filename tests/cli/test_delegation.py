@@ -17,7 +17,7 @@ from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, OverHttp, served
 from tests.support.references import reference_of
 
-TASK, NAP = "task media.resize, times out at", "instance nap n-1, times out at"
+TASK, NAP = "task media.resize, times out at", "instance nap/n-1, times out at"
 
 
 @pytest.fixture(params=["direct", "http"])
@@ -80,7 +80,7 @@ def test_who_does_the_steps_is_shown_and_told(album: Shop, connection: Any) -> N
             "TASK_NOT_CONSUMED",
             f"Waits for 2 Celery tasks, 0 of 2 have answered; the oldest is media.resize ({first}), under way for "
             "0 ms, at step \"cover\"; the next times out in 1 h. No worker of this app consumes its queue 'celery'. If "
-            'no other application does, start one. Also: step "rest" waits for instance "n-1" of workflow "nap".',
+            'no other application does, start one. Also: step "rest" waits for instance nap/n-1.',
         ],
         ["action", "celery -A <your app> worker -Q celery"],
         ["action", f"celery -A <your app> inspect query_task {first}"],
@@ -95,7 +95,7 @@ def test_a_task_that_failed_waits_for_its_next_attempt(album: Shop, connection: 
     assert connection("explain", "album", "a-1").rows[0] == [
         "RETRY_SCHEDULED",
         'Tries step "cover" again in 10 s; attempt 1/2 failed: OSError: disk full. Also: step "back" waits for '
-        'Celery task media.resize; step "rest" waits for instance "n-1" of workflow "nap".',
+        'Celery task media.resize; step "rest" waits for instance nap/n-1.',
     ]  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def test_an_export_is_the_same_over_both_connections(album: Shop, connection: An
 
 def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> None:
     assert ["parent", "album", "a-1", "1", "rest"] in connection("show", "nap", "n-1").rows
-    started = ["run", "active", "run 1 of nap/n-1", "Child of step rest, run 1 of album/a-1"]
+    started = ["run", "active", "run 1 of nap/n-1", "Child of album/a-1#1, step rest"]
     assert started in [row[1:] for row in connection("history", "nap", "n-1").rows]
     parent = {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
     assert json.loads(connection("explain", "nap", "n-1", "--json").out)["facts"]["parent"] == parent
@@ -203,7 +203,7 @@ def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> No
     assert "parent" not in json.loads(connection("export", "album", "a-1").out)["run"]
     assert not [row for row in connection("show", "album", "a-1").rows if row[0] == "parent"]
     said = describe_run(album.durable.internals.operations.history.read("nap", "n-1"))
-    assert said == ["Child of step rest, run 1 of album/a-1"]
+    assert said == ["Child of album/a-1#1, step rest"]
 
 
 def test_a_topic_is_the_same_over_both_connections(shop: Shop, connection: Any) -> None:

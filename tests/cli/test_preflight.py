@@ -247,7 +247,7 @@ def test_people_see_a_table_and_then_where_runs_diverge(trips: Shop) -> None:
     assert shown[:5] == [
         "WORKFLOW   GO ON   CHANGED   DIVERGE",
         "trip       0       0         5",
-        "differs   trip   3 runs: t-1, t-2, t-3",
+        "differs   3 runs: trip/t-1, trip/t-2, trip/t-3",
         "  The code returns, where the record has step 'cool off' (sleep), and 2 more.",
         f"  {KEEP}",
     ]

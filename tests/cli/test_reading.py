@@ -391,8 +391,14 @@ def test_a_pasted_name_of_an_earlier_run_changes_nothing(order: Shop) -> None:
     )
 
 
-def test_several_pasted_names_are_of_one_workflow(order: Shop) -> None:
-    order.pipe("start", "order", "-P", "order_id=2", "--id", "o-2")
-    assert order.pipe("pause", "order/o-1", "order/o-2").code == 0
-    said = order.pipe("resume", "order/o-1", "bad/o-2")
-    assert (said.code, said.err.splitlines()[-1]) == (2, "Error: 'bad/o-2' is not WORKFLOW/ID of workflow 'order'.")
+def test_several_pasted_names_may_be_of_several_workflows(order: Shop) -> None:
+    order.pipe("start", "nap", "--id", "n-1")
+    said = order.pipe("pause", "order/o-1", "nap/n-1#1")
+    assert (said.code, said.rows) == (0, [["Paused", "order/o-1"], ["Paused", "nap/n-1"]])
+    said = order.pipe("resume", "order/o-1", "n-1")
+    assert (said.code, said.err.splitlines()[-1]) == (2, "Error: 'n-1' is not WORKFLOW/ID.")
+
+
+def test_start_takes_the_id_in_the_form_in_which_it_is_printed(shop: Shop) -> None:
+    assert shop.pipe("start", "nap/n-1", "--label", "tenant=acme/eu").rows == [["n-1"]]
+    assert shop.pipe("ls").rows[0][:2] == ["nap", "n-1"]

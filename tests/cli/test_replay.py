@@ -308,7 +308,7 @@ def test_a_run_that_continues_another_has_its_time_and_chance_in_the_database(sh
     path = tmp_path / "t-1.json"
     path.write_text(shop.pipe("export", "trip", "t-1").out)
     said = shop.pipe("replay", "--file", str(path))
-    assert said.err.startswith("trip/t-1 continues another run. An export does not contain the values")
+    assert said.err.startswith("trip/t-1#2 continues another run. An export does not contain the values")
 
 
 def test_a_file_may_hold_many_runs_and_needs_no_database(complete: Shop, tmp_path: Path) -> None:
@@ -354,6 +354,6 @@ def test_it_is_shown_to_people(waiting: Shop) -> None:
     deploy(waiting, lambda event, step: step.do("book", forbidden))
     waiting.no_color = True
     shown = waiting.terminal("replay", "trip", "t-1")
-    assert shown.splitlines()[0] == "trip/t-1   run 1   waiting"
+    assert shown.splitlines()[0] == "trip/t-1#1   waiting"
     assert "differs   The code returns, where the record has step 'cool off' (sleep), and 2 more." in shown
     assert shown.splitlines()[-1] == "The code returns."

@@ -15,7 +15,7 @@ def test_an_instance_is_rewound_and_show_tells_from_where(order: Shop) -> None:
     assert ["origin", "o-1", "1", "await approval"] in rows
     assert [row[1] for row in rows if row[0] == "step"] == ["count"]
     order.no_color = True
-    assert "Continues run 1, from step await approval" in order.terminal("show", "order", "o-1")
+    assert "Continues order/o-1#1, from step await approval" in order.terminal("show", "order", "o-1")
 
 
 def test_a_step_that_is_not_there_is_refused_with_the_nearest(order: Shop) -> None:

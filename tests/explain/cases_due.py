@@ -32,7 +32,7 @@ DUE = [
         told(instance(Status.PAUSED), open_steps=(task(), CHILD)),
         Code.PAUSED,
         'It has been paused for 1 min; its timers keep running. Unfinished: step "thumb" waits for Celery task '
-        'media.resize; step "bill" waits for instance "b 1" of workflow "billing".',
+        'media.resize; step "bill" waits for instance billing/b 1.',
         [f"{DURABLE} resume order o-1"],
         id="paused, with others at work",
     ),

@@ -171,8 +171,8 @@ WAITS = [
         told(ASLEEP, open_steps=(WAIT, task(sent=MINUTE), CHILD)),
         Code.WAITING_TASKS,
         'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min. '
-        'Also: step "await approval" waits for event "approval"; step "bill" waits for instance "b 1" of '
-        'workflow "billing".',
+        'Also: step "await approval" waits for event "approval"; step "bill" waits for instance '
+        "billing/b 1.",
         [INSPECT],
         id="task, besides others",
     ),
@@ -219,21 +219,21 @@ WAITS = [
     pytest.param(
         told(ASLEEP, open_steps=(CHILD,), children={Child("billing", "b 1"): Status.WAITING}),
         Code.WAITING_CHILD,
-        'Waits for instance "b 1" of workflow "billing", which is waiting, at step "bill"; times out in 1 h 30 min.',
+        'Waits for instance billing/b 1, which is waiting, at step "bill"; times out in 1 h 30 min.',
         [f"{DURABLE} explain billing 'b 1'"],
         id="child that waits",
     ),
     pytest.param(
         told(ASLEEP, open_steps=(NAP, CHILD), children={Child("billing", "b 1"): Status.ACTIVE}),
         Code.SLEEPING,
-        'Sleeps at step "nap"; wakes in 1 h. Also: step "bill" waits for instance "b 1" of workflow "billing".',
+        'Sleeps at step "nap"; wakes in 1 h. Also: step "bill" waits for instance billing/b 1.',
         [],
         id="child, besides what is due before",
     ),
     pytest.param(
         told(ASLEEP, open_steps=(CHILD, WAIT), children={Child("billing", "b 1"): Status.ACTIVE}),
         Code.WAITING_CHILD,
-        'Waits for instance "b 1" of workflow "billing", which is active, at step "bill"; times out in 1 h 30 '
+        'Waits for instance billing/b 1, which is active, at step "bill"; times out in 1 h 30 '
         'min. Also: step "await approval" waits for event "approval".',
         [f"{DURABLE} explain billing 'b 1'"],
         id="child that is active",
@@ -241,8 +241,7 @@ WAITS = [
     pytest.param(
         told(ASLEEP, open_steps=(CHILD,)),
         Code.WAITING_CHILD,
-        'Waits for instance "b 1" of workflow "billing", which no longer exists, at step "bill"; times out in 1 '
-        "h 30 min.",
+        'Waits for instance billing/b 1, which no longer exists, at step "bill"; times out in 1 h 30 min.',
         [],
         id="child that is gone",
     ),

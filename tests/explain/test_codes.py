@@ -211,7 +211,7 @@ def test_tasks_are_counted_and_one_that_failed_is_tried_again(world: DurableHarn
 
 def test_a_child_is_told_with_how_it_stands(world: DurableHarness) -> None:
     instance = ran(world, "child")
-    sentence = 'Waits for instance "c-1" of workflow "explained", which is {}, at step "bill"; times out in 1 h.'
+    sentence = 'Waits for instance explained/c-1, which is {}, at step "bill"; times out in 1 h.'
     found = instance.explain()
     assert (found.code, found.sentence, found.actions) == (
         Code.WAITING_CHILD, sentence.format("waiting"), ("celery -A <your app> durable explain explained c-1",),

@@ -128,7 +128,7 @@ def test_a_task_that_no_worker_does_and_a_child_that_takes_its_time(site: Site) 
     assert found.actions[0] == f"celery -A <your app> worker -Q {queue}"
     site.worker("-Q", queue)
     child = wait_for(instance, Code.WAITING_CHILD)
-    assert 'Waits for instance "c-1" of workflow "chain", which is active, at step "chain"; ' in child.sentence
+    assert 'Waits for instance chain/c-1, which is active, at step "chain"; ' in child.sentence
     assert child.actions == ("celery -A <your app> durable explain chain c-1",)
     site.let_go()
     site.finish()

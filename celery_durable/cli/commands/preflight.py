@@ -118,13 +118,18 @@ def _most_frequent_first(found: dict[str, Occurrences]) -> list[tuple[str, Occur
 
 
 def _show_occurrences(console: Console, word: Styled, workflow: str, sentence: str, found: Occurrences) -> None:
-    ids = ", ".join(found.examples) + (", ..." if found.count > len(found.examples) else "")
     if not console.is_for_people:
-        console.print_record(word, workflow, str(found.count), sentence, found.advice, ids)
+        console.print_record(word, workflow, str(found.count), sentence, found.advice, _name_some(found, ""))
         return
-    console.print_line(word, workflow, f"{found.count} {'run' if found.count == 1 else 'runs'}: {ids}")
+    runs = "run" if found.count == 1 else "runs"
+    console.print_line(word, f"{found.count} {runs}: {_name_some(found, f'{workflow}/')}")
     console.print_line(sentence, indent=2)
     console.print_line(Styled(found.advice, "dim"), indent=2)
+
+
+def _name_some(found: Occurrences, prefix: str) -> str:
+    more = ", ..." if found.count > len(found.examples) else ""
+    return ", ".join(f"{prefix}{each}" for each in found.examples) + more
 
 
 def _document(name: str, report: WorkflowReport) -> documents.Document:

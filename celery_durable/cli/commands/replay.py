@@ -99,7 +99,6 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
         *((Styled("differs", "red"), each) for each in found.differences),
         *((Styled("changed", "yellow"), each) for each in found.open_step_changes),
     ]
-    target = f"{ref.workflow}/{ref.instance_id}"
     rows: list[list[Cell]] = [
         [
             row.name,
@@ -111,7 +110,7 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
     if console.is_json:
         console.print_json(_document(recorded, found, steps), is_line=True)
     elif console.is_for_people:
-        console.print_line(Styled(target, "bold"), f"run {ref.run_number}", recorded.status)
+        console.print_line(Styled(str(ref), "bold"), recorded.status)
         if rows:
             console.print_table(_COLUMNS, rows)
         for word, each in changes:
@@ -127,7 +126,7 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
         console.print_record("end", found.end)
     if recorded.is_partial:
         console.print_note(
-            f"{target} continues another run. An export does not contain the values that step.now(), step.random() and "
+            f"{ref} continues another run. An export does not contain the values that step.now(), step.random() and "
             "step.uuid() returned in that run. If the code depends on them, replay the run from the database."
         )
 

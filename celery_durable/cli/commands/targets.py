@@ -141,7 +141,7 @@ def on_targets(
             apply = partial(_apply_to_each, console, partial(change, backend, **options))
             if where is None:
                 assert workflow is not None
-                apply([Target(workflow, each) for each in id])
+                apply([Target(*each.split("/")) if "/" in each else Target(workflow, each) for each in id])
                 return
             wanted = statuses if where.status is None or if_named is None else if_named
             found = [Target(each.workflow, each.id) for each in find_matching(backend, where) if each.status in wanted]

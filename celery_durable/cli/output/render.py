@@ -21,6 +21,7 @@ from celery_durable.model import (
     LogRecord,
     ParentStep,
     Published,
+    RunRef,
     Status,
     StepRecord,
     StepStatus,
@@ -190,7 +191,7 @@ def describe_wait(step: StepRecord, times: Times) -> str:
             done = "" if step.items is None else f", {step.items.done + step.items.failed} of {step.items.total} done"
             return f"tasks {step.task}{done}"
         case StepType.CHILD:
-            child = "" if step.child is None else f" {step.child.workflow} {step.child.instance_id}"
+            child = "" if step.child is None else f" {step.child.workflow}/{step.child.instance_id}"
             return f"instance{child}, times out {times.format_in_sentence(step.wake_at)}"
 
 
@@ -290,15 +291,14 @@ def describe_run(history: History) -> list[str]:
     if (parent := history.parent) is not None:
         sentences.append(describe_parent(parent))
     if (origin := history.origin) is not None:
-        of_instance = "" if origin.instance_id == history.instance_id else f" of {origin.instance_id}"
         from_step = "" if origin.step_key is None else f", from step {origin.step_key}"
-        sentences.append(f"Continues run {origin.run_number}{of_instance}{from_step}")
+        sentences.append(f"Continues {RunRef(history.workflow, origin.instance_id, origin.run_number)}{from_step}")
     return sentences if history.reason is None else [*sentences, f"Reason: {history.reason}"]
 
 
 def describe_parent(parent: ParentStep) -> str:
     """Return a sentence about the step that created an instance."""
-    return f"Child of step {parent.step_key}, run {parent.run_number} of {parent.workflow}/{parent.instance_id}"
+    return f"Child of {RunRef(parent.workflow, parent.instance_id, parent.run_number)}, step {parent.step_key}"
 
 
 AUDIT_COLUMNS = tuple(map(Column, ("BY HAND", "STEP", "WAS", "BY", "WHEN", "REASON")))
