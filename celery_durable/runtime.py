@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
+import math
 import queue
 import random
 import secrets
@@ -19,6 +19,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
 import uuid_utils
+
+from celery_durable.housekeeping import Job, reset_in_child
 
 T = TypeVar("T")
 Purpose = Literal["sleep", "retry", "event"]
@@ -121,15 +123,9 @@ class Runtime:
         """Do what `wait_for_progress` does, for a coroutine."""
         await asyncio.sleep(pause)
 
-    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
-        """Call ``work`` on a daemon thread after every pause of ``seconds``, until it returns False."""
-
-        def loop() -> None:
-            self.sleep(seconds)
-            while work():
-                self.sleep(seconds)
-
-        threading.Thread(target=loop, name=name, daemon=True).start()
+    def start_periodic_job(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+        """Call ``work`` on another thread after every pause of ``seconds``, until it returns False."""
+        Job(name, lambda: seconds if work() else math.inf).start(after=seconds)
 
     def wait_duration(
         self,
@@ -248,7 +244,8 @@ class _IdleBodyThreads(threading.local):
     def take(self) -> _BodyThread:
         return self.idle.pop() if self.idle else _BodyThread()
 
-    def clear(self) -> None:
+    def reset_in_child(self) -> None:
+        """Forget the threads: a forked child has the forking thread's locals, but not the threads that these name."""
         self.idle.clear()
 
     def release(self, thread: _BodyThread) -> None:
@@ -259,5 +256,4 @@ class _IdleBodyThreads(threading.local):
 
 
 _idle_threads = _IdleBodyThreads()
-# After a fork the child has the forking thread's locals, but not the threads that they refer to.
-os.register_at_fork(after_in_child=_idle_threads.clear)
+reset_in_child(_idle_threads)

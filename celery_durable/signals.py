@@ -8,15 +8,15 @@ receiver is connected, no signal data is built.
 
 from __future__ import annotations
 
+import functools
 import logging
-import os
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from celery.utils.dispatch import Signal
+
+from celery_durable.housekeeping import CallQueue
 
 __all__ = [
     "Around",
@@ -147,50 +147,17 @@ def _is_raised_by_celery(error: BaseException) -> bool:
 _MAX_WAITING_SIGNALS = 1000
 
 
-class _SignalThread:
-    """Sends signals one after another, in order, on a daemon thread that starts with the first of them."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Start afresh, also in a forked child: it has no such thread, and its copy of the lock may be held."""
-        self._lock = threading.Lock()
-        self._waiting: queue.Queue[tuple[Signal, Any, dict[str, Any]]] = queue.Queue(_MAX_WAITING_SIGNALS)
-        self._thread: threading.Thread | None = None
-
-    def submit(self, signal: Signal, sender: Any, arguments: dict[str, Any]) -> None:
-        """Queue the signal and return at once. A signal that cannot be sent is logged."""
-        try:
-            with self._lock:
-                self._waiting.put_nowait((signal, sender, arguments))
-                if self._thread is None or not self._thread.is_alive():
-                    thread = threading.Thread(target=self._loop, name="durable-signals", daemon=True)
-                    thread.start()
-                    self._thread = thread
-        except queue.Full:
-            logger.warning("%r is not sent: a receiver hangs, and %d signals wait", signal, _MAX_WAITING_SIGNALS)
-        except RuntimeError as exc:  # the limit of threads is reached, or the interpreter ends
-            logger.warning("%r is not sent yet: %s", signal, exc)
-
-    def _loop(self) -> None:
-        while True:
-            signal, sender, arguments = self._waiting.get()
-            send(signal, sender=sender, **arguments)
-
-
-_signal_thread = _SignalThread()
-os.register_at_fork(after_in_child=_signal_thread.reset)
+_from_monitors = CallQueue("durable-signals", _MAX_WAITING_SIGNALS, delays_forks=False)
 
 
 def send_from_monitor(signal: Signal, *, sender: Any, **arguments: Any) -> None:
-    """Send a signal on a thread of its own, and return at once.
+    """Send a signal in a job of its own, and return at once.
 
     The watchdogs and the lease renewer send theirs so: a receiver that hangs must not keep them from cutting the next
     connection or from renewing the other leases (LAW 7 of docs/design.md).
     """
     if signal.receivers:
-        _signal_thread.submit(signal, sender, arguments)
+        _from_monitors.add(functools.partial(send, signal, sender=sender, **arguments), what=repr(signal))
 
 
 # --- context managers ---------------------------------------------------------------------------

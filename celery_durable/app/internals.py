@@ -19,6 +19,7 @@ from celery_durable.config import Settings, name_as_written, read_settings
 from celery_durable.definitions import SHARED, Registry
 from celery_durable.errors import ConfigInvalid, NotConfigured
 from celery_durable.handles.host import refuse_using
+from celery_durable.housekeeping import CallQueue
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
@@ -26,7 +27,6 @@ from celery_durable.runtime import CallAsync, Runtime
 from celery_durable.store.engine import Store
 from celery_durable.store.lost_tasks import SentTask
 from celery_durable.tasks.answers import AnswerCommitter
-from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.dispatch_publisher import DispatchPublisher
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.heartbeats import ProcessHeartbeat, SweepTaskHeartbeat
@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
 
 logger = logging.getLogger("celery_durable")
 
-_STOP_SECONDS = 3.0
+_MAX_BACKGROUND_CALLS = 1000
 _SWEEPING_SECONDS = 15.0  # a dispatcher whose last successful check is older does not sweep
 
 
@@ -90,7 +90,7 @@ class Internals:
         """The worker's pool if workflows do not run on it, else None."""
         self.has_threads_pool = False
         """Whether this process is a worker whose pool runs several passes at the same time."""
-        self.background_queue = BackgroundQueue()
+        self.background_queue = CallQueue("durable-background", _MAX_BACKGROUND_CALLS)
         self.processes = CeleryProcesses(self)
         self._stops_process = make_process_stop_check(self.stop_flag.is_set)
 
@@ -245,7 +245,7 @@ class Internals:
 
     @functools.cached_property
     def dispatcher(self) -> Dispatcher:
-        """The thread that sweeps, if this process hosts a dispatcher."""
+        """The job that sweeps, if this process hosts a dispatcher."""
         return Dispatcher(
             self.sweeper,
             self.settings,
@@ -259,7 +259,7 @@ class Internals:
     def is_sweeping(self) -> bool:
         """Whether the dispatcher of this process sweeps."""
         made = vars(self).get("dispatcher")
-        return made is not None and made.is_alive() and self.sweeper.seconds_since_check() < _SWEEPING_SECONDS
+        return made is not None and made.is_running() and self.sweeper.seconds_since_check() < _SWEEPING_SECONDS
 
     @functools.cached_property
     def heartbeat(self) -> ProcessHeartbeat:
@@ -317,8 +317,8 @@ class Internals:
         return {name: self.publisher.queue_length(name) for name in names}
 
     def close(self) -> None:
-        """Stop the threads of this process, and close the connections to the broker and the database."""
-        self.processes.stop_threads()
+        """Stop the jobs of this process, and close the connections to the broker and the database."""
+        self.processes.stop_jobs()
         if "publisher" in vars(self):
             self.publisher.close()
         for store in {vars(self)[name] for name in ("read_store", "store") if name in vars(self)}:

@@ -1,4 +1,4 @@
-"""The start and stop of the internal threads with Celery's processes."""
+"""The start and stop of the internal jobs with Celery's processes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from celery.utils.text import str_to_list
 from celery_durable import tasks
 from celery_durable.config import Settings
 from celery_durable.errors import DurableError
+from celery_durable.housekeeping import CallQueue
 from celery_durable.runtime import real_monotonic
 from celery_durable.signals import listen
 from celery_durable.store import hot_statements
 from celery_durable.store.engine import Store
 from celery_durable.tasks import beat_schedules
-from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.dispatcher import Dispatcher
 from celery_durable.tasks.heartbeats import ProcessHeartbeat
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
@@ -61,14 +61,14 @@ class ProcessParts(Protocol):
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """Finds due work, on a thread of its own."""
+        """Finds due work."""
 
     @property
     def heartbeat(self) -> ProcessHeartbeat:
         """Writes the row of this process."""
 
     @property
-    def background_queue(self) -> BackgroundQueue:
+    def background_queue(self) -> CallQueue:
         """Does what the main loop of Celery must not wait for."""
 
     @property
@@ -88,7 +88,7 @@ class ProcessParts(Protocol):
 
 
 class CeleryProcesses:
-    """Starts and stops the internal threads when Celery's beat and workers start and stop.
+    """Starts and stops the internal jobs when Celery's beat and workers start and stop.
 
     Celery sends its signals to all apps of a process, so each receiver checks that the signal is about this app.
     """
@@ -131,8 +131,9 @@ class CeleryProcesses:
                 tasks.ensure_beat_entry(sender.scheduler, parts.settings.queue)
                 tasks.skip_superfluous_sweeps(sender.scheduler)
                 parts.heartbeat.register("dispatcher", f"beat@{socket.gethostname()}")
+                parts.heartbeat.start()
                 parts.dispatcher.start()
-                atexit.register(self.stop_threads)  # Celery has no signal for the end of beat
+                atexit.register(self.stop_jobs)  # Celery has no signal for the end of beat
         except DurableError as exc:
             # Celery only logs an exception of a signal's receiver: beat would run without a dispatcher.
             logger.critical("celery beat does not start: %s", exc)
@@ -160,15 +161,14 @@ class CeleryProcesses:
         parts = self._internals
         parts.task_end_handler.set_main_loop_pid(os.getpid() if pool == "prefork" else None)
         parts.heartbeat.register("worker", node, pool=pool)
+        parts.heartbeat.start()
         if parts.settings.dispatcher in ("worker", "both") and parts.unsupported_pool is None:
-            parts.dispatcher.start()  # the dispatcher's thread writes the heartbeat
-        else:
-            parts.heartbeat.start()
+            parts.dispatcher.start()
 
     def stop_worker(self) -> None:
-        """Stop the threads. The worker's bootstep calls it before the pool stops, also if Celery sent no signal."""
+        """Stop the jobs. The worker's bootstep calls it before the pool stops, also if Celery sent no signal."""
         self._internals.stop_flag.set()
-        self.stop_threads()
+        self.stop_jobs()
 
     def start_inventories(self, consumer: Callable[[], Any]) -> None:
         """Start to answer which tasks this worker holds. ``consumer`` returns what receives its messages, or None."""
@@ -179,28 +179,25 @@ class CeleryProcesses:
         """Stop to answer: the worker's pool has ended, or Celery is about to kill it."""
         self._internals.worker_loss_tracker.inventories.stop(_STOP_SECONDS)
         self._internals.heartbeat.is_row_needed = False
-        self._internals.heartbeat.remove_row()
+        self._internals.heartbeat.stop(_STOP_SECONDS)
 
     def _end_worker(self, sender: Any, **_: Any) -> None:
         if self._is_own(sender.app):
             self.stop_inventories()
 
-    def stop_threads(self) -> None:
-        """End the threads of this process; waits `_STOP_SECONDS` at most, so that a slow database delays nothing."""
-        end = real_monotonic() + _STOP_SECONDS
-        made = vars(self._internals)
-        threads = [made[name] for name in ("dispatcher", "heartbeat") if name in made]
-        for thread in threads:
-            thread.stop(wait=False)
-        for thread in threads:
-            thread.join(max(0.0, end - real_monotonic()))
-        self._internals.background_queue.close(max(0.0, end - real_monotonic()))
+    def stop_jobs(self) -> None:
+        """End the jobs of this process; waits `_STOP_SECONDS` at most, so that a slow database delays nothing."""
+        end, made = real_monotonic() + _STOP_SECONDS, vars(self._internals)
+        for name in ("dispatcher", "heartbeat"):
+            if name in made:
+                made[name].stop(max(0.0, end - real_monotonic()))
+        self._internals.background_queue.finish(max(0.0, end - real_monotonic()))
 
     def _release_dead_claim(self, sender: Any, task_id: str, exception: Any, args: Any, **_: Any) -> None:
         """Release the claim of a pool process that died in `advance`, so that the run need not wait for the lease."""
         parts = self._internals
         if self._is_own(sender.app) and sender.name == tasks.ADVANCE and isinstance(exception, WorkerLostError):
-            parts.background_queue.submit(
+            parts.background_queue.add(
                 lambda: tasks.release_dead_claim(
                     parts.store, parts.publisher.publish, task_id, args, grace=parts.settings.grace, died=str(exception)
                 ),

@@ -1,4 +1,4 @@
-"""Leases: one thread per process renews the leases of all its passes, as long as they make progress.
+"""Leases: one job per process renews the leases of all its passes, as long as they make progress.
 
 A lost lease may repeat a body, but it never corrupts data: only the claim with the current token can write. The renewer
 renews a lease while user code or its transaction runs, however long that takes. In engine code it renews the lease only
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from datetime import datetime, timedelta
 
 from celery_durable import notify
 from celery_durable.errors import PassStalled, Superseded
+from celery_durable.housekeeping import reset_in_child
 from celery_durable.model import Claim, LogLevel, LogLine, RunningStep
 from celery_durable.runtime import Runtime
 from celery_durable.store import claims, leases, releases, run_logs
@@ -174,29 +174,28 @@ class EngineCode:
 
 
 class LeaseRenewer:
-    """Renews the held leases every third of their length. Its daemon thread ends when no lease is held."""
+    """Renews the held leases every third of their length. Its job ends when no lease is held."""
 
     def __init__(self, store: Store, length: timedelta, runtime: Runtime, *, stall: timedelta | None = None) -> None:
         self._store, self._length, self._runtime = store, length, runtime
         self._interval_seconds = length.total_seconds() / 3
         self._stall_seconds = (stall or length).total_seconds()
-        self._reset()
+        self.reset_in_child()
+        reset_in_child(self)
 
-    def _reset(self) -> None:
+    def reset_in_child(self) -> None:
+        """Forget the leases, which are the parent's."""
         self._leases: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._is_running = False
-        self._pid = os.getpid()
 
     @contextmanager
     def hold(self, lease: Lease) -> Iterator[Lease]:
         """Keep ``lease`` renewed inside the block."""
-        if self._pid != os.getpid():
-            self._reset()  # after a fork, the child process has neither the thread nor the parent's leases
         with self._lock:
             if not self._is_running:
                 # A plain interval instead of a condition variable: otherwise each new pass would cause a renewal.
-                self._runtime.start_periodic_thread(self._interval_seconds, self._renew_all, name="durable-leases")
+                self._runtime.start_periodic_job(self._interval_seconds, self._renew_all, name="durable-leases")
                 self._is_running = True
             self._leases[lease.claim.token] = lease
         try:
@@ -206,9 +205,9 @@ class LeaseRenewer:
                 self._leases.pop(lease.claim.token, None)
 
     def _renew_all(self) -> bool:
-        """Renew all held leases, and revoke those of stalled passes; returns False, to end the thread, if none is held.
+        """Renew all held leases, and revoke those of stalled passes; returns False, to end the job, if none is held.
 
-        `hold` and this method share a lock, so no lease is added between the check and the end of the thread.
+        `hold` and this method share a lock, so no lease is added between the check and the end of the job.
         """
         with self._lock:
             held = dict(self._leases)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from celery_durable.errors import StoreUnavailable
+from celery_durable.housekeeping import Job, reset_in_child
 from celery_durable.runtime import real_monotonic
-from celery_durable.store import watchdog
 from celery_durable.store.connection_modes import MODES
 from celery_durable.store.dialects import Database
 from celery_durable.store.faults import CommitInDoubt, is_connection_useless
@@ -32,6 +32,7 @@ from celery_durable.store.watchdog import WatchedSocket, watch_socket_of
 logger = logging.getLogger("celery_durable.store")
 
 IDLE_SECONDS = 60.0
+_CLEANUP_SECONDS = 5.0
 MAX_KEPT = 20
 """How many connections are kept, if that many threads have used the database at the same time."""
 _NEVER = float("inf")
@@ -76,6 +77,7 @@ class Connections:
         self._last_used_at = _NEVER
         """When the pool was last used; infinite if the pool is empty."""
         _all_connections.add(self)
+        reset_in_child(self)
 
     # --- kept connections ----------------------------------------------------------------------------------------
 
@@ -215,6 +217,8 @@ class Connections:
 
     def _checkout(self) -> WatchedConnection:
         self._last_used_at, pool = real_monotonic(), self._engine.pool
+        if self._owns_engine and self.has_sockets:
+            _closer.start(after=_CLEANUP_SECONDS)
         with self.wrap_driver_errors():
             try:
                 conn = self._engine.connect()
@@ -235,8 +239,8 @@ class Connections:
 
     # --- closing --------------------------------------------------------------------------------
 
-    def close_idle(self, now: float) -> None:
-        """Close connections that have been idle for `IDLE_SECONDS`. Runs on the watchdog's thread."""
+    def close_idle(self, now: float) -> bool:
+        """Close connections that have been idle for `IDLE_SECONDS`. Returns whether others may become idle."""
         for idle in list(self._idle):
             if now - idle.last_used_at > IDLE_SECONDS:
                 with contextlib.suppress(ValueError):  # a thread has taken it
@@ -246,6 +250,7 @@ class Connections:
         if is_idle and not self._is_pool_in_use():
             self._last_used_at = _NEVER
             self._engine.dispose()
+        return self._owns_engine and (bool(self._kept) or self._last_used_at != _NEVER)
 
     def _is_pool_in_use(self) -> bool:
         """Whether a connection is in use, for example by a migration, which uses the engine itself.
@@ -276,7 +281,7 @@ class Connections:
         """Close the idle connections. No other thread may be using them."""
         self._close_all_idle()
 
-    def abandon(self) -> None:
+    def reset_in_child(self) -> None:
         """Stop using the parent's connections in a forked child, without closing them."""
         _inherited.extend(kept.conn for kept in self._kept)
         _inherited.append(self._engine.pool)
@@ -324,16 +329,15 @@ connection in a pool, mysqlclient would send QUIT, and the server would close th
 """
 
 
-def _close_idle_connections(now: float) -> None:
+def _close_idle_connections(now: float) -> bool:
+    """Close those of all stores; returns whether others may become idle."""
+    is_open = False
     for each in list(_all_connections):
-        if each.has_sockets:
-            each.close_idle(now)
+        is_open = (each.has_sockets and each.close_idle(now)) or is_open
+    return is_open
 
 
-def _after_fork() -> None:
-    for each in list(_all_connections):
-        each.abandon()
-
-
-watchdog.register_cleanup(_close_idle_connections)
-os.register_at_fork(after_in_child=_after_fork)
+_closer = Job(
+    "durable-idle-connections",
+    lambda: _CLEANUP_SECONDS if _close_idle_connections(real_monotonic()) else math.inf,
+)

@@ -2,7 +2,7 @@
 
 If a database stops answering (a failover, a lost route), its connections stay open and a read waits without a timeout.
 psycopg offers no read timeout (see psycopg/psycopg2#561), and PyMySQL's would also apply to an author's bulk update. So
-one thread per process shuts down the socket of a connection with a late internal statement. The thread that waits for
+one job per process shuts down the socket of a connection with a late internal statement. The thread that waits for
 the answer gets an OperationalError at once. Statements do not run on threads of their own: every timeout would leave a
 thread behind.
 
@@ -17,16 +17,15 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from celery_durable import signals
+from celery_durable.housekeeping import CallQueue, Job, reset_in_child
 from celery_durable.runtime import real_monotonic
 
 logger = logging.getLogger("celery_durable.store")
 
 _CHECK_SECONDS = 0.25
-_CLEANUP_SECONDS = 5.0
 
 
 class WatchedSocket:
@@ -112,73 +111,57 @@ def watch_socket_of(driver_connection: Any, *, closes_after_cut: bool = False) -
 
 
 class _Watchdog:
-    """The watched sockets of this process, and the thread that checks them."""
+    """The watched sockets of this process, and the job that checks them."""
 
     def __init__(self) -> None:
+        self._job = Job("durable-watchdog", self._check, is_quick=True)
+        self._reports = CallQueue("durable-watchdog-reports", 100)
         self._reset()
-        self._cleanups: list[Callable[[float], None]] = []
+        reset_in_child(self)
 
     def _reset(self) -> None:
         self._sockets: set[WatchedSocket] = set()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._lock, self._next_check_at = threading.Lock(), math.inf
 
     def add(self, watched_socket: WatchedSocket) -> None:
         with self._lock:
             self._sockets.add(watched_socket)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="durable-watchdog", daemon=True)
-                self._thread.start()
+        self._job.start(after=_CHECK_SECONDS)
 
     def remove(self, watched_socket: WatchedSocket) -> None:
         with self._lock:
             self._sockets.discard(watched_socket)
 
-    def register_cleanup(self, cleanup: Callable[[float], None]) -> None:
-        """Register a function to call every few seconds with the time of `real_monotonic`. It must not block."""
-        self._cleanups.append(cleanup)
-
-    def _loop(self) -> None:
-        timer, cleaned_up_at, next_check_at = threading.Event(), real_monotonic(), math.inf
-        while True:
-            timer.wait(_CHECK_SECONDS)
-            now = real_monotonic()
-            if now > next_check_at + 1:  # This process was suspended: let its threads read what has arrived.
-                next_check_at = now + _CHECK_SECONDS
-                continue
-            next_check_at = now + _CHECK_SECONDS
-            self._cut_late_sockets(now)
-            if now - cleaned_up_at > _CLEANUP_SECONDS:
-                cleaned_up_at = now
-                for cleanup in self._cleanups:
-                    cleanup(now)
-
-    def _cut_late_sockets(self, now: float) -> None:
+    def _check(self) -> float:
+        now = real_monotonic()
+        was_suspended = now > self._next_check_at + 1  # Then the threads of this process read what has arrived.
         with self._lock:
             sockets = list(self._sockets)
+        self._next_check_at = now + _CHECK_SECONDS if sockets else math.inf
+        if not was_suspended:
+            self._cut_late(sockets, now)
+        return _CHECK_SECONDS if sockets else math.inf
+
+    def _cut_late(self, sockets: list[WatchedSocket], now: float) -> None:
         cut = [watched_socket for watched_socket in sockets if watched_socket.cut_if_late(now)]
         for watched_socket in cut:
             if watched_socket.closes_after_cut:
                 watched_socket.close()
         if cut:
-            logger.warning(
-                "The database has not answered in time: %d of %d connections that wait for it are cut",
-                len(cut),
-                len(sockets),
-            )
-            signals.send_from_monitor(signals.connections_cut, sender=None, count=len(cut))
+            self._reports.add(lambda: _report_cut(len(cut), len(sockets)), what="The report of cut connections")
 
-    def after_fork(self) -> None:
-        """Start afresh in a forked child, which has no watchdog thread and must not use the parent's locks.
-
-        It closes the copies of the parent's sockets. The parent's connections stay open.
-        """
+    def reset_in_child(self) -> None:
+        """Close the copies of the parent's sockets. The parent's connections stay open."""
         sockets = self._sockets
         self._reset()
         for watched_socket in sockets:
             watched_socket.close_in_child()
 
 
+def _report_cut(cut: int, total: int) -> None:
+    """Log a cut and send its signal, not in the watchdog's job: a handler of the log may hang."""
+    logger.warning("The database has not answered in time: %d of %d connections that wait for it are cut", cut, total)
+    signals.send_from_monitor(signals.connections_cut, sender=None, count=cut)
+
+
 _watchdog = _Watchdog()
-register_cleanup = _watchdog.register_cleanup
-os.register_at_fork(after_in_child=_watchdog.after_fork)

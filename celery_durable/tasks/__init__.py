@@ -16,13 +16,13 @@ from celery.result import EagerResult
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.errors import ConfigInvalid, NameInvalid, StoreUnavailable, WorkflowFailed
+from celery_durable.housekeeping import CallQueue
 from celery_durable.model import RunRef
 from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
 from celery_durable.store.faults import describe_fault
 from celery_durable.store.time_limits import LOOP
 from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
-from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
@@ -233,7 +233,7 @@ def _send_answer(task: Any, answers: AnswerCommitter, message: tuple[Any, Any]) 
     send_past_routes(task, message, queue=answers.find_queue(message[1]), ignore_result=True)
 
 
-def make_task_end_handler(app: Celery, dependencies: TaskDependencies, background: BackgroundQueue) -> TaskEndHandler:
+def make_task_end_handler(app: Celery, dependencies: TaskDependencies, background: CallQueue) -> TaskEndHandler:
     """Create the object that commits the completions of this app's tasks."""
 
     def send(what: Any, reference: Any, *, is_error: bool) -> None:

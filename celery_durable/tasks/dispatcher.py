@@ -10,8 +10,6 @@ import contextlib
 import functools
 import logging
 import math
-import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -19,6 +17,7 @@ from typing import Literal
 
 from celery_durable import notify
 from celery_durable.config import Settings
+from celery_durable.housekeeping import Job
 from celery_durable.model import DueRun, Outage
 from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import SLACK, Redispatch
@@ -30,7 +29,6 @@ from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import Agenda
 from celery_durable.store.time_limits import LOOP
 from celery_durable.tasks.flow_control import RECHECK_SECONDS, FlowControl
-from celery_durable.tasks.fork_safety import ForkSafeThread
 from celery_durable.tasks.heartbeats import ProcessHeartbeat
 from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.outbox import Outbox
@@ -305,8 +303,8 @@ def _seconds_until_allowed(due_in: float, not_before_in: float) -> float:
     return max(due_in, not_before_in) if not_before_in > 0 else due_in
 
 
-class Dispatcher(ForkSafeThread):
-    """Runs a `Sweeper` on a daemon thread, which also writes the heartbeat and advances the search for lost tasks."""
+class Dispatcher:
+    """The job that runs a `Sweeper`, reports that to the heartbeat, and advances the search for lost tasks."""
 
     def __init__(
         self,
@@ -318,71 +316,50 @@ class Dispatcher(ForkSafeThread):
         outages: Callable[[], Mapping[str | None, BrokerOutage]] = dict,
         runtime: Runtime | None = None,
     ) -> None:
-        super().__init__()
         self._sweeper, self._settings, self._heartbeat, self._lost_search = sweeper, settings, heartbeat, lost_search
         self._outages, self._wall_clock = outages, (runtime or Runtime()).wall_clock
         self._database_outage: Outage | None = None
-        self._pid, self._stop = os.getpid(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._job, self._is_failing = Job("durable-dispatcher", self._run), False
 
-    def is_alive(self) -> bool:
-        """Whether the thread runs in this process."""
-        return self._thread is not None and self._thread.is_alive() and self._pid == os.getpid()
+    def is_running(self) -> bool:
+        """Whether this process runs the job."""
+        return self._job.is_started()
 
     def start(self) -> None:
-        """Start the thread, unless it runs already in this process."""
-        if self.is_alive():
-            return
-        self._pid, self._stop = os.getpid(), threading.Event()
-        self.reset_fork_lock()
-        self._thread = threading.Thread(target=self._loop, name="durable-dispatcher", daemon=True)
-        self._thread.start()
-        logger.info("The durable dispatcher is running")
+        """Start the job, unless this process runs it already."""
+        if not self.is_running():
+            self._is_failing = False
+            self._job.start()
+            logger.info("The durable dispatcher is running")
 
-    def stop(self, *, wait: bool = True) -> None:
-        """Tell the thread to end; ``wait``: wait up to five seconds until it has ended."""
-        self._stop.set()
-        if wait:
-            self.join(5)
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the job, and wait for at most ``timeout`` seconds until it has ended."""
+        self._job.stop(timeout)
 
-    def join(self, timeout: float) -> None:
-        """Wait until the thread has ended."""
-        if self._thread is not None and self._pid == os.getpid():
-            self._thread.join(timeout)
-
-    def _loop(self) -> None:
-        stop, delay, is_failing = self._stop, 0.0, False
-        while not stop.wait(delay):
-            try:
-                with self.fork_lock:
-                    left = self._check()
-            except Exception as exc:  # noqa: BLE001  # an outage of the database must not end the dispatcher
-                if not is_failing:
-                    logger.warning("The dispatcher cannot check for due work and will retry: %s", describe_fault(exc))
-                with self.fork_lock:
-                    self._record_database_outage(exc)
-                is_failing, delay = True, _RETRY_SECONDS
-                continue
-            if is_failing:
-                logger.info("The dispatcher checks for due work again")
-            is_failing, delay = False, min(max(left, 0.005), self._settings.poll_seconds)
-        if self._heartbeat is not None:
-            with self.fork_lock:
-                self._heartbeat.remove_row()
+    def _run(self) -> float:
+        try:
+            left = self._check()
+        except Exception as exc:  # noqa: BLE001  # an outage of the database must not end the dispatcher
+            if not self._is_failing:
+                logger.warning("The dispatcher cannot check for due work and will retry: %s", describe_fault(exc))
+            self._is_failing = True
+            self._record_database_outage(exc)
+            return _RETRY_SECONDS
+        if self._is_failing:
+            logger.info("The dispatcher checks for due work again")
+        self._is_failing = False
+        return min(max(left, 0.005), self._settings.poll_seconds)
 
     def _check(self) -> float:
         left, published = self._sweeper.seconds_to_next(), 0
         if left <= 0:
-            published = self._sweeper.sweep(max_rounds=1)  # one round, so that the heartbeat is written between rounds
+            published = self._sweeper.sweep(max_rounds=1)  # one round, so that the search for lost tasks gets its turn
             left = self._sweeper.seconds_to_next()
         self._sweeper.delete_expired()
         self._database_outage = None
         if self._heartbeat is not None:
-            self._heartbeat.write_if_due(
-                seconds_since_check=self._sweeper.seconds_since_check(),
-                seconds_to_next_check=left,
-                outages=self._list_outages(),
-            )
+            self._heartbeat.record_check(seconds_ago=self._sweeper.seconds_since_check(), seconds_to_next=left)
+            self._heartbeat.record_outages(self._list_outages())
         if self._lost_search is not None:
             self._lost_search.check()
         # Rows that stay due because their queues are full must not make this loop spin.
@@ -407,4 +384,4 @@ class Dispatcher(ForkSafeThread):
         error = f"{type(found).__name__}: {found}"
         self._database_outage = Outage("database", "database", since, error, failures + 1)
         if self._heartbeat is not None:
-            self._heartbeat.write_if_due(outages=self._list_outages())
+            self._heartbeat.record_outages(self._list_outages())

@@ -1,7 +1,6 @@
 """Heartbeats: every ten seconds, a dispatcher or a worker writes that it is alive, and its queues and workflows.
 
-A heartbeat is one statement, at best effort. The dispatcher's thread writes it; a worker without a dispatcher has a
-thread for it alone. A failure is logged once, and the next heartbeat tries again.
+A heartbeat is one statement, at best effort. A failure is logged once, and the next heartbeat tries again.
 """
 
 from __future__ import annotations
@@ -9,18 +8,17 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
+from celery_durable.housekeeping import Job, reset_in_child
 from celery_durable.model import HEARTBEAT_INTERVAL, SWEEP_TASK, Outage
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
 from celery_durable.store.faults import describe_fault
 from celery_durable.store.time_limits import LOOP
-from celery_durable.tasks.fork_safety import ForkSafeThread
 
 logger = logging.getLogger("celery_durable.heartbeat")
 
@@ -28,8 +26,8 @@ _PERIOD_SECONDS = HEARTBEAT_INTERVAL.total_seconds()
 _WRITES_PER_CLEANUP = 60
 
 
-class ProcessHeartbeat(ForkSafeThread):
-    """The heartbeat row of this process; the dispatcher's thread writes it, or a thread of its own after `start`.
+class ProcessHeartbeat:
+    """The heartbeat row of this process, and the job that writes it.
 
     There is no row before `register`, and a forked child has to call `register` again.
     ``store`` is called when the first heartbeat is due, so a worker without a usable database starts too.
@@ -43,101 +41,83 @@ class ProcessHeartbeat(ForkSafeThread):
         queues: Callable[[], Sequence[str]],
         workflows: Callable[[], Sequence[str]],
     ) -> None:
-        super().__init__()
         self._store, self._runtime, self._queues, self._workflows = store, runtime, queues, workflows
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._id: str | None = None
+        self._job = Job("durable-heartbeat", self.beat)
         self.is_row_needed = False
         self._kind: Literal["dispatcher", "worker"] = "worker"
         self._pool: str | None = None
-        self._reset()
+        self._is_failing = False
+        self.reset_in_child()
+        reset_in_child(self)
 
-    def _reset(self) -> None:
-        self._pid, self._due_at, self._write_count, self._has_row, self._is_failing = (
-            os.getpid(),
-            -math.inf,
-            0,
-            False,
-            False,
-        )
+    def reset_in_child(self) -> None:
+        """Forget the row, which is the parent's."""
+        self._id: str | None = None
+        self._write_count, self._has_row, self._is_ending = 0, False, False
         self._last_check_at, self._next_check_at = -math.inf, math.inf
         self._outages: Sequence[Outage] = ()
 
     def register(self, kind: Literal["dispatcher", "worker"], node: str, *, pool: str | None = None) -> None:
-        """Give this process a row id, for `write_if_due`. A worker that also hosts beat counts as a worker."""
+        """Give this process a row id. A worker that also hosts beat counts as a worker."""
         self._pool = pool or self._pool
-        if self._id is not None and self._pid == os.getpid():
-            if kind == "worker":
-                self._kind, self._node, self._due_at = kind, node, -math.inf
+        if self._id is None:
+            self.reset_in_child()
+            self._id = self._runtime.new_token()
+        elif kind == "dispatcher":
             return
-        self._reset()
-        self._kind, self._node, self._id = kind, node, self._runtime.new_token()
+        self._kind, self._node = kind, node
 
     @property
     def row_id(self) -> str | None:
-        """The id of this process's row; None before `register` and after `remove_row`."""
-        return self._id if self._pid == os.getpid() else None
+        """The id of this process's row; None before `register` and after the row was removed."""
+        return self._id
 
     def start(self) -> None:
-        """Write heartbeats on a thread for this alone, until `stop`."""
-        self._stop = threading.Event()
-        self.reset_fork_lock()
-        self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="durable-heartbeat", daemon=True)
-        self._thread.start()
+        """Write a heartbeat now and every ten seconds, until `stop`."""
+        self._is_ending = False
+        self._job.start()
 
-    def stop(self, *, wait: bool = True) -> None:
-        """Tell the thread to remove the row and end; ``wait``: wait up to five seconds until it has ended."""
-        self._stop.set()
-        if wait:
-            self.join(5)
+    def stop(self, timeout: float = 5.0) -> None:
+        """Remove the row and end the job; waits for at most ``timeout`` seconds until it has ended.
 
-    def join(self, timeout: float) -> None:
-        """Wait until the thread has ended."""
-        if self._thread is not None and self._pid == os.getpid():
-            self._thread.join(timeout)
-
-    def _loop(self, stop: threading.Event) -> None:
-        delay = 0.0
-        while not stop.wait(delay):
-            with self.fork_lock:
-                self.write_if_due()
-            delay = _PERIOD_SECONDS
-        with self.fork_lock:
-            self.remove_row()
-
-    def write_if_due(
-        self,
-        *,
-        seconds_since_check: float | None = None,
-        seconds_to_next_check: float = math.inf,
-        outages: Sequence[Outage] = (),
-    ) -> None:
-        """Write the heartbeat if it is due; never raises.
-
-        Dispatchers pass the seconds since their last check for due work, and until their next one.
-        ``outages``: what keeps the process from its work, with ``since`` by this machine's clock. A change of the
-        outages is written at once.
+        The row stays while ``is_row_needed`` is set: a worker that stops still works on the tasks that it holds.
         """
-        now = self._runtime.monotonic()
-        if _outage_keys(outages) != _outage_keys(self._outages):
-            self._due_at = -math.inf
+        self._is_ending = True
+        self._job.start()
+        self._job.wait(timeout)
+
+    def record_check(self, *, seconds_ago: float, seconds_to_next: float) -> None:
+        """Record the dispatcher's last check for due work and its next one. The first check is written at once."""
+        now, is_first = self._runtime.monotonic(), math.isinf(self._last_check_at)
+        self._last_check_at, self._next_check_at = now - seconds_ago, now + seconds_to_next
+        if is_first:
+            self._job.wake()
+
+    def record_outages(self, outages: Sequence[Outage]) -> None:
+        """Record what keeps the process from its work, with ``since`` by this machine's clock.
+
+        A change is written at once.
+        """
+        is_changed = _outage_keys(outages) != _outage_keys(self._outages)
         self._outages = outages
-        if seconds_since_check is not None:
-            if math.isinf(self._last_check_at):
-                self._due_at = -math.inf  # the first sweep of a dispatcher is written at once
-            self._last_check_at, self._next_check_at = now - seconds_since_check, now + seconds_to_next_check
-        if self._id is None or self._pid != os.getpid() or now < self._due_at:
-            return
-        self._due_at = now + _PERIOD_SECONDS
+        if is_changed:
+            self._job.wake()
+
+    def beat(self) -> float:
+        """Write the heartbeat, or remove the row after `stop`; returns the seconds to the next one. Never raises."""
+        if self._is_ending:
+            self._remove_row()
+            return math.inf
         try:
-            self._write(self._id, now)
+            if self._id is not None:
+                self._write(self._id, self._runtime.monotonic())
         except Exception as exc:  # noqa: BLE001  # no work may fail because a heartbeat cannot be written
             if not self._is_failing:
                 logger.warning("This process cannot write its heartbeat and will retry: %s", describe_fault(exc))
             self._is_failing = True
         else:
             self._is_failing = False
+        return _PERIOD_SECONDS
 
     def _write(self, id_: str, now: float) -> None:
         wall = self._runtime.wall_clock()
@@ -145,7 +125,7 @@ class ProcessHeartbeat(ForkSafeThread):
             id_,
             self._kind,
             self._node,
-            self._pid,
+            os.getpid(),
             queues=self._queues() if self._kind == "worker" else (),
             workflows=self._workflows(),
             swept_ago=_duration(now - self._last_check_at),
@@ -159,15 +139,12 @@ class ProcessHeartbeat(ForkSafeThread):
             self._store().transact_once(heartbeats.delete_old)
         self._write_count += 1
 
-    def remove_row(self) -> None:
-        """Remove the row when this process ends in good order, unless the last heartbeat failed.
-
-        Does nothing while ``is_row_needed`` is set: a worker that stops still works on the tasks that it holds.
-        """
+    def _remove_row(self) -> None:
+        """Remove the row, unless it is needed or the last heartbeat failed."""
         if self.is_row_needed:
             return
         id_, self._id = self._id, None
-        if id_ is None or not self._has_row or self._is_failing or self._pid != os.getpid():
+        if id_ is None or not self._has_row or self._is_failing:
             return
         try:
             self._store().transact_once(lambda tx: heartbeats.delete(tx, id_))

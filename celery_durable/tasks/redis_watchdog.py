@@ -14,26 +14,25 @@ return the worker's messages to the queue, and so run late-acknowledged tasks a 
 from __future__ import annotations
 
 import logging
-import threading
+import math
 from collections.abc import Callable
 from typing import Any
 
 from celery_durable import notify
-from celery_durable.tasks.fork_safety import ForkSafeThread
+from celery_durable.housekeeping import Job
 
 logger = logging.getLogger("celery_durable.tasks")
 
 _Acknowledge = Callable[[], object]
 
 
-class RedisWatchdog(ForkSafeThread):
+class RedisWatchdog:
     """Repeats failed acknowledgements if they keep a worker from consuming."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._qos: Any = None
         self._failed: dict[str, _Acknowledge] = {}
-        self._thread: threading.Thread | None = None
+        self._job = Job("durable-redis-watchdog", self._repeat_acknowledgements)
 
     def watch(self, consumer: Any) -> None:
         """Record failed acknowledgements from now on; called for each new connection, whose prefetch count is new."""
@@ -45,29 +44,23 @@ class RedisWatchdog(ForkSafeThread):
             setattr(self._qos, name, _record_failures(getattr(self._qos, name), self._failed))
 
     def check(self) -> None:
-        """Start a thread that repeats failed acknowledgements if the prefetch limit is reached.
+        """Start the repetition of failed acknowledgements if the prefetch limit is reached.
 
         Celery's event loop calls this, so it must not wait for Redis itself.
         """
-        if not self._failed or self._qos.can_consume() or (self._thread is not None and self._thread.is_alive()):
-            return
-        self.reset_fork_lock()
-        self._thread = threading.Thread(
-            target=self._repeat_acknowledgements, args=(self._failed,), name="durable-redis-watchdog", daemon=True
-        )
-        self._thread.start()
+        if self._failed and not self._qos.can_consume() and not self._job.is_started():
+            self._job.start()
 
-    def _repeat_acknowledgements(self, failed: dict[str, _Acknowledge]) -> None:
-        with self.fork_lock:
-            repeated = 0
-            for tag, acknowledge in list(failed.items()):
-                try:
-                    acknowledge()
-                except Exception as exc:  # noqa: BLE001  # redis-py's errors, kombu's, the socket's: all mean "not yet"
-                    logger.debug("Redis still does not take the acknowledgement of %s: %s", tag, exc)
-                    break
-                failed.pop(tag, None)
-                repeated += 1
+    def _repeat_acknowledgements(self) -> float:
+        failed, repeated = self._failed, 0
+        for tag, acknowledge in list(failed.items()):
+            try:
+                acknowledge()
+            except Exception as exc:  # noqa: BLE001  # redis-py's errors, kombu's, the socket's: all mean "not yet"
+                logger.debug("Redis still does not take the acknowledgement of %s: %s", tag, exc)
+                break
+            failed.pop(tag, None)
+            repeated += 1
         if repeated:
             logger.warning(
                 "This worker had stopped consuming: Redis had not taken %s, which counted against "
@@ -75,6 +68,7 @@ class RedisWatchdog(ForkSafeThread):
                 "1 acknowledgement" if repeated == 1 else f"{repeated} acknowledgements",
             )
             notify.send_consuming_resumed(repeated)
+        return math.inf
 
 
 def _record_failures(method: Callable[..., object], failed: dict[str, _Acknowledge]) -> Callable[..., object]:

@@ -20,11 +20,11 @@ from celery.exceptions import Retry, SoftTimeLimitExceeded
 from kombu import serialization
 from kombu.exceptions import ContentDisallowed
 
+from celery_durable.housekeeping import CallQueue
 from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.operations.answers import TaskException
 from celery_durable.signals import listen
 from celery_durable.tasks.answers import AnswerCommitter, encode_exception
-from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.lost.held_tasks import is_requeued
 from celery_durable.tasks.nodes import get_node_name
 from celery_durable.tasks.task_starts import TaskDropped
@@ -63,7 +63,7 @@ class TaskEndHandler:
         self,
         app: Celery,
         answers: Callable[[], AnswerCommitter],
-        background: BackgroundQueue,
+        background: CallQueue,
         send: SendAnswer,
         *,
         loss_recorder: LossRecorder,
@@ -121,7 +121,7 @@ class TaskEndHandler:
             return "noop: malformed reference"
         if self._main_loop_pid == os.getpid():
             what = f"The answer of a task of {reference.ref}"
-            self._background.submit(lambda: self._commit_or_send(error, reference), what=what)
+            self._background.add(lambda: self._commit_or_send(error, reference), what=what)
             return "committed in the background"
         exception = None
         if isinstance(raised, BaseException) and raised.__traceback__ is not None:
@@ -143,7 +143,7 @@ class TaskEndHandler:
             else:  # the application whose database waits for the answer receives the error
                 self._send(error, raw_reference, is_error=True)
 
-        self._background.submit(report, what=f"A task of {reference.ref} whose process died")
+        self._background.add(report, what=f"A task of {reference.ref} whose process died")
         return "lost"
 
     def _commit_or_send(
@@ -230,7 +230,7 @@ class TaskEndHandler:
         reference = TaskReference.read(raw_reference)
         if reference is not None:
             what = f"The answer for a task of {reference.ref}, which does not run,"
-            self._background.submit(lambda: self._commit_or_send(error, reference), what=what)
+            self._background.add(lambda: self._commit_or_send(error, reference), what=what)
 
 
 def _find_task_exception(exception: BaseException) -> BaseException:

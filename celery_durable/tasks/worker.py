@@ -1,6 +1,6 @@
-"""The bootstep of a Celery worker: it starts and stops this library's threads, and finds dead pool processes early.
+"""The bootstep of a Celery worker: it starts and stops this library's jobs, and finds dead pool processes early.
 
-The threads are those of the heartbeat and of the dispatcher. If a pool process dies, Celery notices it at once.
+The jobs are the heartbeat and the dispatcher. If a pool process dies, Celery notices it at once.
 A flag in shared memory, made before the pool forks, tells the pool processes that the worker shuts down. They release
 their runs at the next step boundary.
 """
@@ -40,7 +40,7 @@ class StopFlag:
 
 
 class DurableStep(bootsteps.StartStopStep):
-    """Keeps a worker off the workflow queue if its pool runs no workflows, and starts this library's threads."""
+    """Keeps a worker off the workflow queue if its pool runs no workflows, and starts this library's jobs."""
 
     requires = ("celery.worker.components:Pool",)
 

@@ -115,7 +115,7 @@ class HarnessRuntime(Runtime):
         if thread is not None and thread.takes_turns and name in _HOLDS_NO_LOCK and not thread.bodies:
             thread.park(name)
 
-    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+    def start_periodic_job(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         """Call ``work`` every ``seconds`` of the clock, in place of a thread."""
 
         def call() -> None:
@@ -127,7 +127,7 @@ class HarnessRuntime(Runtime):
             finally:
                 self._aside -= 1
             if continues:
-                self.start_periodic_thread(seconds, work, name=name)
+                self.start_periodic_job(seconds, work, name=name)
 
         self._clock.call_after(timedelta(seconds=seconds), call)
 

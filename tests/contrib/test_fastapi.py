@@ -96,7 +96,7 @@ def test_the_durable_is_closed_with_the_server(durable: Durable, site: FastAPI) 
     with TestClient(site) as web:
         web.post("/orders/o-1?params=1")
         pool = durable.engine.pool
-        durable.internals.processes.stop_threads = lambda: closed.append(durable)  # type: ignore[method-assign]
+        durable.internals.processes.stop_jobs = lambda: closed.append(durable)  # type: ignore[method-assign]
     assert closed == [durable]
     assert durable.engine.pool is not pool  # disposed
 

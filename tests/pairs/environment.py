@@ -62,7 +62,7 @@ class PairRuntime(WorldRuntime):
         self.repeats += 1
         super().back_off(times)
 
-    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+    def start_periodic_job(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         self.renew = work
 
     def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:

@@ -46,13 +46,13 @@ class Runtime(HarnessRuntime):
             self.has_session = False
         self.world.schedule.reached(self, name)
 
-    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+    def start_periodic_job(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         incarnation = self.incarnation
 
         def unless_starved() -> bool:
             return incarnation is self.incarnation and (self.is_starved or work())
 
-        super().start_periodic_thread(seconds, unless_starved, name=name)
+        super().start_periodic_job(seconds, unless_starved, name=name)
 
     def run_attempt(self, body: Callable[[], Any], *, workflow: str, instance_id: str, step: str, number: int) -> Any:
         assert self.ref is not None

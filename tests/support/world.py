@@ -64,7 +64,7 @@ class WorldRuntime(HarnessRuntime):
     sleep = Runtime.sleep
     can_interrupt = Runtime.can_interrupt
 
-    def start_periodic_thread(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
+    def start_periodic_job(self, seconds: float, work: Callable[[], bool], *, name: str) -> None:
         """Call ``work`` on a thread, as production does, but at most until the world is closed.
 
         A thread that slept on would keep its world in memory.

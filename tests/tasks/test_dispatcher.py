@@ -184,19 +184,17 @@ def test_two_dispatchers_publish_what_is_due_once(make_app: MakeApp, tmp_path: P
     assert sorted(m.payload[0][1] for m in messages(app)) == sorted(f"n-{number}" for number in range(40))
 
 
-def test_a_dispatcher_starts_once_and_stops(durable: Durable) -> None:
-    def threads() -> int:
-        return sum(thread.name == "durable-dispatcher" for thread in threading.enumerate())
-
+def test_a_dispatcher_starts_once_and_stops(durable: Durable, caplog: pytest.LogCaptureFixture) -> None:
     dispatcher = durable.internals.dispatcher
-    dispatcher.start()
-    dispatcher.start()
-    assert threads() == 1
-    dispatcher.stop()
-    assert threads() == 0
-    dispatcher.start()
-    assert threads() == 1
-    dispatcher.stop()
+    for _ in range(2):
+        with caplog.at_level(logging.INFO, "celery_durable.dispatcher"):
+            dispatcher.start()
+            dispatcher.start()
+        assert caplog.messages == ["The durable dispatcher is running"]
+        caplog.clear()
+        assert dispatcher.is_running()
+        dispatcher.stop()
+        assert not dispatcher.is_running()
 
 
 # --- outages ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from celery import Celery, signals
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.model import Heartbeat
+from celery_durable.model import Heartbeat, Outage
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.tasks import SWEEP
@@ -63,12 +64,11 @@ def test_a_worker_says_what_it_consumes_and_knows_until_it_ends(make_app: MakeAp
     durable = Durable(app)
     nap(durable)
     with worker(app, hostname="w@here"):
-        until(lambda: rows(durable))
+        until(lambda: [found.swept_at is not None for found in rows(durable)] == [dispatcher == "worker"])
         (found,) = rows(durable)
         assert (found.kind, found.node, found.pid) == ("worker", "w@here", os.getpid())
         assert set(found.queues) == {app.conf.task_default_queue, app.conf.durable_queue}
         assert "nap" in found.workflows
-        assert (found.swept_at is not None) is (dispatcher == "worker")
     until(lambda: not rows(durable))
     threads = {"durable-heartbeat", "durable-dispatcher"}
     until(lambda: threads.isdisjoint(thread.name for thread in threading.enumerate()))
@@ -78,10 +78,9 @@ def test_a_beat_says_that_it_sweeps(make_app: MakeApp, tmp_path: Path) -> None:
     app = make_app(durable_dispatcher="beat")
     durable = Durable(app)
     with beat(app, tmp_path):
-        until(lambda: rows(durable))
+        until(lambda: [found.swept_at is not None for found in rows(durable)] == [True])
     (found,) = rows(durable)
     assert (found.kind, found.queues, found.next_sweep_at) == ("dispatcher", (), None)
-    assert found.swept_at is not None
     durable.close()
     assert rows(durable) == ()
 
@@ -113,13 +112,30 @@ def test_the_sweep_task_says_that_due_work_was_looked_for(make_app: MakeApp, tmp
 def test_a_heart_writes_once_in_ten_seconds(durable: Durable) -> None:
     clock, said = Clock(), count_writes(durable)
     heartbeat = heart_of(durable, clock)
-    heartbeat.write_if_due()
+    assert heartbeat.beat() == 10
     assert said == []  # not before it begins
     heartbeat.register("worker", "w@here")
+    assert heartbeat.beat() == 10
+    assert said == ["INSERT"]
+
+
+def test_a_heart_beats_early_for_the_first_check_and_for_a_change_of_the_outages(durable: Durable) -> None:
+    heartbeat = heart_of(durable, Clock())
+    heartbeat.register("worker", "w@here")
+    heartbeat.start()
+    until(lambda: rows(durable))
+    assert rows(durable)[0].swept_at is None
+    heartbeat.record_check(seconds_ago=0.0, seconds_to_next=1.0)
+    until(lambda: rows(durable)[0].swept_at)
+    outage = Outage("database", "database", Runtime().wall_clock(), "OSError: gone", 1)
+    heartbeat.record_outages([outage])
+    until(lambda: rows(durable)[0].outages)
+    said = count_writes(durable)
     for _ in range(400):
-        heartbeat.write_if_due()
-        clock.seconds += 0.25
-    assert said == ["INSERT"] * 10
+        heartbeat.record_check(seconds_ago=0.0, seconds_to_next=1.0)
+        heartbeat.record_outages([dataclasses.replace(outage, failures=2)])
+    heartbeat.stop()
+    assert said == ["DELETE"]
 
 
 def test_a_dispatcher_removes_old_rows_each_ten_minutes(durable: Durable) -> None:
@@ -127,8 +143,8 @@ def test_a_dispatcher_removes_old_rows_each_ten_minutes(durable: Durable) -> Non
     heartbeat = heart_of(durable, clock)
     heartbeat.register("dispatcher", "beat@here")
     for _ in range(120):
-        heartbeat.write_if_due(seconds_since_check=0.0, seconds_to_next_check=1.0)
-        clock.seconds += 10
+        heartbeat.record_check(seconds_ago=0.0, seconds_to_next=1.0)
+        clock.seconds += heartbeat.beat()
     assert (said.count("INSERT"), said.count("DELETE")) == (120, 2)
 
 
@@ -157,9 +173,8 @@ def test_a_heartbeat_that_cannot_be_written_is_told_once_and_fails_nobody(
     with durable.internals.store.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE workflow_heartbeat RENAME TO elsewhere")
     for _ in range(3):
-        heartbeat.write_if_due()
-        clock.seconds += 10
-    heartbeat.remove_row()
+        clock.seconds += heartbeat.beat()
+    heartbeat.stop()
     told = [record for record in caplog.records if "heartbeat" in record.message]
     assert [(record.levelname, record.message.partition(":")[0]) for record in told] == [
         ("WARNING", "This process cannot write its heartbeat and will retry")
@@ -203,11 +218,11 @@ def test_a_fork_has_no_heartbeat_before_it_begins_its_own(durable: Durable) -> N
     clock.seconds += 100
     child = os.fork()
     if not child:
-        heartbeat.write_if_due()
+        heartbeat.beat()
         heartbeat.stop()
-        heartbeat.remove_row()
         heartbeat.register("dispatcher", "beat@there")
-        heartbeat.write_if_due(seconds_since_check=0.0)
+        heartbeat.record_check(seconds_ago=0.0, seconds_to_next=1.0)
+        heartbeat.beat()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     by_node = {found.node: found for found in rows(durable)}

@@ -1,7 +1,7 @@
 """A worker's answers to inventories, and the renewal of its heartbeat row, from which dispatchers detect its death.
 
-Every two seconds, one UPDATE renews the row and one SELECT reads whether an inventory was requested. This happens
-on a thread of its own (LAW 8); Celery's main loop only makes the list of held tasks. A loop that does not answer is
+Every two seconds, one UPDATE renews the row and one SELECT reads whether an inventory was requested. This is a job of
+its own (LAW 8); Celery's main loop only makes the list of held tasks. A loop that does not answer is
 stuck, and nothing else in the worker shows that. Then the log shows the stack of the loop.
 """
 
@@ -15,12 +15,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from celery_durable.housekeeping import Job
 from celery_durable.runtime import Runtime
 from celery_durable.store import inventories
 from celery_durable.store.engine import Store
 from celery_durable.store.faults import describe_fault
 from celery_durable.store.inventories import RENEW_INTERVAL
-from celery_durable.tasks.fork_safety import ForkSafeThread
 from celery_durable.tasks.lost.detection import STUCK_LOOP_SECONDS
 from celery_durable.tasks.lost.held_tasks import HeldTasks
 from celery_durable.tasks.pools import pool_name
@@ -35,7 +35,7 @@ _STACK_FRAMES = 16
 """How many frames of a stuck loop's stack to log: enough for a client library and its caller."""
 
 
-class InventoryReporter(ForkSafeThread):
+class InventoryReporter:
     """Answers inventories for one worker, from `start` to `stop`.
 
     ``heartbeat_id`` returns the id of the worker's heartbeat row, or None if there is none.
@@ -44,10 +44,8 @@ class InventoryReporter(ForkSafeThread):
     def __init__(
         self, store: Callable[[], Store], runtime: Runtime, held: HeldTasks, *, heartbeat_id: Callable[[], str | None]
     ) -> None:
-        super().__init__()
         self._store, self._runtime, self._held, self._heartbeat_id = store, runtime, held, heartbeat_id
-        self._stop, self._wake = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._job = Job("durable-inventory", self._try_report)
         self._consumer: Callable[[], Any] = lambda: None
         self._stored_markers: list[str] = []
         self._answered_number, self._requested_number, self._requested_at = 0, 0, -math.inf
@@ -60,42 +58,28 @@ class InventoryReporter(ForkSafeThread):
     def record_received(self, request: Any, connection: Any) -> None:
         """Record that the worker has received a task over a connection; a marker is reported at once."""
         if self._held.record_received(request, connection):
-            self._wake.set()
+            self._job.wake()
 
     def start(self, consumer: Callable[[], Any]) -> None:
-        """Start the thread; ``consumer`` returns the worker's Celery consumer, or None if it receives no messages."""
-        self.stop()
-        self._consumer, self._stop, self._loop_thread = consumer, threading.Event(), threading.get_ident()
-        self.reset_fork_lock()
-        self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="durable-inventory", daemon=True)
-        self._thread.start()
+        """Start the job; ``consumer`` returns the worker's Celery consumer, or None if it receives no messages."""
+        self._consumer, self._loop_thread = consumer, threading.get_ident()
+        self._job.start()
 
-    def stop(self, timeout: float = 0.0) -> None:
-        """Tell the thread to end, and wait for it for at most ``timeout`` seconds."""
-        self._stop.set()
-        self._wake.set()
-        if self._thread is not None and timeout > 0:
-            self._thread.join(timeout)
+    def stop(self, timeout: float) -> None:
+        """End the job, and wait for it for at most ``timeout`` seconds."""
+        self._job.stop(timeout)
 
-    def _loop(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            with self.fork_lock:
-                self._try_report()
-            self._wake.wait(RENEW_INTERVAL.total_seconds())
-            self._wake.clear()
-
-    def _try_report(self) -> None:
-        heartbeat_id = self._heartbeat_id()
-        if heartbeat_id is None:
-            return
+    def _try_report(self) -> float:
         try:
-            self._report(heartbeat_id)
-        except Exception as exc:  # noqa: BLE001  # an outage must not end the thread; the next renewal tries again
+            if (heartbeat_id := self._heartbeat_id()) is not None:
+                self._report(heartbeat_id)
+        except Exception as exc:  # noqa: BLE001  # an outage must not end the job; the next renewal tries again
             if not self._is_failing:
                 logger.warning("This worker cannot report its tasks and will retry: %s", describe_fault(exc))
             self._is_failing = True
         else:
             self._is_failing = False
+        return RENEW_INTERVAL.total_seconds()
 
     def _report(self, heartbeat_id: str) -> None:
         received_markers, store = self._held.received_markers(), self._store()
@@ -117,7 +101,7 @@ class InventoryReporter(ForkSafeThread):
             return
         self._requested_number, self._requested_at = number, now
         consumer = self._consumer()
-        if consumer is None:  # the worker receives no messages now, so this thread can make the list
+        if consumer is None:  # the worker receives no messages now, so this job can make the list
             self._list_held_tasks(None, number)
             return
         if self._unanswered_since is None:
@@ -151,4 +135,4 @@ class InventoryReporter(ForkSafeThread):
         if self._is_loop_stuck:
             self._is_loop_stuck = False
             logger.info("The main loop of this worker runs again")
-        self._wake.set()
+        self._job.wake()

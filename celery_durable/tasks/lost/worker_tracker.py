@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from celery import signals
 
+from celery_durable.housekeeping import CallQueue
 from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.runtime import Runtime
 from celery_durable.store import lost_tasks
 from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Store, Tx
-from celery_durable.tasks.background_queue import BackgroundQueue
 from celery_durable.tasks.lost.held_tasks import HeldTasks, is_requeued
 from celery_durable.tasks.lost.inventory import InventoryReporter
 
@@ -37,7 +37,7 @@ class WorkerLossTracker:
         self,
         store: Callable[[], Store],
         runtime: Runtime,
-        background: BackgroundQueue,
+        background: CallQueue,
         loss_reporter: Callable[[], LossReporter],
         *,
         marker: str,
@@ -78,7 +78,7 @@ class WorkerLossTracker:
             if self._store().read(find_database_id) == found.database_id:
                 self._loss_reporter().report_lost([(found, None)], why=why)
 
-        return self._background.submit(report, what=f"A task of {found.ref} whose process died")
+        return self._background.add(report, what=f"A task of {found.ref} whose process died")
 
     def record_replacement(self, request: Any) -> None:
         """Record that a task has replaced itself.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -17,6 +15,7 @@ from celery import Celery
 from celery.exceptions import QueueNotFound, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
+from celery_durable.housekeeping import reset_in_child
 from celery_durable.model import DueRun, OutboxKind, OutboxMessage
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing.batches import BatchItem, DestinationBatch
@@ -61,7 +60,7 @@ class Publisher:
             app, self._message_builder, advance=advance, deliver=deliver, on_error=answer_task_names[1]
         )
         self._circuit_breakers = CircuitBreakers(runtime, lambda: str(app.connection_for_write().as_uri()))
-        _publishers.add(self)
+        reset_in_child(self)
 
     @functools.cached_property
     def _kind(self) -> type[Transport]:
@@ -289,14 +288,3 @@ def _batch_for(
 def _queue_name(recorded: RecordedMessage) -> str:
     names = [entity.name for entity in recorded.declare if hasattr(entity, "routing_key")]
     return str(names[0] if names else recorded.routing_key or recorded.exchange)
-
-
-_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for publisher in list(_publishers):
-        publisher.reset_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

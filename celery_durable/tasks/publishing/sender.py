@@ -15,13 +15,12 @@ import os
 import selectors
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_durable.housekeeping import delay_forks, reset_in_child
 from celery_durable.runtime import Runtime
-from celery_durable.tasks.fork_safety import ForkSafeThread
 from celery_durable.tasks.publishing.batches import DestinationBatch, merge_batches
 from celery_durable.tasks.publishing.circuit_breakers import CircuitBreakers
 from celery_durable.tasks.publishing.report import SendState
@@ -55,7 +54,7 @@ class Job:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Sender(ForkSafeThread):
+class Sender:
     """Starts the thread when there are jobs, and gives all waiting jobs to the transport as one batch.
 
     One thread at a time has the connection: the sender's own, or a caller that has borrowed it.
@@ -67,15 +66,13 @@ class Sender(ForkSafeThread):
     def __init__(
         self, make_transport: Callable[[int], Transport], circuit_breakers: CircuitBreakers, runtime: Runtime
     ) -> None:
-        super().__init__()
         self._make_transport, self._circuit_breakers, self._runtime = make_transport, circuit_breakers, runtime
         self._failures = 0
         self._inherited: list[Transport] = []
         self._reset()
-        _senders.add(self)
+        reset_in_child(self)
 
     def _reset(self) -> None:
-        self.reset_fork_lock()
         self._changed = threading.Condition()
         self._jobs: list[Job] = []
         self._thread: threading.Thread | None = None
@@ -266,7 +263,7 @@ class Sender(ForkSafeThread):
             return transport
 
     def _open_transport(self, this_thread: threading.Thread) -> Transport:
-        with self.fork_lock:
+        with delay_forks():
             transport = self._make_transport(self._failures)
         with self._changed:
             if self._thread is this_thread:
@@ -320,14 +317,3 @@ def _have_input(sockets: Sequence[Any]) -> bool:
         for sock in sockets:
             selector.register(sock, selectors.EVENT_READ)
         return bool(selector.select(0))
-
-
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for sender in list(_senders):
-        sender.reset_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)
