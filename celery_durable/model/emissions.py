@@ -9,6 +9,7 @@ from datetime import datetime
 from celery_durable.model.rows import DueRun, RunRef
 from celery_durable.model.scopes import Scope
 from celery_durable.model.states import Status, StepStatus, parse_topic_event_type
+from celery_durable.model.times import to_us
 
 # If a run has several waits on the topic, each wait gets an event. The ids of the second and later events are the
 # emission id, this character, and a number. An emission id cannot contain this character.
@@ -130,3 +131,19 @@ def plan_delivery(emission: Emission, receivers: Mapping[int, Receiver], waits: 
             number = event_counts[wait.pk] = event_counts.get(wait.pk, 0) + 1
             events.append(TopicEvent(wait, emission.event_id(number), receiver.version + number))
     return Delivery(events, closed_waits, event_counts)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event of a run, consumed or not; ``payload`` is JSON text."""
+
+    seq: int
+    type: str
+    payload: str
+    created_at: datetime
+
+    @property
+    def result_json(self) -> str:
+        """The JSON text that the consuming wait records as its result. The payload is copied unchanged."""
+        type_ = parse_topic_event_type(self.type) or self.type
+        return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'

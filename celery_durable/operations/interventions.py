@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_durable import notify, values
 from celery_durable.errors import InstanceTerminal, StepNotOpen, ValueRefused
-from celery_durable.model import DueRun, InstanceRow, RunRef, Status, StepRow, StepStatus, StepType
+from celery_durable.model import DueRun, InstanceRow, RunRef, Status, StepRow, StepStatus, StepType, StoredEvent
 from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.operations.continuations import (
     build_continuation_after,
@@ -19,7 +19,6 @@ from celery_durable.operations.continuations import (
 )
 from celery_durable.store import interventions, items, lifecycle, map_ends, run_events, runs
 from celery_durable.store.engine import Tx
-from celery_durable.store.run_events import StoredEvent
 
 _MAX_ACTOR_LENGTH = 255
 

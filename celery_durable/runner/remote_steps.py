@@ -17,6 +17,7 @@ from celery_durable.model import (
     OpenWait,
     StepRow,
     StepStatus,
+    StoredEvent,
     TaskSendingStep,
     child_event_type,
     derive_id,
@@ -36,7 +37,6 @@ from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store import items
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.run_events import StoredEvent
 from celery_durable.values import AnswerError, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(limit=0)

@@ -18,9 +18,9 @@ from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime
 from celery_durable.store import schedule, sweeps
+from celery_durable.store.claims import RESUMING, STARTING
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.faults import describe_fault
-from celery_durable.store.instances import RESUMING, STARTING
 
 logger = logging.getLogger("celery_durable.runner")
 

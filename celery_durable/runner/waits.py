@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.errors.base import format_limit
-from celery_durable.model import OpenWait, Release, StepRow, StepStatus, topic_event_type
+from celery_durable.model import OpenWait, Release, StepRow, StepStatus, StoredEvent, topic_event_type
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import FailedAttempt
@@ -22,7 +22,6 @@ from celery_durable.step import SleepCall, WaitCall
 from celery_durable.store import items, outbox, run_events
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.run_events import StoredEvent
 from celery_durable.values import Codec, ValidationFailed
 
 _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)

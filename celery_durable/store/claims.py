@@ -29,6 +29,8 @@ from celery_durable.store.engine import Store, Tx
 from celery_durable.store.statements import param, statement
 
 RELEASED: dict[str, Any] = {"claim_token": None, "claim_task_id": None, "claimed_by": None, "lease_until": None}
+STARTING, RESUMING = 1, 0
+"""The priorities of runs. A sweep publishes resumed runs first, then new runs."""
 FIRST_VERSION = 1
 """The version of an instance that nothing has changed since its creation."""
 MAX_CLAIMANT = 255

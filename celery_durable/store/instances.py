@@ -30,13 +30,11 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store import dialects, labels, runs
-from celery_durable.store.claims import FIRST_VERSION
+from celery_durable.store.claims import FIRST_VERSION, STARTING
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.runs import Continuation, RunStart
 from celery_durable.store.statements import param, statement
 
-STARTING, RESUMING = 1, 0
-"""The priorities of runs. A sweep publishes resumed runs first, then new runs."""
 REPLAY = RunPlan()
 
 

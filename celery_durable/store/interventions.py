@@ -18,12 +18,12 @@ from celery_durable.model import (
     StepBefore,
     StepRow,
     StepStatus,
+    StoredEvent,
     from_us,
     iso,
     to_us,
 )
 from celery_durable.store.engine import Tx
-from celery_durable.store.run_events import StoredEvent
 
 
 def complete_step(

@@ -23,9 +23,9 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store import map_ends, runs, topic_waits
-from celery_durable.store.claims import RELEASED
+from celery_durable.store.claims import RELEASED, RESUMING, STARTING
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.instances import REPLAY, RESUMING, STARTING, read_clock
+from celery_durable.store.instances import REPLAY, read_clock
 from celery_durable.store.runs import Continuation
 from celery_durable.store.statements import param, statement
 

@@ -11,9 +11,8 @@ import sqlalchemy as sa
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, OpenWait, ReleaseOutcome, RunOutcome, WakeReason, decide_release, to_us
 from celery_durable.store import items
-from celery_durable.store.claims import RELEASED, GuardResult
+from celery_durable.store.claims import RELEASED, RESUMING, GuardResult
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.instances import RESUMING
 from celery_durable.store.statements import param, statement
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Claim, InstanceRow, StepStatus, from_us, parse_topic_event_type, to_us
+from celery_durable.model import Claim, InstanceRow, StepStatus, StoredEvent, from_us, to_us
 from celery_durable.store import dialects
 from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Store, Tx
@@ -167,22 +167,6 @@ def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
 
 
 # --- consume ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """An event of a run, consumed or not; ``payload`` is JSON text."""
-
-    seq: int
-    type: str
-    payload: str
-    created_at: datetime
-
-    @property
-    def result_json(self) -> str:
-        """The JSON text that the consuming wait records as its result. The payload is copied unchanged."""
-        type_ = parse_topic_event_type(self.type) or self.type
-        return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'
 
 
 @statement

@@ -89,7 +89,7 @@ def _build_agenda(rows: Sequence[Any]) -> Agenda:
     return Agenda(times[_NOW], queues, times.get(_NEXT_EMISSION), times.get(_NEXT_OUTBOX))
 
 
-# The kinds of rows that `_agenda` returns. A kind that is a priority (`instances.RESUMING`, `instances.STARTING`) marks
+# The kinds of rows that `_agenda` returns. A kind that is a priority (`claims.RESUMING`, `claims.STARTING`) marks
 # the earliest ``next_check_at`` of a queue.
 _PRIORITIES = (0, 1)
 _OLDEST_SENT, _NEXT_EMISSION, _NEXT_OUTBOX, _NOW = 2, 3, 4, 5

@@ -15,9 +15,8 @@ from sqlalchemy.exc import IntegrityError
 
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, ReleaseOutcome, StepRow, StepWrite, WakeReason, decide_release, from_us, to_us
-from celery_durable.store.claims import RELEASED
+from celery_durable.store.claims import RELEASED, RESUMING
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.instances import RESUMING
 from celery_durable.store.statements import param, statement_for
 from celery_durable.store.step_columns import STEP_COLUMNS
 from celery_durable.store.step_format import STEPS

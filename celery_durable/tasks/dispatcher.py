@@ -23,9 +23,9 @@ from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import SLACK, Redispatch
 from celery_durable.runtime import Runtime
 from celery_durable.store import queues, retention, schedule, sweeps
+from celery_durable.store.claims import RESUMING, STARTING
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.faults import describe_fault, find_driver_error
-from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import Agenda
 from celery_durable.store.time_limits import LOOP
 from celery_durable.tasks.flow_control import RECHECK_SECONDS, FlowControl

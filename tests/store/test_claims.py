@@ -23,7 +23,7 @@ from celery_durable.model import (
     TaskSendingStep,
     WakeReason,
 )
-from celery_durable.store import claims, history, instances, map_starts, releases, run_events, run_logs
+from celery_durable.store import claims, history, map_starts, releases, run_events, run_logs
 from tests.store.world import GRACE, LEASE, World, seconds, step
 
 # --- claim --------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_suspended_instance_sleeps_until_the_earliest_of_its_waits(world: Worl
     row = world.row(ref)
     assert row.run_at == row.next_check_at == world.now + seconds(60)
     assert (row.status, row.claim_token, row.claimed_by, row.lease_until) == (Status.WAITING, None, None, None)
-    assert (row.wake_reason, row.priority, row.dispatch_count) == (WakeReason.TIMER, instances.RESUMING, 0)
+    assert (row.wake_reason, row.priority, row.dispatch_count) == (WakeReason.TIMER, claims.RESUMING, 0)
 
 
 def test_a_wait_that_is_over_already_leaves_the_instance_due(world: World) -> None:
@@ -332,7 +332,7 @@ def test_a_released_instance_is_due_at_once_and_counts_no_crash(world: World) ->
     assert world.release(world.claim(ref)) is ReleaseOutcome.DUE
     row = world.row(ref)
     assert (row.status, row.run_at, row.next_check_at) == (Status.ACTIVE, world.now, world.now + GRACE)
-    assert (row.wake_reason, row.priority) == (WakeReason.RESUME, instances.RESUMING)
+    assert (row.wake_reason, row.priority) == (WakeReason.RESUME, claims.RESUMING)
     assert world.claim(ref).crash_count == 0
 
 

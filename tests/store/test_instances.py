@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import DueRun, Parent, RunOutcome, RunRef, Status, StepStatus, WakeReason
 from celery_durable.store import history, instances, lifecycle, run_events, runs
-from celery_durable.store.instances import RESUMING, STARTING
+from celery_durable.store.claims import RESUMING, STARTING
 from tests.store.world import GRACE, World, seconds, step
 
 

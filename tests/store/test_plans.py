@@ -15,8 +15,8 @@ from sqlalchemy.dialects.postgresql import psycopg
 from celery_durable import store
 from celery_durable.model import RunRef
 from celery_durable.store import claims, instance_lists, instances, run_events, schedule, step_groups, step_rows, sweeps
+from celery_durable.store.claims import RESUMING, STARTING
 from celery_durable.store.engine import Tx
-from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.statements import Statement
 from tests.store.world import LEASE, REDISPATCH, World, step
 

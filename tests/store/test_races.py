@@ -289,7 +289,7 @@ def test_an_expired_claim_that_writes_second_has_lost_it(world: World, rival: st
         if rival == "claim":
             assert claim_in(tx, ref, "mine") is not None
         else:
-            assert sweep_in(tx, priority=instances.STARTING, limit=10)[1] == 1
+            assert sweep_in(tx, priority=claims.STARTING, limit=10)[1] == 1
         runner = world.start_blocked(world.commit, claim, step())
     with pytest.raises(Superseded):
         runner.result()

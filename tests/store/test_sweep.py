@@ -10,9 +10,8 @@ import sqlalchemy as sa
 from celery_durable.model import DueRun, RunOutcome, Status, WakeReason, to_us
 from celery_durable.redispatch import QueueProgress
 from celery_durable.store import claims, instances, leases, schedule
-from celery_durable.store.claims import ClaimRequest
+from celery_durable.store.claims import RESUMING, STARTING, ClaimRequest
 from celery_durable.store.engine import Tx
-from celery_durable.store.instances import RESUMING, STARTING
 from celery_durable.store.schedule import QueueAgenda
 from tests.store.world import GRACE, LEASE, REDISPATCH, World, seconds, step, sweep_in
 

@@ -174,7 +174,7 @@ class World:
     # --- the sweep ------------------------------------------------------------------------------
 
     def sweep(
-        self, *, priority: int = instances.STARTING, limit: int = 100, may_expire: bool = True, **given: Any
+        self, *, priority: int = claims.STARTING, limit: int = 100, may_expire: bool = True, **given: Any
     ) -> list[DueRun]:
         return self.store.transact(
             lambda tx: sweep_in(tx, priority=priority, limit=limit, may_expire=may_expire, **given)
