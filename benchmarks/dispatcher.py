@@ -30,7 +30,7 @@ def main() -> None:
     fresh_database()
     from project import app, durable
 
-    from celery_durable.store import migrate
+    from celery_durable.store.migrations import migrate
 
     app.conf.durable_queue_high_water = 10**9
     store, sweeper = durable.internals.store, durable.internals.sweeper

@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.migrations import migrate
 from tests.store.crowd import Crowd
 from tests.store.test_bounds import READS
 from tests.support.services import DATABASES

@@ -22,7 +22,7 @@ from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.http import asgi
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 
 GETS = 300
 

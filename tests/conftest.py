@@ -27,8 +27,8 @@ from celery_durable import signals
 from celery_durable.definitions import SHARED, Definition, LinearDefinition
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
-from celery_durable.store import drivers, migrate
-from celery_durable.store.engine import Store
+from celery_durable.store.engine import Store, drivers
+from celery_durable.store.migrations import migrate
 from tests import rings
 from tests.support import leftovers
 from tests.support.databases import IS_FIRST, OwnDatabase, on_databases, own_database

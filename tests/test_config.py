@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_durable.config import Settings, read_settings
 from celery_durable.errors import ConfigInvalid, SettingUnknown
-from celery_durable.store.schema import build_tables
+from celery_durable.store.schema.tables import build_tables
 from celery_durable.values import PayloadLimits, Retries, StepConfig, StepPolicy
 
 

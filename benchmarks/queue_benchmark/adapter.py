@@ -27,7 +27,7 @@ from jobs import DATABASE, QUEUES, app, claims, claims_by_queue, completions, du
 from meters import WINDOW_SECONDS, LatencyMeter, RateMeter
 
 from celery_durable import CreateOptions, DurableError
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 
 HERE = Path(__file__).parent
 MANIFEST = json.loads((HERE / "adapter.json").read_text())

@@ -23,7 +23,7 @@ from celery_durable.packages import RequiredWorkflows, load_from_entry_points, l
 from celery_durable.redaction import Redact
 from celery_durable.runtime import Runtime
 from celery_durable.step import Step
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 from celery_durable.tasks.lost.bootstep import InventoryStep
 from celery_durable.tasks.outbox import Handler
 from celery_durable.tasks.queues import install_queue

@@ -19,9 +19,9 @@ from celery_durable.errors import DurableError
 from celery_durable.housekeeping import CallQueue
 from celery_durable.runtime import real_monotonic
 from celery_durable.signals import listen
-from celery_durable.store import claims, releases, step_rows
-from celery_durable.store.dialects import POSTGRESQL
 from celery_durable.store.engine import Store
+from celery_durable.store.runs import claims, releases, step_rows
+from celery_durable.store.schema.dialects import POSTGRESQL
 from celery_durable.tasks import beat_schedules
 from celery_durable.tasks.dispatcher import Dispatcher
 from celery_durable.tasks.heartbeats import ProcessHeartbeat

@@ -22,8 +22,11 @@ from prometheus_client.registry import Collector
 from celery_durable import signals, values
 from celery_durable.app import Durable
 from celery_durable.model import TERMINAL, Count, Heartbeat, Status
-from celery_durable.store import heartbeats, outbox, overview, server_info
-from celery_durable.store.faults import describe_fault
+from celery_durable.store import heartbeats
+from celery_durable.store.engine import server_info
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.instances import overview
+from celery_durable.store.runs import outbox
 from celery_durable.values import Duration
 
 __all__ = ["InstanceCounts", "Metrics", "exposed", "instrument"]

@@ -10,9 +10,11 @@ from celery_durable.doctor.findings import APP, Finding, Level
 from celery_durable.errors import UnsupportedDatabase
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import Heartbeat, format_duration
-from celery_durable.store import heartbeats, migrate, server_info
-from celery_durable.store.faults import find_driver_error
-from celery_durable.store.schema import REVISION
+from celery_durable.store import heartbeats
+from celery_durable.store.engine import server_info
+from celery_durable.store.engine.faults import find_driver_error
+from celery_durable.store.migrations import migrate
+from celery_durable.store.schema.tables import REVISION
 from celery_durable.testing import local_servers
 
 _WAITS_BEFORE_READS = 1

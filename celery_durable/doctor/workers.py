@@ -9,7 +9,7 @@ from typing import Any
 from celery_durable.app import Durable
 from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level, ask_in_time
 from celery_durable.model import SILENT_AFTER, Heartbeat, format_duration
-from celery_durable.store import schedule
+from celery_durable.store.runs import schedule
 
 _PING_SECONDS = 1.0
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from celery_durable.errors import DurableError, EventRefused, StoreUnavailable, WorkflowParamsInvalid
 from celery_durable.http import timeouts
-from celery_durable.store.faults import describe_fault, is_transient
+from celery_durable.store.engine.faults import describe_fault, is_transient
 from celery_durable.wire.responses import InvalidField, Problem, describe_refusal
 
 logger = logging.getLogger("celery_durable.http")

@@ -16,8 +16,8 @@ from celery_durable.http import timeouts
 from celery_durable.http.access import requires
 from celery_durable.http.problems import NotReady
 from celery_durable.http.reading import json_response
-from celery_durable.store import migrate
-from celery_durable.store.faults import describe_fault
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.migrations import migrate
 from celery_durable.wire import requests, responses
 from celery_durable.wire.permissions import Permission
 

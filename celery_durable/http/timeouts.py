@@ -23,7 +23,7 @@ from anyio.lowlevel import RunVar
 
 from celery_durable.errors import DurableError, StoreUnavailable
 from celery_durable.runtime import real_monotonic
-from celery_durable.store.time_limits import CallerDeadline, limit_database_time
+from celery_durable.store.engine.time_limits import CallerDeadline, limit_database_time
 
 T = TypeVar("T")
 P = ParamSpec("P")

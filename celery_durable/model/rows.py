@@ -145,7 +145,7 @@ class RunningStep(Record):
 class StepRow:
     """One recorded step of a run. ``result`` is JSON text, or None while there is no result.
 
-    The fields have the order of `store.step_columns.STEP_COLUMNS`.
+    The fields have the order of `store.schema.step_format.STEP_COLUMNS`.
     """
 
     step_key: str

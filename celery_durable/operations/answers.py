@@ -19,12 +19,13 @@ from celery_durable.model import (
     is_task_event_type,
 )
 from celery_durable.operations.context import OperationContext
-from celery_durable.store import lost_tasks, task_answers
-from celery_durable.store.database_identity import find_database_id
+from celery_durable.store import lost_tasks
 from celery_durable.store.engine import Tx
+from celery_durable.store.engine.server_info import find_database_id
+from celery_durable.store.engine.time_limits import DIRECT, ORDINARY, TimeBudget, Timeouts
+from celery_durable.store.events import answers
+from celery_durable.store.events.answers import AnswerOutcome, TaskFailure
 from celery_durable.store.lost_tasks import GiveUp, Resend
-from celery_durable.store.task_answers import AnswerOutcome, TaskFailure
-from celery_durable.store.time_limits import DIRECT, ORDINARY, TimeBudget, Timeouts
 
 LostDelivery = tuple[TaskReference, int | None]
 """A lost delivery, and when its message was sent, in microseconds; None if the reporter does not know."""
@@ -99,7 +100,7 @@ class AnswerOperations:
                 return AnswerOutcome(AnswerResult.NOT_AWAITED)
             if row.run_number != ref.run_number:
                 return AnswerOutcome(AnswerResult.NOT_AWAITED)
-            return task_answers.accept_answer(
+            return answers.accept_answer(
                 tx,
                 row,
                 reference,
@@ -153,10 +154,10 @@ class AnswerOperations:
             return False
         context, store = self._context, self._context.store
         budget = TimeBudget(timeouts)
-        record = functools.partial(task_answers.record_result, reference=reference, item=item, payload=payload)
+        record = functools.partial(answers.record_result, reference=reference, item=item, payload=payload)
         if not store.run_statement(record, timeouts=budget):
             return False
-        check = functools.partial(task_answers.may_need_pass, item=item, run_number=reference.ref.run_number)
+        check = functools.partial(answers.may_need_pass, item=item, run_number=reference.ref.run_number)
         if store.run_statement(check, timeouts=budget):
             wake = functools.partial(self._wake_for_map, reference=reference, item=item)
             context.publish_runs(store.transact(wake, timeouts=budget))
@@ -167,7 +168,7 @@ class AnswerOperations:
             row = self._context.lock_row(tx, reference.ref.workflow, reference.ref.instance_id)
         except InstanceNotFound:
             return []
-        return task_answers.wake_for_map(tx, row, reference, item, grace=self._context.grace)
+        return answers.wake_for_map(tx, row, reference, item, grace=self._context.grace)
 
     def report_lost(self, lost: Sequence[LostDelivery], *, why: str) -> int:
         """Report lost deliveries: each task is sent again, or its step gets the error TaskLost.

@@ -14,9 +14,9 @@ from celery_durable.errors import InstanceNotFound, InstanceTerminal, NameInvali
 from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Scope, Status, VersionedInstance
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runtime import Runtime
-from celery_durable.store import instances, scopes
-from celery_durable.store.database_identity import find_database_id
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Store, Tx, bounds
+from celery_durable.store.engine.server_info import find_database_id
+from celery_durable.store.instances import instances
 from celery_durable.values import UNSET
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class OperationContext:
         return found
 
     def _check_in_scope(self, tx: Tx, row: InstanceRow) -> None:
-        if not scopes.is_in_scope(tx, self.scope, row.pk):
+        if not bounds.is_in_scope(tx, self.scope, row.pk):
             raise InstanceNotFound(row.workflow, row.instance_id)
 
     def retention(self, workflow: str) -> timedelta | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from celery_durable import ancestry, values
 from celery_durable.errors import StepNotFound, ValueRefused
 from celery_durable.model import InstanceRow, Origin, RunPlan, StepRow, StepStatus, WorkflowKind
-from celery_durable.store.runs import Continuation, SourceRun
+from celery_durable.store.runs.runs import Continuation, SourceRun
 
 
 def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:

@@ -29,9 +29,10 @@ from celery_durable.model import (
     Status,
 )
 from celery_durable.operations.context import OperationContext, Versions, read_status
-from celery_durable.store import instance_batches, instances, lifecycle, runs, scopes, sessions
-from celery_durable.store.engine import Tx
-from celery_durable.store.instance_batches import NewInstance
+from celery_durable.store.engine import Tx, bounds, sessions
+from celery_durable.store.instances import batches, instances, lifecycle
+from celery_durable.store.instances.batches import NewInstance
+from celery_durable.store.runs import runs
 from celery_durable.values import Duration
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
@@ -114,7 +115,7 @@ class CreateOperations:
             return True
         instance = Child(workflow, instance_id)
         return instance in self._context.store.read(
-            lambda tx: scopes.filter_in_scope(tx, self._context.scope, [instance])
+            lambda tx: bounds.filter_in_scope(tx, self._context.scope, [instance])
         )
 
     def batch(self, workflow: str, batch: Sequence[CreateOptions[Any]], *, session: Session | None = None) -> list[str]:
@@ -135,10 +136,10 @@ class CreateOperations:
         ordered, commit_id = [new[key] for key in sorted(new)], self._context.runtime.new_token()
 
         def work(tx: Tx) -> set[str]:
-            return instance_batches.insert(tx, workflow, ordered, commit_id=commit_id, **self._build_start(definition))
+            return batches.insert(tx, workflow, ordered, commit_id=commit_id, **self._build_start(definition))
 
         def find_committed(tx: Tx) -> set[str] | None:
-            return instance_batches.find_created(tx, workflow, list(new), commit_id=commit_id) or None
+            return batches.find_created(tx, workflow, list(new), commit_id=commit_id) or None
 
         store = self._context.store
         created = store.transact(work, find_committed=find_committed) if session is None else work(store.join(session))

@@ -10,9 +10,10 @@ from celery_durable import notify, values
 from celery_durable.errors import EventRefused, InstanceTerminal
 from celery_durable.model import DueRun, RunRef, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, is_possible_id, require_possible_id
-from celery_durable.store import lifecycle, run_events, sent_events, sessions
-from celery_durable.store.engine import Tx
-from celery_durable.store.time_limits import ORDINARY, TimeBudget
+from celery_durable.store.engine import Tx, sessions
+from celery_durable.store.engine.time_limits import ORDINARY, TimeBudget
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import lifecycle
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
@@ -139,7 +140,7 @@ class _Sending:
 
     def send_in_one_statement(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
         """Do what `insert` does, in one statement. Returns None if `insert` has to decide."""
-        sent = sent_events.send(
+        sent = run_events.send(
             tx,
             self.workflow,
             require_possible_id(self.workflow, self.instance_id),

@@ -26,8 +26,9 @@ from celery_durable.model import (
 from celery_durable.operations import links
 from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.operations.history_pages import HistoryLists
-from celery_durable.store import attempts, history, interventions, labels, published_values
 from celery_durable.store.engine import Tx
+from celery_durable.store.instances import instances, interventions
+from celery_durable.store.runs import attempts, history, outputs
 
 _MAX_RUN_NUMBER = 2**31 - 1
 """The column has 32 bits."""
@@ -180,7 +181,7 @@ class HistoryOperations:
             row = self._context.read_row(tx, workflow, instance_id)
             if run is not None:
                 get_run(tx, row, run)
-            return published_values.read(tx, row.pk, row.run_number if run is None else run)
+            return outputs.read_published(tx, row.pk, row.run_number if run is None else run)
 
         return self._context.store.read(work)
 
@@ -214,7 +215,7 @@ class HistoryOperations:
             "completed_at": record.completed_at,
             "reason": record.reason,
             "origin": links.restrict_origin(tx, self._context.scope, row, record.origin),
-            "labels": labels.read(tx, row.pk),
+            "labels": instances.read_labels(tx, row.pk),
             "parent": links.restrict_parent(tx, self._context.scope, row),
             "max_run": row.max_run,
         }

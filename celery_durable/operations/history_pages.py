@@ -9,8 +9,8 @@ from celery_durable.errors import CursorInvalid
 from celery_durable.model import AttemptRecord, EventRecord, LogLevel, LogRecord, Page, StepRecord
 from celery_durable.operations import links
 from celery_durable.operations.context import OperationContext
-from celery_durable.store import attempts, history
 from celery_durable.store.engine import Tx
+from celery_durable.store.runs import attempts, history
 from celery_durable.values import CursorPart, Cursors
 
 T = TypeVar("T")

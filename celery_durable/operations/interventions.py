@@ -17,8 +17,10 @@ from celery_durable.operations.continuations import (
     find_step,
     has_ended_run,
 )
-from celery_durable.store import interventions, items, lifecycle, map_ends, run_events, runs
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import interventions, lifecycle
+from celery_durable.store.runs import items, runs
 
 _MAX_ACTOR_LENGTH = 255
 
@@ -201,7 +203,7 @@ def _complete_step(tx: Tx, row: InstanceRow, step: StepRow, intervention: _Inter
             result = None
         case StepType.MAP:
             result = _encode_map_answers(step, intervention.result)
-            map_ends.cancel_open(tx, row.pk, row.run_number, step.step_key)
+            items.cancel_open(tx, row.pk, row.run_number, step.step_key)
         case StepType.TASK:
             items.delete_task_item(tx, row.pk, row.run_number, step.step_key)
         case StepType.LINEAR:

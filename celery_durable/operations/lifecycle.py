@@ -5,8 +5,9 @@ from __future__ import annotations
 from celery_durable import notify, values
 from celery_durable.model import DueRun, InstanceRow, Status, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
-from celery_durable.store import answers, instances, lifecycle
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import answers
+from celery_durable.store.instances import instances, lifecycle
 
 
 class LifecycleOperations:

@@ -15,14 +15,14 @@ from celery_durable.model import (
     StepRecord,
     parse_child_event_type,
 )
-from celery_durable.store import instances, scopes
-from celery_durable.store.engine import Tx
+from celery_durable.store.engine import Tx, bounds
+from celery_durable.store.instances import instances
 
 
 def restrict_steps(tx: Tx, scope: Scope | None, steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
     """Remove the links of steps to their child instances."""
     children = {step.child for step in steps if step.child is not None}
-    hidden = children - scopes.filter_in_scope(tx, scope, children)
+    hidden = children - bounds.filter_in_scope(tx, scope, children)
     return tuple(replace(step, child=None) if step.child in hidden else step for step in steps)
 
 
@@ -33,7 +33,7 @@ def restrict_events(tx: Tx, scope: Scope | None, events: Sequence[EventRecord]) 
     children = {
         event.seq: Child(*found) for event in events if (found := parse_child_event_type(event.type)) is not None
     }
-    hidden = set(children.values()) - scopes.filter_in_scope(tx, scope, set(children.values()))
+    hidden = set(children.values()) - bounds.filter_in_scope(tx, scope, set(children.values()))
     return tuple(
         replace(event, type=f"{event.type.partition('/')[0]}/") if children.get(event.seq) in hidden else event
         for event in events
@@ -45,7 +45,7 @@ def restrict_origin(tx: Tx, scope: Scope | None, row: InstanceRow, origin: Origi
     if origin is None or origin.instance_id == row.instance_id:
         return origin
     instance = Child(row.workflow, origin.instance_id)
-    return origin if instance in scopes.filter_in_scope(tx, scope, [instance]) else None
+    return origin if instance in bounds.filter_in_scope(tx, scope, [instance]) else None
 
 
 def restrict_parent(tx: Tx, scope: Scope | None, row: InstanceRow) -> ParentStep | None:
@@ -54,4 +54,4 @@ def restrict_parent(tx: Tx, scope: Scope | None, row: InstanceRow) -> ParentStep
     if parent is None:
         return None
     instance = Child(parent.workflow, parent.instance_id)
-    return parent if instance in scopes.filter_in_scope(tx, scope, [instance]) else None
+    return parent if instance in bounds.filter_in_scope(tx, scope, [instance]) else None

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from celery_durable import values
 from celery_durable.errors import NameInvalid, NotGivenUp, NotInOutbox
 from celery_durable.operations.context import OperationContext
-from celery_durable.store import outbox
 from celery_durable.store.engine import Tx
-from celery_durable.store.outbox import OutboxEntry
+from celery_durable.store.runs import outbox
+from celery_durable.store.runs.outbox import OutboxEntry
 
 _MAX_ID_LENGTH = 36
 

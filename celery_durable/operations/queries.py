@@ -31,21 +31,11 @@ from celery_durable.operations.context import (
     read_status,
 )
 from celery_durable.operations.history import get_run
-from celery_durable.store import (
-    attempts,
-    heartbeats,
-    history,
-    instance_lists,
-    instance_search,
-    instances,
-    items,
-    labels,
-    outbox,
-    server_info,
-)
-from celery_durable.store.engine import Tx
-from celery_durable.store.instance_lists import InstanceList
-from celery_durable.store.instance_search import InstanceFilter
+from celery_durable.store import heartbeats
+from celery_durable.store.engine import Tx, server_info
+from celery_durable.store.instances import instances, lists
+from celery_durable.store.instances.lists import InstanceFilter, InstanceList
+from celery_durable.store.runs import attempts, history, items, outbox
 
 _MAX_TASK_QUEUES = 10
 _MAX_WORKFLOWS = 200
@@ -90,7 +80,7 @@ class QueryOperations:
             versioned = self._context.read_with_tag(tx, workflow, instance_id)
             row = versioned.instance
             record = get_run(tx, row, row.run_number)
-            step = instance_lists.find_current_step(tx, row.pk, row.run_number)
+            step = lists.find_current_step(tx, row.pk, row.run_number)
             return InstanceDetails(
                 instance=row,
                 tag=versioned.tag,
@@ -100,7 +90,7 @@ class QueryOperations:
                 completed_at=record.completed_at,
                 reason=record.reason,
                 current_step=None if step is None else links.restrict_steps(tx, self._context.scope, [step])[0],
-                labels=labels.read(tx, row.pk),
+                labels=instances.read_labels(tx, row.pk),
             )
 
         return self._context.store.read(work)
@@ -180,7 +170,7 @@ class QueryOperations:
             return Page((), None)
 
         def work(tx: Tx) -> InstanceList:
-            found = instance_lists.read_page(tx, chosen, before_pk=before, limit=limit)
+            found = lists.read_page(tx, chosen, before_pk=before, limit=limit)
             return InstanceList([*self._restrict_steps(tx, found.items)], found.next_pk)
 
         found = self._context.read_list(work)
@@ -193,7 +183,7 @@ class QueryOperations:
         names = [name for name in workflows if is_possible_id(name, instance_id)]
 
         def work(tx: Tx) -> Sequence[InstanceSummary]:
-            found = instance_lists.read_named(tx, names, instance_id, self._context.scope)
+            found = lists.read_named(tx, names, instance_id, self._context.scope)
             return self._restrict_steps(tx, found)
 
         return self._context.read_list(work) if names else []
@@ -217,4 +207,4 @@ class QueryOperations:
         )
         if workflow is not None and not is_possible_workflow_name(workflow):
             return Count(0)
-        return self._context.read_list(lambda tx: instance_search.count(tx, chosen))
+        return self._context.read_list(lambda tx: lists.count(tx, chosen))

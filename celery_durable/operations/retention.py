@@ -9,8 +9,8 @@ from celery_durable import values
 from celery_durable.errors import ValueRefused
 from celery_durable.model import TERMINAL, Count, Scope, Status
 from celery_durable.operations.context import OperationContext, is_possible_workflow_name
-from celery_durable.store import retention
-from celery_durable.store.retention import EndedFilter, Position, PruneBatch
+from celery_durable.store.instances import retention
+from celery_durable.store.instances.retention import EndedFilter, Position, PruneBatch
 
 _BATCH = 25
 

@@ -14,9 +14,10 @@ from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, Out
 from celery_durable.model import DueRun, InstanceRow, RunPlan, RunRef, Status, WorkflowKind
 from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.operations.continuations import build_continuation_before, build_continuation_from_failure
-from celery_durable.store import instances, labels, lifecycle, runs
 from celery_durable.store.engine import Tx
-from celery_durable.store.runs import Continuation
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import runs
+from celery_durable.store.runs.runs import Continuation
 
 
 class RewindOperations:
@@ -128,7 +129,7 @@ class RewindOperations:
             continuation=continuation,
             retention=self._context.retention(row.workflow),
             max_run=row.max_run,
-            initial_labels=labels.read(tx, row.pk),
+            initial_labels=instances.read_labels(tx, row.pk),
         )
         if not is_new:
             raise InstanceAlreadyExists(row.workflow, new_id)

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 from celery_durable.model import EventWait, Stats, TaskQueue
 from celery_durable.operations.context import OperationContext
-from celery_durable.store import heartbeats, lost_tasks, overview
+from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.engine import Tx
-from celery_durable.store.overview import ClaimedRun
+from celery_durable.store.instances import overview
+from celery_durable.store.instances.overview import ClaimedRun
 
 
 class StatsOperations:

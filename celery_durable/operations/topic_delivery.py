@@ -11,8 +11,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from celery_durable.model import EmissionProgress, plan_delivery
-from celery_durable.store import emissions, topic_waits
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import emissions
+from celery_durable.store.runs import topic_waits
 
 BATCH = 256
 """Instances per transaction."""

@@ -10,8 +10,9 @@ from celery_durable import notify, values
 from celery_durable.model import EmissionProgress, Page, Waiter
 from celery_durable.operations import topic_delivery
 from celery_durable.operations.context import OperationContext, check_limit
-from celery_durable.store import emissions, topic_waits
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.events import emissions
+from celery_durable.store.runs import topic_waits
 
 _MAX_ID_LENGTH = 200
 """The longest emission id. The ids of an emission's events contain it, so it is shorter than other ids."""

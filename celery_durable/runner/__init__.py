@@ -31,10 +31,10 @@ from celery_durable.runner.step_attempt import current_attempt, current_run
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.watermark import Watermark
 from celery_durable.runtime import Runtime, is_ctrl_c
-from celery_durable.store import claims, step_rows, takeovers
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.step_rows import RunState
-from celery_durable.store.time_limits import LOAD, PASS
+from celery_durable.store.engine.time_limits import LOAD, PASS
+from celery_durable.store.runs import claims, step_rows
+from celery_durable.store.runs.step_rows import RunState
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -140,7 +140,7 @@ class Runner:
         )
         if isinstance(claim, claims.ClaimExpired):
             claim = self._store.transact(
-                lambda tx: takeovers.take_over(tx, request), find_committed=find_claim, timeouts=PASS
+                lambda tx: claims.take_over(tx, request), find_committed=find_claim, timeouts=PASS
             )
         if claim is None:
             return None

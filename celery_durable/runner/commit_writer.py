@@ -30,25 +30,12 @@ from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.step_commit import Committed, Decision, StepCommit
 from celery_durable.runner.step_effects import EncodedEffects, StepEffectFailed, StepEffects
-from celery_durable.store import (
-    answers,
-    attempts,
-    claims,
-    instances,
-    items,
-    labels,
-    lifecycle,
-    map_ends,
-    outbox,
-    releases,
-    run_logs,
-    sleeps,
-    step_rows,
-    topic_waits,
-)
-from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.external_transactions import StepTransaction
+from celery_durable.store.engine.sessions import StepTransaction
+from celery_durable.store.events import answers
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import attempts, claims, items, outbox, outputs, releases, step_rows, topic_waits
+from celery_durable.store.runs.claims import GuardResult
 
 
 class CommitWriter:
@@ -104,7 +91,7 @@ class CommitWriter:
         guard_result, decision, rows = self._write_rows(tx, step_commit)
         self._write_failures(tx, guard_result, decision)
         self._merge_labels(tx, step_commit)
-        run_logs.write_logs(tx, self._claim, guard_result, step_commit.logs, remaining=self.remaining_logs)
+        outputs.write_logs(tx, self._claim, guard_result, step_commit.logs, remaining=self.remaining_logs)
         self._published.flush(tx)
         messages = [*step_commit.messages, *decision.messages]
         step_key = decision.writes[0].key if decision.writes else None
@@ -143,7 +130,7 @@ class CommitWriter:
             return False
         lines = len(step_commit.logs)
         return not lines or (
-            self._env.store.database.can_combine_writes and lines <= min(run_logs.MAX_WITH_STEP, self.remaining_logs)
+            self._env.store.database.can_combine_writes and lines <= min(outputs.MAX_WITH_STEP, self.remaining_logs)
         )
 
     def changes_instance(self, write: StepWrite) -> bool:
@@ -173,7 +160,7 @@ class CommitWriter:
     def write_sleep(self, tx: Tx, step_commit: StepCommit) -> Committed:
         """Suspend the run for a sleep: the statement that writes the row also checks and ends the claim."""
         self._limits.reset_suspension()
-        suspended = sleeps.suspend_for_sleep(tx, self._claim, step_commit.writes[0])
+        suspended = releases.suspend_for_sleep(tx, self._claim, step_commit.writes[0])
         return Committed(
             [suspended.row], released=suspended.released, until=suspended.row.wake_at, writes=step_commit.writes
         )
@@ -225,7 +212,7 @@ class CommitWriter:
         elif write.type is StepType.MAP:
             self.may_have_open_maps = True
             if has_lost_race:
-                map_ends.cancel_open(tx, self._claim.pk, self._claim.ref.run_number, write.key)
+                items.cancel_open(tx, self._claim.pk, self._claim.ref.run_number, write.key)
         elif write.type is StepType.WAIT:
             topic = None if write.event_type is None else parse_topic_event_type(write.event_type)
             if has_lost_race or (topic is not None and write.is_finished):
@@ -243,7 +230,7 @@ class CommitWriter:
         """Change the labels of the instance. The guard has locked its row."""
         try:
             if step_commit.labels:
-                labels.merge(tx, self._claim.pk, step_commit.labels)
+                instances.merge_labels(tx, self._claim.pk, step_commit.labels)
         except TooManyLabels as exc:
             raise StepEffectFailed(exc) from exc
 
@@ -290,7 +277,7 @@ class CommitWriter:
         else:
             releases.end_run(tx, claim, run_outcome)
             if self.may_have_open_maps:
-                map_ends.cancel_open_of_run(tx, claim.pk, claim.ref.run_number)
+                items.cancel_open_of_run(tx, claim.pk, claim.ref.run_number)
         self._insert_messages(tx, last_messages, step_key=None)
         if claim.parent is None:
             return []

@@ -21,11 +21,11 @@ from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, StepCommit
 from celery_durable.runner.step_effects import StepEffectFailed
-from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Tx
-from celery_durable.store.external_transactions import StepTransaction
-from celery_durable.store.step_groups import GroupedStep
-from celery_durable.store.time_limits import PASS
+from celery_durable.store.engine.sessions import StepTransaction
+from celery_durable.store.engine.time_limits import PASS
+from celery_durable.store.runs import claims, step_rows
+from celery_durable.store.runs.step_groups import GroupedStep
 
 
 class DatabaseCommitter:

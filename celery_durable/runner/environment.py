@@ -17,7 +17,7 @@ from celery_durable.runner.lease import Lease
 from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
-from celery_durable.store.step_rows import RunState
+from celery_durable.store.runs.step_rows import RunState
 
 
 @dataclass(frozen=True, slots=True)

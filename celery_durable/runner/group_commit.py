@@ -4,9 +4,9 @@ A commit that finds no other under way is written alone, at once. Commits that a
 of them leads it, and writes in one transaction what waits when its turn comes. Then it hands the lead to the first that
 has arrived since. So no commit waits for a timer, and there is no thread of its own.
 
-A group skips what it cannot write without waiting (`store.step_groups`). Such a commit, and each commit of a group that
-failed, is written alone by its own pass. If the group's commit is in doubt, the statement of each pass decides: it
-finds its row by its commit id, or writes it.
+A group skips what it cannot write without waiting (`store.runs.step_groups`). Such a commit, and each commit of a
+group that failed, is written alone by its own pass. If the group's commit is in doubt, the statement of each pass
+decides: it finds its row by its commit id, or writes it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.faults import describe_fault
-from celery_durable.store.step_groups import GroupedStep, write_group
-from celery_durable.store.step_rows import WrittenStep
-from celery_durable.store.time_limits import PASS
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.engine.time_limits import PASS
+from celery_durable.store.runs.step_groups import GroupedStep, write_group
+from celery_durable.store.runs.step_rows import WrittenStep
 
 T = TypeVar("T")
 logger = logging.getLogger("celery_durable.runner")

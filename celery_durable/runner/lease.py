@@ -20,10 +20,10 @@ from celery_durable.errors import PassStalled, Superseded
 from celery_durable.housekeeping import reset_in_child
 from celery_durable.model import Claim, LogLevel, LogLine, RunningStep
 from celery_durable.runtime import Runtime
-from celery_durable.store import claims, leases, releases, run_logs
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.faults import describe_fault
-from celery_durable.store.time_limits import LOOP, PASS
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.engine.time_limits import LOOP, PASS
+from celery_durable.store.runs import claims, leases, outputs, releases
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -274,5 +274,5 @@ def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: time
     """
     guard_result = claims.guard(tx, lease.claim, lease=lease.length, resets_crash_count=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
-    run_logs.write_logs(tx, lease.claim, guard_result, [line], remaining=1)
+    outputs.write_logs(tx, lease.claim, guard_result, [line], remaining=1)
     releases.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)

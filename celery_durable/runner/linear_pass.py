@@ -34,9 +34,9 @@ from celery_durable.runner.shutdown import release_for_shutdown
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import Committed, Committer, Decision, StepCommit, build_release_commit
 from celery_durable.runner.step_execution import PassInterrupted
-from celery_durable.store import run_events
-from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import run_events
+from celery_durable.store.runs.claims import GuardResult
 
 logger = logging.getLogger("celery_durable.runner")
 

@@ -36,9 +36,9 @@ from celery_durable.runner.step_commit import (
     build_suspension,
 )
 from celery_durable.step import StepLog, StepTx
-from celery_durable.store import run_events
-from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import run_events
+from celery_durable.store.runs.claims import GuardResult
 
 _PLAIN = values.Codec()
 _SHORTEST_WAIT = timedelta(seconds=1)

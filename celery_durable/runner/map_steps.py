@@ -1,7 +1,7 @@
 """Map steps: one step that runs a Celery task for each item of a list.
 
-Each item is a row of its own (`store.items`). The process that accepts the answer of one item sends the next item. The
-instance stays suspended until all items have answered, or until a pass must retry or fail one of them.
+Each item is a row of its own (`store.runs.items`). The process that accepts the answer of one item sends the next item.
+The instance stays suspended until all items have answered, or until a pass must retry or fail one of them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from celery_durable.runner.step_commit import Decision, StepCommit
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.runner.waits import WaitSteps
 from celery_durable.step import MapCall
-from celery_durable.store import items, map_starts
-from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
+from celery_durable.store.runs import items
+from celery_durable.store.runs.claims import GuardResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class MapSteps:
         )
 
         def send(tx: Tx, guard_result: GuardResult) -> Decision:
-            return Decision([write], map_starts.start(tx, map_step, bodies, now=guard_result.now))
+            return Decision([write], items.start_map(tx, map_step, bodies, now=guard_result.now))
 
         def find_ending(rows: Sequence[StepRow]) -> Release:
             return Release([_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None])

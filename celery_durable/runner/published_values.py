@@ -16,9 +16,9 @@ from celery_durable.config import Settings
 from celery_durable.errors import Superseded
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
-from celery_durable.store import claims, published_values
 from celery_durable.store.engine import Tx
-from celery_durable.store.faults import describe_fault
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.runs import claims, outputs
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -102,7 +102,7 @@ class PublishedValues:
         # Copied while the transaction holds the instance's row lock, so the later transaction writes newer values.
         with self._lock:
             pending = dict(self.pending)
-        published_values.write(tx, self._lease.claim, {key: version.text for key, version in pending.items()})
+        outputs.write_published(tx, self._lease.claim, {key: version.text for key, version in pending.items()})
         return pending
 
     def _mark_written(self, versions: dict[str, ValueVersion]) -> None:

@@ -24,10 +24,11 @@ from celery_durable.model import (
     task_event_type,
     topic_event_type,
 )
-from celery_durable.store import history, instances, step_rows
 from celery_durable.store.engine import Tx
-from celery_durable.store.open_runs import OpenRun
-from celery_durable.store.step_rows import RunState
+from celery_durable.store.instances import instances
+from celery_durable.store.runs import history, step_rows
+from celery_durable.store.runs.open_runs import OpenRun
+from celery_durable.store.runs.step_rows import RunState
 from celery_durable.wire.encoding import parse
 from celery_durable.wire.runs import ExportedRun
 

@@ -34,9 +34,9 @@ from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.runner.waits import WaitOutcome, WaitSpec, WaitSteps
 from celery_durable.step import ChildCall, NewInstance, TaskCall
-from celery_durable.store import items
-from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
+from celery_durable.store.runs import items
+from celery_durable.store.runs.claims import GuardResult
 from celery_durable.values import AnswerError, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(limit=0)

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from celery_durable.definitions import Definition
 from celery_durable.errors.base import format_limit
 from celery_durable.model import Claim, OpenWait, StepRow, StepStatus, StepType
-from celery_durable.store import items, run_events
 from celery_durable.store.engine import Tx
-from celery_durable.store.step_rows import RunState
+from celery_durable.store.events import run_events
+from celery_durable.store.runs import items
+from celery_durable.store.runs.step_rows import RunState
 
 _MIN_MAP_CHECK_DELAY = timedelta(minutes=1)
 

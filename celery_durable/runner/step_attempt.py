@@ -20,7 +20,7 @@ from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.step import TxBuffer
-from celery_durable.store.external_transactions import StepTransaction
+from celery_durable.store.engine.sessions import StepTransaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ from celery_durable.model import (
 from celery_durable.runner.failed_attempts import FailedAttempt
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.step import NewEmission, NewEvent, NewInstance
-from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
-from celery_durable.store.external_transactions import UserWrite
+from celery_durable.store.engine.sessions import UserWrite
+from celery_durable.store.runs.claims import GuardResult
 
 
 class BodyRerunRequired(Exception):

@@ -22,8 +22,9 @@ from celery_durable.errors import (
 from celery_durable.model import Claim, DueRun, Parent, RunRef, WakeReason
 from celery_durable.runtime import Runtime
 from celery_durable.step import NewEmission, NewEvent, NewInstance
-from celery_durable.store import emissions, instances, lifecycle, run_events
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import emissions, run_events
+from celery_durable.store.instances import instances, lifecycle
 
 
 class StepEffectFailed(Exception):

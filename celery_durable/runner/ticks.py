@@ -17,10 +17,10 @@ from celery_durable.model import DueRun, PassResult
 from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime
-from celery_durable.store import schedule, sweeps
-from celery_durable.store.claims import RESUMING, STARTING
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.faults import describe_fault
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.runs import schedule, sweeps
+from celery_durable.store.runs.claims import RESUMING, STARTING
 
 logger = logging.getLogger("celery_durable.runner")
 

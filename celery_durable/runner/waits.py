@@ -19,9 +19,10 @@ from celery_durable.runner.step_commit import Decision, StepCommit, build_suspen
 from celery_durable.runner.step_execution import OtherSteps, StepExecution
 from celery_durable.runtime import Purpose
 from celery_durable.step import SleepCall, WaitCall
-from celery_durable.store import items, outbox, run_events
-from celery_durable.store.claims import GuardResult
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import run_events
+from celery_durable.store.runs import items, outbox
+from celery_durable.store.runs.claims import GuardResult
 from celery_durable.values import Codec, ValidationFailed
 
 _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)

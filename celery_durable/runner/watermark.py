@@ -15,8 +15,8 @@ from datetime import datetime
 from celery_durable.model import Claim
 from celery_durable.redispatch import SLACK
 from celery_durable.runtime import Runtime
-from celery_durable.store import queues
 from celery_durable.store.engine import Store
+from celery_durable.store.runs import schedule
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -55,7 +55,7 @@ class Watermark:
             logger.info("The watermark of queue %r could not be written: %s", claim.queue, exc)
 
     def _write(self, queue: str, watermark: _QueueWatermark) -> None:
-        sent_at, write = watermark.sent_at, queues.record_claimed if watermark.has_row else queues.insert
+        sent_at, write = watermark.sent_at, schedule.record_claimed if watermark.has_row else schedule.insert_queue
         self._store.transact_once(lambda tx: write(tx, queue, sent_at=sent_at))
         if not watermark.has_row:
             # `queues.insert` changes nothing if the row exists, so the next claim writes the watermark into the row.

@@ -13,7 +13,7 @@ from celery_durable.errors import ValueRefused
 from celery_durable.model import OutboxMessage
 from celery_durable.step.call_builders import require_definition
 from celery_durable.step.calls import HasDefinition
-from celery_durable.store.external_transactions import StepTransaction, UserWrite
+from celery_durable.store.engine.sessions import StepTransaction, UserWrite
 from celery_durable.values import PayloadLimits, build_event_message, build_task_message, refuse_async
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import

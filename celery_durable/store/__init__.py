@@ -1,1 +1,1 @@
-"""The only package that contains SQL. Functions take ``tx`` first, and never open or commit; `engine.Store` does."""
+"""The only package that contains SQL. Functions take ``tx`` first, and never open or commit; `store.Store` does."""

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from celery_durable.model import MAX_SWEEP_AGE, Heartbeat, Outage, duration_us, from_us, from_us_or_none, to_us
-from celery_durable.store import dialects
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.statements import param, statement
+from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.schema import dialects
 
 KEEP_SILENT_FOR = timedelta(hours=1)
 """How long the row of a silent process is kept."""

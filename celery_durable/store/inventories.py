@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import from_us
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.statements import param, statement
+from celery_durable.store.engine.statements import param, statement
 
 RENEW_INTERVAL = timedelta(seconds=2)
 """How often a worker renews its row and checks for an inventory."""

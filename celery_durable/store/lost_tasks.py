@@ -31,11 +31,11 @@ from celery_durable.model import (
     from_us,
     task_id,
 )
-from celery_durable.store import outbox, sent_attempts
-from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.statements import param, statement
-from celery_durable.store.step_format import is_of_step
+from celery_durable.store.engine.server_info import find_database_id
+from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.runs import items, outbox
+from celery_durable.store.schema.step_format import is_of_step
 from celery_durable.values import build_replying_task_message
 
 _ENDED = [status.value for status in Status if status.is_terminal]
@@ -283,7 +283,7 @@ def _select_unanswered(s: Store) -> sa.Select[Any]:
     mine = sa.and_(i.c.id == item.c.instance_pk, i.c.run_number == item.c.run_number)
     return (
         sa.select(*[item.c[name] for name in columns], item.c.task, s.tables.step.c.name)
-        .select_from(sent_attempts.join_step(s).join(i, mine))
+        .select_from(items.join_step(s).join(i, mine))
         .where(
             i.c.workflow == param("workflow", sa.String),
             i.c.instance_id == param("instance", sa.String),
@@ -295,19 +295,21 @@ def _select_unanswered(s: Store) -> sa.Select[Any]:
 
 @statement
 def _unanswered_step(s: Store) -> Any:
-    return _select_unanswered(s).where(*sent_attempts.task_step_conditions(s))
+    return _select_unanswered(s).where(*items.task_step_conditions(s))
 
 
 @statement
 def _unanswered_item(s: Store) -> Any:
-    return _select_unanswered(s).where(*sent_attempts.map_item_conditions(s))
+    return _select_unanswered(s).where(*items.map_item_conditions(s))
 
 
 def _find_attempt(tx: Tx, reference: TaskReference) -> Any:
     """Return the row of the attempt that a reference names, if its step still waits for it."""
     ref = reference.ref
     where = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
-    return sent_attempts.find(tx, reference, step_statement=_unanswered_step, item_statement=_unanswered_item, **where)
+    return items.find_sent_attempt(
+        tx, reference, step_statement=_unanswered_step, item_statement=_unanswered_item, **where
+    )
 
 
 def find_step_name(tx: Tx, reference: TaskReference) -> str | None:

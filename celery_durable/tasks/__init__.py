@@ -18,10 +18,10 @@ from celery_durable.config import Settings
 from celery_durable.errors import ConfigInvalid, NameInvalid, StoreUnavailable, WorkflowFailed
 from celery_durable.housekeeping import CallQueue
 from celery_durable.model import RunRef
-from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
-from celery_durable.store.faults import describe_fault
-from celery_durable.store.time_limits import LOOP
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.engine.time_limits import LOOP
+from celery_durable.store.runs import sweeps
 from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.heartbeats import SweepTaskHeartbeat

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from celery_durable.model import DueRun
-from celery_durable.store import sweeps
 from celery_durable.store.engine import Store
+from celery_durable.store.runs import sweeps
 from celery_durable.tasks.publishing import PublishReport, SendState
 
 logger = logging.getLogger("celery_durable.tasks")

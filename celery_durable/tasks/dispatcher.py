@@ -22,12 +22,13 @@ from celery_durable.model import DueRun, Outage
 from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import SLACK, Redispatch
 from celery_durable.runtime import Runtime
-from celery_durable.store import queues, retention, schedule, sweeps
-from celery_durable.store.claims import RESUMING, STARTING
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.faults import describe_fault, find_driver_error
-from celery_durable.store.schedule import Agenda
-from celery_durable.store.time_limits import LOOP
+from celery_durable.store.engine.faults import describe_fault, find_driver_error
+from celery_durable.store.engine.time_limits import LOOP
+from celery_durable.store.instances import retention
+from celery_durable.store.runs import schedule, sweeps
+from celery_durable.store.runs.claims import RESUMING, STARTING
+from celery_durable.store.runs.schedule import Agenda
 from celery_durable.tasks.flow_control import RECHECK_SECONDS, FlowControl
 from celery_durable.tasks.heartbeats import ProcessHeartbeat
 from celery_durable.tasks.lost.search import LostTaskSearch
@@ -270,7 +271,7 @@ class Sweeper:
         now = self._runtime.monotonic()
         if now >= self._newest_claims_valid_until:
             self._newest_claims, self._newest_claims_valid_until = (
-                self._store.read(queues.read_claimed, timeouts=LOOP),
+                self._store.read(schedule.read_claimed, timeouts=LOOP),
                 now + RECHECK_SECONDS,
             )
         return self._newest_claims

@@ -17,8 +17,8 @@ from celery_durable.model import HEARTBEAT_INTERVAL, SWEEP_TASK, Outage
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
-from celery_durable.store.faults import describe_fault
-from celery_durable.store.time_limits import LOOP
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.engine.time_limits import LOOP
 
 logger = logging.getLogger("celery_durable.heartbeat")
 

@@ -21,10 +21,10 @@ from celery_durable.errors.base import name_error
 from celery_durable.model import OutboundEvent, OutboxKind, OutboxMessage, TaskReference
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime, is_ctrl_c
-from celery_durable.store import outbox
 from celery_durable.store.engine import Store
-from celery_durable.store.faults import describe_fault
-from celery_durable.store.outbox import Delivery
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.runs import outbox
+from celery_durable.store.runs.outbox import Delivery
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.values import Retries, StepConfig, StepPolicy
 

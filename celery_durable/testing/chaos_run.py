@@ -21,7 +21,7 @@ from pathlib import Path
 
 from celery_durable.app import Durable
 from celery_durable.model import DueRun
-from celery_durable.store import chaos_checks, instances
+from celery_durable.store.instances import chaos_checks, instances
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.testing.errors import WorkersNotStarted
 from celery_durable.testing.fault_injection import Messenger, OwnWorker

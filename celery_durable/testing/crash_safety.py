@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable.model import Status
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 from celery_durable.testing.code import Code, definition_of
 from celery_durable.testing.crash_runs import EndResult, FaultyRun, Observed
 from celery_durable.testing.crash_schedules import CrashSchedule, choose_schedules, generate_schedules, simplify

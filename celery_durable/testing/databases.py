@@ -16,8 +16,8 @@ from pathlib import Path
 
 from celery_durable.config import Settings
 from celery_durable.runtime import Runtime
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store
+from celery_durable.store.migrations import migrate
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has files in memory
 

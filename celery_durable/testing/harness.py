@@ -25,7 +25,7 @@ from celery_durable.app import override_durable
 from celery_durable.config import Settings, read_settings
 from celery_durable.handles import Workflow
 from celery_durable.model import DueRun, OutboundEvent, OutboxKind, OutboxMessage, PassResult, RunRef, Status
-from celery_durable.store import outbox
+from celery_durable.store.runs import outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import databases
 from celery_durable.testing.clock import START, Clock

@@ -15,9 +15,8 @@ from celery_durable.definitions import Registry
 from celery_durable.model import DueRun, OutboxMessage, PassResult, RunRef
 from celery_durable.runner import Runner
 from celery_durable.runtime import is_ctrl_c
-from celery_durable.store.compiled import Rows
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.statements import Statement
+from celery_durable.store.engine.statements import Rows, Statement
 from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.tasks.publishing import PublishReport
 from celery_durable.testing.cooperative import Crash

@@ -201,7 +201,7 @@ def test_a_worker_compiles_the_statements_of_a_pass_before_its_pool_forks(store_
         before = set(statements._compiled)
         print(durable.internals.runner.advance(RunRef("order", "o-1", 1), task_id="t", node="n").summary)
         compiled = set(statements._compiled) - before
-        print({statement.build.__module__ for statement, *_ in compiled} - {"celery_durable.store.queues"})
+        print({statement.build.__module__ for statement, *_ in compiled} - {"celery_durable.store.runs.schedule"})
         """,
         store_url,
     )

@@ -13,8 +13,8 @@ from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.app.workflows import Workflow
 from celery_durable.contrib.prometheus import InstanceCounts
 from celery_durable.errors import ConfigInvalid
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store
+from celery_durable.store.migrations import migrate
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from celery import Celery
 
 from celery_durable import Durable, Status, Step, WorkflowEvent
 from celery_durable.model import RunRef
-from celery_durable.store import claims
-from celery_durable.store.claims import ClaimExpired, ClaimRequest
+from celery_durable.store.runs import claims
+from celery_durable.store.runs.claims import ClaimExpired, ClaimRequest
 from tests.conftest import MovableRuntime
 from tests.support.databases import on_databases
 from tests.support.world import World

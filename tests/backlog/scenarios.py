@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 from tests.backlog.figures import Figure, late
 from tests.backlog.plans import dispatcher_plans
 from tests.backlog.room import ASIDE, Room

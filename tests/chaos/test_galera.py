@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from celery_durable.errors import StoreUnavailable
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.faults import CommitInDoubt
-from celery_durable.store.server_info import read_server_info
-from celery_durable.store.time_limits import Timeouts
+from celery_durable.store.engine.faults import CommitInDoubt
+from celery_durable.store.engine.server_info import read_server_info
+from celery_durable.store.engine.time_limits import Timeouts
 from tests.chaos.arena import missing_programs
 from tests.chaos.galera import GaleraCluster
 from tests.support.services import missing_tool

@@ -18,7 +18,7 @@ from celery_durable.doctor.workers import check_node_names, leave_out_replaced
 from celery_durable.model import Heartbeat, Outage, RunRef
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
-from celery_durable.store.schema import REVISION
+from celery_durable.store.schema.tables import REVISION
 from celery_durable.tasks import ADVANCE
 from tests.cli.conftest import Said
 from tests.cli.installations import Make, findings, live, make, one

@@ -14,10 +14,9 @@ from kombu import Connection
 
 from celery_durable import Durable
 from celery_durable.doctor.database import check_galera
-from celery_durable.store import server_info
-from celery_durable.store.engine import Store
+from celery_durable.store.engine import Store, server_info
 from celery_durable.store.heartbeats import HeartbeatUpdate
-from celery_durable.store.schema import REVISION
+from celery_durable.store.schema.tables import REVISION
 from tests.cli.installations import Make, findings, live, make, one
 from tests.support.services import BROKERS, missing, require_broker
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_durable.store.schema import REVISION
+from celery_durable.store.schema.tables import REVISION
 from tests.cli.conftest import Shop
 
 # --- start --------------------------------------------------------------------------------------

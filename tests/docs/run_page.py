@@ -33,8 +33,9 @@ import celery_durable.app
 import celery_durable.app.internals
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
-from celery_durable.store import migrate, schedule
 from celery_durable.store.engine import Store
+from celery_durable.store.migrations import migrate
+from celery_durable.store.runs import schedule
 from celery_durable.tasks.publishing import Publisher, PublishReport, SendState
 from celery_durable.testing import DurableHarness
 from tests.docs.blocks import Block, base_of, blocks

@@ -13,7 +13,7 @@ LONGEST_FUNCTION = 60
 FOLDERS = ["celery_durable", "tests", "benchmarks", "examples"]
 PACKAGE = "celery_durable/"
 """Where functions are measured: a test that tells a long story may be long."""
-TABLES = ("celery_durable/store/migrations/versions/", "celery_durable/store/schema.py: build_tables")
+TABLES = ("celery_durable/store/migrations/versions/", "celery_durable/store/schema/tables.py: build_tables")
 
 
 def measure(name: str, text: str) -> Iterator[tuple[str, int, int]]:

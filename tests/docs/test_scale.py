@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from celery_durable.store.schema import build_tables
+from celery_durable.store.schema.tables import build_tables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "scale.md").read_text(encoding="utf-8")
 

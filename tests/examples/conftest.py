@@ -25,7 +25,7 @@ for _name in ("CELERY_BROKER_URL", "DURABLE_DATABASE_URL", "PAYMENTS_DATABASE_UR
 from celery_durable import Durable  # noqa: E402
 from celery_durable.model import StepStatus, to_us  # noqa: E402
 from celery_durable.runtime import Runtime  # noqa: E402
-from celery_durable.store import schedule  # noqa: E402
+from celery_durable.store.runs import schedule  # noqa: E402
 from tests.support.services import require_broker  # noqa: E402
 
 

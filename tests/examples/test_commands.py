@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import examples.embedded
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store
+from celery_durable.store.migrations import migrate
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -166,7 +166,7 @@ def test_a_cursor_is_good_for_the_tenant_it_was_given_to(shop: Shop, tenants: di
 @everywhere
 def test_an_emission_that_a_sweep_finishes_keeps_its_scope(shop: Shop) -> None:
     from celery_durable.operations.topics import continue_abandoned_emission
-    from celery_durable.store import emissions
+    from celery_durable.store.events import emissions
 
     @shop.durable.workflow(name="listen")
     def listen(event: WorkflowEvent[Any], step: Step) -> Any:

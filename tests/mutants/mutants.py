@@ -62,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a group does not check the claims of its steps",
         (
-            "store.step_groups:_build_locked",
+            "store.runs.step_groups:_build_locked",
             "i.c.id == given.c.pk, i.c.claim_token == given.c.token",
             "i.c.id == given.c.pk",
         ),
@@ -124,16 +124,16 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "the guard has no fence",
-        ("store.claims:guard_update", ", i.c.claim_token == param('token', type_=sa.String)", ""),
+        ("store.runs.claims:guard_update", ", i.c.claim_token == param('token', type_=sa.String)", ""),
     ),
     mutant(
         "settling has no fence",
-        ("store.releases:_end", ", i.c.claim_token == param('token', type_=sa.String)", ""),
+        ("store.runs.releases:_end", ", i.c.claim_token == param('token', type_=sa.String)", ""),
     ),
     mutant(
         "the fused step has no fence",
         (
-            "store.step_rows:_hold",
+            "store.runs.step_rows:_hold",
             "guard_update(s)",
             'sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(lease_until=s.clock() + param("lease_us", sa.BigInteger), version=i.c.version + 1, crash_count=0)',
         ),
@@ -141,13 +141,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "the guard of an added step has no fence",
-        ("store.claims:lock_held", ", i.claim_token == param('token', sa.String)", ""),
+        ("store.runs.claims:lock_held", ", i.claim_token == param('token', sa.String)", ""),
         caught_by="tests/store/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
     ),
     mutant(
         "the time of an added step is read before the lock",
         (
-            "store.step_rows:hold_without_change",
+            "store.runs.step_rows:hold_without_change",
             "i.pause_requested).cte('locked')",
             'i.pause_requested, s.clock().label("now_us")).cte("held")\n    return locked',
         ),
@@ -155,111 +155,119 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "a restart keeps the token",
-        ("store.lifecycle:restart", "**RELEASED,", ""),
+        ("store.instances.lifecycle:restart", "**RELEASED,", ""),
     ),
     mutant(
         "terminating keeps the claim",
-        ("store.lifecycle:terminate", "**RELEASED,", ""),
+        ("store.instances.lifecycle:terminate", "**RELEASED,", ""),
     ),
     mutant(
         "a takeover keeps the old token",
         (
-            "store.takeovers:_take_over",
+            "store.runs.claims:_take_over",
             "*claims.new_values(s).items()",
             '*[each for each in claims.new_values(s).items() if each[0].name != "claim_token"]',
         ),
     ),
     mutant(
         "a renewal asks for no token",
-        ("store.leases:_are_held", "i.claim_token.in_(tokens)", "sa.true()"),
+        ("store.runs.leases:_are_held", "i.claim_token.in_(tokens)", "sa.true()"),
     ),
     mutant(
         "a claim ignores the lease of another",
         (
-            "store.claims:_claimable",
+            "store.runs.claims:_claimable",
             "sa.and_(i.claim_token.is_not(None), i.lease_until <= now)",
             "i.claim_token.is_not(None)",
         ),
     ),
     mutant(
         "a claim ignores the time at which the run is due",
-        ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
+        (
+            "store.runs.claims:_claimable",
+            "sa.and_(i.claim_token.is_(None), i.run_at <= now)",
+            "i.claim_token.is_(None)",
+        ),
     ),
     mutant(
         "a takeover records no crash",
-        ("store.takeovers:take_over", "attempts.record_crash(", "(lambda *_, **__: None)("),
+        ("store.runs.claims:take_over", "attempts.record_crash(", "(lambda *_, **__: None)("),
     ),
     mutant(
         "the release of a dead claim records no crash",
-        ("store.sweeps:_release_crashed", "attempts.record_crash(", "(lambda *_, **__: None)("),
+        ("store.runs.sweeps:_release_crashed", "attempts.record_crash(", "(lambda *_, **__: None)("),
     ),
     mutant(
         "the sweep ignores expired leases",
-        ("store.sweeps:_process_rows", "elif not may_expire and row.dispatch_count < _EXPIRY_CHECKS:", "elif True:"),
+        (
+            "store.runs.sweeps:_process_rows",
+            "elif not may_expire and row.dispatch_count < _EXPIRY_CHECKS:",
+            "elif True:",
+        ),
     ),
     mutant(
         "an event at the deadline is too late",
         (
-            "store.run_events:_select_oldest_event",
+            "store.events.run_events:_select_oldest_event",
             "e.created_at <= param('deadline_us')",
             'e.created_at < param("deadline_us")',
         ),
     ),
     mutant(
         "the newest event is consumed first",
-        ("store.run_events:_select_oldest_event", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
+        ("store.events.run_events:_select_oldest_event", ".order_by(e.seq)", ".order_by(e.seq.desc())"),
     ),
     mutant(
         "an event that came before the suspension is not seen",
-        ("store.releases:suspend", "_has_event_for(tx, claim, waits) or ", ""),
+        ("store.runs.releases:suspend", "_has_event_for(tx, claim, waits) or ", ""),
         caught_by="tests/store/test_claims.py::test_an_event_sent_before_the_suspension_leaves_the_instance_due[sqlite]",
     ),
     mutant(
         "a resumed instance is not made due",
         (
-            "store.lifecycle:resume",
+            "store.instances.lifecycle:resume",
             "return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)",
             "_update(tx, row, status=Status.ACTIVE.value)",
         ),
     ),
     mutant(
         "a rewind leaves all events consumed",
-        ("store.runs:_copy_rows", "values[name] = sa.case((is_kept, e.c[name]))", "values[name] = e.c[name]"),
+        ("store.runs.runs:_copy_rows", "values[name] = sa.case((is_kept, e.c[name]))", "values[name] = e.c[name]"),
     ),
     mutant(
         "what was found to be over is deleted without another look",
-        ("store.retention:_delete", ".where(i.c.id.in_(found), *conditions)", ".where(i.c.id.in_(found))"),
+        ("store.instances.retention:_delete", ".where(i.c.id.in_(found), *conditions)", ".where(i.c.id.in_(found))"),
         caught_by="tests/operations/test_retention.py::test_what_is_restarted_between_the_search_and_the_lock_is_kept[expired-postgresql]",
     ),
     mutant(
         "an outbound event is not forgotten when it was handled",
         (
-            "store.outbox:finish_delivery",
+            "store.runs.outbox:finish_delivery",
             "sa.delete(o).where(o.c.id == delivery.id, o.c.claim_token == delivery.token)",
             "sa.update(o).where(o.c.id == delivery.id).values(claim_token=None, run_at=tx.store.clock())",
         ),
     ),
     mutant(
         "a delivery removes an outbound event that another delivery has taken over",
-        ("store.outbox:finish_delivery", ", o.c.claim_token == delivery.token", ""),
+        ("store.runs.outbox:finish_delivery", ", o.c.claim_token == delivery.token", ""),
         caught_by="tests/store/test_outbox.py::test_a_worker_that_ends_while_another_takes_over_ends_nothing[finish-postgresql]",
     ),
     mutant(
         "the failed attempt of a task is not recorded",
-        ("store.task_answers:accept_answer", "if failure is not None and", "if False and"),
+        ("store.events.answers:accept_answer", "if failure is not None and", "if False and"),
     ),
     mutant(
         "an answer is taken that nobody waits for",
-        ("store.answers:store_answer", "row.status.is_terminal or not is_unanswered", "row.status.is_terminal"),
+        ("store.events.answers:store_answer", "row.status.is_terminal or not is_unanswered", "row.status.is_terminal"),
     ),
     mutant(
         "an answer counts only while its instance sleeps",
-        ("store.answers:store_answer", "row.status.is_terminal", "row.status.value != 'waiting'"),
+        ("store.events.answers:store_answer", "row.status.is_terminal", "row.status.value != 'waiting'"),
     ),
     mutant(
         "no run is woken when the last item has failed for good",
         (
-            "store.task_answers:_answer_item",
+            "store.events.answers:_answer_item",
             "needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))",
             "needs_pass = status is ItemStatus.FAILED",
         ),
@@ -267,12 +275,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "a map sends all that it has",
-        ("store.items:mark_ready_as_sent", "_MAX_INTEGER if limit is None else limit", "_MAX_INTEGER"),
+        ("store.runs.items:mark_ready_as_sent", "_MAX_INTEGER if limit is None else limit", "_MAX_INTEGER"),
         caught_by="tests/step/test_maps.py::test_so_many_are_out_at_a_time[sqlite]",
     ),
     mutant(
         "the statement of an event overlooks the wait that began while it waited",
-        ("store.sent_events:_insert_and_wake", ", i.c.version == seen.c.version", ""),
+        ("store.events.run_events:_insert_and_wake", ", i.c.version == seen.c.version", ""),
         caught_by="tests/store/test_sent_events.py::test_it_does_not_overlook_the_wait_that_began_meanwhile[postgresql]",
     ),
     mutant(
@@ -345,11 +353,15 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "all attempts of a task have the same answers",
         ("model.states:task_event_type", "{attempt}", "1"),
-        ("store.items:mark_task_as_sent", "task_id(event_type, ", 'task_id(f"{event_type}{attempt}", '),
+        ("store.runs.items:mark_task_as_sent", "task_id(event_type, ", 'task_id(f"{event_type}{attempt}", '),
     ),
     mutant(
         "a task that failed is sent again at once",
         ("replay_state:ReplayState.decide_remote", "if row.next_retry_at > now", "if False"),
-        ("store.claims:_claimable", "sa.and_(i.claim_token.is_(None), i.run_at <= now)", "i.claim_token.is_(None)"),
+        (
+            "store.runs.claims:_claimable",
+            "sa.and_(i.claim_token.is_(None), i.run_at <= now)",
+            "i.claim_token.is_(None)",
+        ),
     ),
 )

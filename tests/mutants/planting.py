@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import celery_durable
-from celery_durable.store import statements
-from celery_durable.store.statements import Statement
+from celery_durable.store.engine import statements
+from celery_durable.store.engine.statements import Statement
 from tests.mutants.mutant import Edit, Mutant
 
 

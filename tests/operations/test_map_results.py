@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from celery_durable import Retries, Step, WorkflowEvent
 from celery_durable.model import OutboxMessage, TaskReference
-from celery_durable.store import instances, task_answers
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import answers
+from celery_durable.store.instances import instances
 from celery_durable.tasks.publishing import PublishReport
 from celery_durable.testing.cooperative import CooperativeThread
 from celery_durable.testing.runtime import Crash
@@ -34,13 +35,13 @@ def item_statuses(world: World, run: int = 1) -> list[str]:
     return [row.status for row in world.rows(query)]
 
 
-def accept_under_the_lock(tx: Tx, message: OutboxMessage) -> task_answers.AnswerOutcome:
+def accept_under_the_lock(tx: Tx, message: OutboxMessage) -> answers.AnswerOutcome:
     """Answer as if an item was ready to be sent: under the lock of the instance."""
     reference = TaskReference.read(message.content["reference"])
     assert reference is not None
     row = instances.lock(tx, reference.ref.workflow, reference.ref.instance_id)
     options: Any = {"event_id": "e", "grace": timedelta(seconds=2)}
-    return task_answers.accept_answer(tx, row, reference, payload=encode_answer('"b"'), **options)
+    return answers.accept_answer(tx, row, reference, payload=encode_answer('"b"'), **options)
 
 
 def answer_and_die(world: World, message: OutboxMessage, output: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 from celery_durable import CreateOptions, Step, WorkflowEvent
 from celery_durable.errors import CursorInvalid, InstanceNotFound, ValueRefused
 from celery_durable.model import Parent, ParentStep, Scope, Status
-from celery_durable.store import instances, labels
 from celery_durable.store.engine import Tx
+from celery_durable.store.instances import instances
 from celery_durable.testing import START
 from tests.support.world import World, on_one_database
 
@@ -176,7 +176,7 @@ def test_labels_and_parents_are_read_without_building_a_statement(
 
     def read(tx: Tx) -> list[Any]:
         return [
-            list(labels.read(tx, pk).items()),
+            list(instances.read_labels(tx, pk).items()),
             instances.find_parent(tx, "order", "o-1"),
             instances.find_parent_step(tx, pk),
         ]
@@ -189,5 +189,8 @@ def test_labels_and_parents_are_read_without_building_a_statement(
 
 def test_an_instance_that_no_step_created_has_no_parent(world: World, order) -> None:
     pk = order.run(GOOD).row.id
-    assert world.store.read(lambda tx: (instances.find_parent(tx, "order", "i-1"), labels.read(tx, pk))) == (None, {})
+    assert world.store.read(lambda tx: (instances.find_parent(tx, "order", "i-1"), instances.read_labels(tx, pk))) == (
+        None,
+        {},
+    )
     assert world.store.read(lambda tx: instances.find_parent_step(tx, pk)) is None

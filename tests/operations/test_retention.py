@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import ValueRefused
 from celery_durable.model import Count, RunRef
-from celery_durable.store import instances, lifecycle, retention
-from celery_durable.store.retention import EndedFilter
+from celery_durable.store.instances import instances, lifecycle, retention
+from celery_durable.store.instances.retention import EndedFilter
 from tests.support.world import World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)

@@ -11,7 +11,7 @@ import pytest
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import EmissionMismatch
 from celery_durable.operations import topic_delivery
-from celery_durable.store import emissions
+from celery_durable.store.events import emissions
 from celery_durable.testing.cooperative import Crash
 from tests.support.topics import define_watch, left, waiting
 from tests.support.world import World

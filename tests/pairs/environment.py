@@ -17,7 +17,7 @@ from celery_durable.model import Claim, DueRun, OutboxKind, OutboxMessage, RunRe
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.runtime import ConcurrentBody
 from celery_durable.step import StepTx
-from celery_durable.store import claims
+from celery_durable.store.runs import claims
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState

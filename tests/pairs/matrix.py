@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_durable.errors import DurableError, InstanceTerminal
 from celery_durable.model import Claim, OutboxMessage, RunRef, Status, TaskReference
-from celery_durable.store import outbox
+from celery_durable.store.runs import outbox
 from tests.pairs.environment import Environment, PairProcess
 from tests.pairs.operations import OPERATIONS, Operation
 from tests.pairs.pausable_job import HoldAt, PausableJob, RolledBack

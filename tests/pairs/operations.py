@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from celery_durable.store import sweeps
+from celery_durable.store.runs import sweeps
 
 if TYPE_CHECKING:
     from tests.pairs.matrix import Participant

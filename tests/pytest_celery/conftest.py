@@ -20,8 +20,8 @@ from celery import Celery, _state
 from pytest_celery import CeleryTestWorker, CeleryWorkerContainer, RedisTestBroker
 from pytest_docker_tools import build, container, fetch, fxtr
 
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store
+from celery_durable.store.migrations import migrate
 from tests.pytest_celery.local import LocalRedis, LocalWorker
 from tests.smoke.proc import ROOT, RedisServer, until
 from tests.support.services import missing

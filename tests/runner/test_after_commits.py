@@ -13,7 +13,7 @@ from celery_durable import Step, StepTx, WorkflowEvent, signals
 from celery_durable.definitions import LinearStep
 from celery_durable.errors import StoreUnavailable
 from celery_durable.linear import Completed, LinearContext, Retry
-from celery_durable.store.faults import CommitInDoubt
+from celery_durable.store.engine.faults import CommitInDoubt
 from tests.support.lines import Line
 from tests.support.world import World, on_one_database
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from celery_durable import Completed, LinearStep, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.model import AttemptOutcome, AttemptRecord, ErrorInfo
 from celery_durable.redaction import Redaction, RedactionContext
-from celery_durable.store.attempts import MAX_KEPT
+from celery_durable.store.runs.attempts import MAX_KEPT
 from tests.runner.test_leases import look
 from tests.support.answers import answer, resize
 from tests.support.attempts import Bench, dies, kinds, raises, returns, sleeps, works

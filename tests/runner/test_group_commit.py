@@ -15,10 +15,10 @@ from celery_durable.errors import Superseded
 from celery_durable.model import Claim, from_us
 from celery_durable.runner import Runner
 from celery_durable.runner.group_commit import GroupCommit
-from celery_durable.store import instances
 from celery_durable.store.engine import Store
-from celery_durable.store.step_groups import GroupedStep
-from celery_durable.store.step_rows import WrittenStep
+from celery_durable.store.instances import instances
+from celery_durable.store.runs.step_groups import GroupedStep
+from celery_durable.store.runs.step_rows import WrittenStep
 from tests.conftest import MovableRuntime
 from tests.store.world import LEASE, World, step
 from tests.support import world as engine_world

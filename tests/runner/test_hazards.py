@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from celery_durable import EventTimeout, Step, StepConfig, StepFailed, WorkflowEvent
 from celery_durable.errors import SchemaOutdated
-from celery_durable.store import sweeps
 from celery_durable.store.engine import Tx
+from celery_durable.store.runs import sweeps
 from celery_durable.testing import START, Crash
 from tests.support.world import World
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_durable.model import RunRef
-from celery_durable.store import schedule
+from celery_durable.store.runs import schedule
 from tests.simulation import invariants
 from tests.simulation.processes import Worker
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from celery_durable.linear import LinearContext
 from celery_durable.model import DueRun, RunRef, from_us
-from celery_durable.store import sweeps
+from celery_durable.store.runs import sweeps
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState

@@ -20,7 +20,7 @@ from celery_durable.config import Settings
 from celery_durable.linear import LinearContext
 from celery_durable.model import DueRun, to_us
 from celery_durable.operations import OperationContext, Operations, topic_delivery
-from celery_durable.store.database_identity import ensure_database_id
+from celery_durable.store.engine.server_info import ensure_database_id
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Deployed
 from celery_durable.testing.databases import Database

@@ -16,7 +16,7 @@ from celery import Celery, signals
 from celery.exceptions import Ignore, Reject
 
 from celery_durable import Durable, Step, StepFailed, WorkflowEvent
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 from tests.smoke import dying, flows
 from tests.smoke.config import Config
 

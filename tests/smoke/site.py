@@ -15,7 +15,7 @@ from celery import Celery
 
 from celery_durable import Durable, Workflow, WorkflowInstance
 from celery_durable.model import Status
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 from tests.smoke import flows
 from tests.smoke.proc import PATIENCE_SECONDS, ROOT, Proc, python, until
 from tests.support.invariants import QUERIES

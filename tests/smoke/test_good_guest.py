@@ -18,7 +18,7 @@ import redis
 import sqlalchemy as sa
 from celery import chord, group
 
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 from tests.smoke.fault_proxy import FaultProxy
 from tests.smoke.host import HostConfig, build
 from tests.smoke.proc import Proc, RabbitmqServer, RedisServer, kill_child, open_connections, until

@@ -11,8 +11,9 @@ import sqlalchemy as sa
 
 from celery_durable.explain import Code
 from celery_durable.model import HEARTBEAT_INTERVAL, Status
-from celery_durable.store import heartbeats, migrate
+from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
+from celery_durable.store.migrations import migrate
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.host import HostConfig, build
 from tests.smoke.proc import ROOT, Proc, RedisServer, python, until

@@ -23,7 +23,7 @@ from fastapi.testclient import TestClient
 
 from celery_durable.errors import StoreUnavailable
 from celery_durable.http import asgi
-from celery_durable.store import server_info
+from celery_durable.store.engine import server_info
 from tests.smoke import flows
 from tests.smoke.conftest import close
 from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, until

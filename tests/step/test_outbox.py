@@ -13,7 +13,7 @@ from celery import Celery, chain
 from celery_durable import NonRetryableError, OutboundEvent, Step, StepTx, WorkflowEvent
 from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.runtime import Runtime
-from celery_durable.store.outbox import begin_delivery
+from celery_durable.store.runs.outbox import begin_delivery
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.process import ends_the_process

@@ -13,18 +13,11 @@ import sqlalchemy as sa
 
 from celery_durable.errors import FilterTooBroad
 from celery_durable.model import Count, EventWait, Scope, Status, StepStatus, StepType
-from celery_durable.store import (
-    bounds,
-    instance_lists,
-    instance_search,
-    outbox,
-    overview,
-    retention,
-    schedule,
-)
-from celery_durable.store.engine import Tx
-from celery_durable.store.instance_search import InstanceFilter
-from celery_durable.store.retention import EndedFilter
+from celery_durable.store.engine import Tx, bounds
+from celery_durable.store.instances import lists, overview, retention
+from celery_durable.store.instances.lists import InstanceFilter
+from celery_durable.store.instances.retention import EndedFilter
+from celery_durable.store.runs import outbox, schedule
 from tests.store.crowd import Crowd
 from tests.store.world import LEASE, World, step
 
@@ -50,11 +43,11 @@ LISTS: dict[str, InstanceFilter] = {
 }
 READS: dict[str, Callable[[Tx], Any]] = {
     **{
-        f"list: {name}": lambda tx, chosen=chosen: instance_lists.read_page(tx, chosen, before_pk=None, limit=25)
+        f"list: {name}": lambda tx, chosen=chosen: lists.read_page(tx, chosen, before_pk=None, limit=25)
         for name, chosen in LISTS.items()
     },
-    **{f"count: {name}": lambda tx, chosen=chosen: instance_search.count(tx, chosen) for name, chosen in LISTS.items()},
-    "an id in many workflows": lambda tx: instance_lists.read_named(
+    **{f"count: {name}": lambda tx, chosen=chosen: lists.count(tx, chosen) for name, chosen in LISTS.items()},
+    "an id in many workflows": lambda tx: lists.read_named(
         tx, ["order", "refund", *(f"other-{n}" for n in range(198))], "s-777", None
     ),
     "counts": overview.count_instances,
@@ -130,17 +123,17 @@ def test_no_read_scans_a_table(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_a_count_of_a_filter_ends_at_the_bound(few: World, chosen: InstanceFilter, expected: Count) -> None:
-    assert few.store.read(lambda tx: instance_search.count(tx, chosen)) == expected
+    assert few.store.read(lambda tx: lists.count(tx, chosen)) == expected
 
 
 def test_a_count_over_several_workflows_shares_the_bound(few: World) -> None:
     for n in range(3):
         few.create(f"r-{n}", workflow="refund")
     active = InstanceFilter(status=Status.ACTIVE)
-    assert few.store.read(lambda tx: instance_search.count(tx, active)) == Count(4, is_exact=False)
-    by_workflow = few.store.read(lambda tx: instance_search.count_examined(tx, active, "workflow"))
+    assert few.store.read(lambda tx: lists.count(tx, active)) == Count(4, is_exact=False)
+    by_workflow = few.store.read(lambda tx: lists.count_examined(tx, active, "workflow"))
     assert by_workflow == {("order",): Count(2, is_exact=False), ("refund",): Count(2, is_exact=False)}
-    assert few.store.read(lambda tx: instance_search.count(tx, InstanceFilter("refund"))) == Count(3)
+    assert few.store.read(lambda tx: lists.count(tx, InstanceFilter("refund"))) == Count(3)
 
 
 @pytest.mark.slow
@@ -153,7 +146,7 @@ def test_a_count_over_many_workflows_meets_no_more_rows_than_the_bound(
     with live.store.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE workflow_instance SET workflow = concat('w-', mod(id, 40))")
     monkeypatch.setattr(bounds, "MAX_EXAMINED", 100)
-    met = crowd.count_met_rows(lambda tx: instance_search.count(tx, LISTS["status"]))
+    met = crowd.count_met_rows(lambda tx: lists.count(tx, LISTS["status"]))
     assert met < 3_000  # with a bound for each workflow it would be over 8,000
 
 
@@ -169,9 +162,9 @@ def few(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
 def test_a_list_that_finds_too_few_among_the_examined_instances_continues_behind_them(few: World) -> None:
     for scope in (Scope(id_prefix="a"), Scope(id_prefix="a", labels={"tenant": "acme"})):
 
-        def page(before: int | None, scope: Scope = scope) -> instance_lists.InstanceList:
+        def page(before: int | None, scope: Scope = scope) -> lists.InstanceList:
             chosen = InstanceFilter(scope=scope)
-            return few.store.read(lambda tx: instance_lists.read_page(tx, chosen, before_pk=before, limit=2))
+            return few.store.read(lambda tx: lists.read_page(tx, chosen, before_pk=before, limit=2))
 
         first = page(None)
         assert first.items == []

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.model import DueRun, RunOutcome, Status, StepStatus, StepType
-from celery_durable.store import chaos_checks
-from celery_durable.store.chaos_checks import HeldClaim
+from celery_durable.store.instances import chaos_checks
+from celery_durable.store.instances.chaos_checks import HeldClaim
 from tests.store.world import LEASE, World, seconds, step
 
 

@@ -23,7 +23,8 @@ from celery_durable.model import (
     TaskSendingStep,
     WakeReason,
 )
-from celery_durable.store import claims, history, map_starts, releases, run_events, run_logs
+from celery_durable.store.events import run_events
+from celery_durable.store.runs import claims, history, items, outputs, releases
 from tests.store.world import GRACE, LEASE, World, seconds, step
 
 # --- claim --------------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ def _mark_log(world: World, claim: Claim) -> None:
     line = LogLine(LogLevel.INFO, "workflow", "late", None, None, None, is_replay=False)
 
     def work(tx: Any) -> None:
-        run_logs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=10)
+        outputs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=10)
 
     world.store.transact(work)
 
@@ -285,7 +286,7 @@ def test_a_wait_for_a_map_checks_its_items_under_the_lock(
     map_step = TaskSendingStep(
         ref.workflow, ref.instance_id, claim.pk, ref.run_number, "m", seconds(60), max_concurrency=0
     )
-    world.store.transact(lambda tx: map_starts.start(tx, map_step, bodies, now=world.now))
+    world.store.transact(lambda tx: items.start_map(tx, map_step, bodies, now=world.now))
     assert world.suspend(claim, OpenWait(world.now + seconds(60), map_step=map_step)) is after
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store
+from celery_durable.store.migrations import migrate
 from tests.smoke.proc import PostgresqlCluster, postgresql_programs
 from tests.store.world import World
 

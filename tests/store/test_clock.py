@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.store import instances, run_events
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import instances
 from tests.store.world import World
 
 

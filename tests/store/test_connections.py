@@ -18,9 +18,8 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.runtime import real_monotonic
-from celery_durable.store import drivers
-from celery_durable.store.connections import IDLE_SECONDS, MAX_KEPT, _close_idle_connections
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Store, Tx, drivers
+from celery_durable.store.engine.connections import IDLE_SECONDS, MAX_KEPT, _close_idle_connections
 from tests.support.lost_connections import session_id
 
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.store.database_identity import ensure_database_id, find_database_id
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.server_info import ensure_database_id, find_database_id
 
 pytestmark = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 

@@ -12,7 +12,7 @@ from celery_durable.model import (
     WakeReason,
     crash_delay,
 )
-from celery_durable.store import attempts, sweeps
+from celery_durable.store.runs import attempts, sweeps
 from tests.store.world import GRACE, World, seconds
 
 

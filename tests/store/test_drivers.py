@@ -24,7 +24,7 @@ from celery_durable.errors import StoreUnavailable
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
-from celery_durable.store.time_limits import Timeouts
+from celery_durable.store.engine.time_limits import Timeouts
 from tests.conftest import MovableRuntime
 from tests.runner.test_no_writes import read_only
 from tests.smoke.fault_proxy import FaultProxy, Mode

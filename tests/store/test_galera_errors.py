@@ -10,8 +10,9 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.store import faults, instances, run_events
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Store, Tx, faults
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import instances
 from tests.store.world import World
 from tests.support.lost_connections import session_id
 

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, to_us
-from celery_durable.store import instances, lifecycle
-from celery_durable.store.step_rows import WrittenStep
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs.step_rows import WrittenStep
 from tests.store.world import GRACE, World, step
 
 SERVERS = ["postgresql", "mariadb"]

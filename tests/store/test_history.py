@@ -17,15 +17,15 @@ from celery_durable.model import (
     StepStatus,
     StepType,
 )
-from celery_durable.store import claims, history, instance_lists, run_logs
-from celery_durable.store.instance_lists import InstanceList
-from celery_durable.store.instance_search import InstanceFilter
+from celery_durable.store.instances import lists
+from celery_durable.store.instances.lists import InstanceFilter, InstanceList
+from celery_durable.store.runs import claims, history, outputs
 from tests.store.world import LEASE, World, seconds, step
 
 
 def _list(world: World, *, before_pk: int | None = None, limit: int = 100, **given: Any) -> InstanceList:
     chosen = InstanceFilter(**given)
-    return world.store.read(lambda tx: instance_lists.read_page(tx, chosen, before_pk=before_pk, limit=limit))
+    return world.store.read(lambda tx: lists.read_page(tx, chosen, before_pk=before_pk, limit=limit))
 
 
 def _ids(found: InstanceList) -> list[str]:
@@ -129,7 +129,7 @@ def test_logs_go_from_the_oldest_page_by_page_and_can_be_narrowed(world: World) 
         for n, level in enumerate(levels, start=1)
     ]
     world.store.transact(
-        lambda tx: run_logs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, remaining=10)
+        lambda tx: outputs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), lines, remaining=10)
     )
 
     def read(**given: Any) -> list[Any]:

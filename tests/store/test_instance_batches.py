@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.model import PlannedStep, RunPlan, RunRef, WorkflowKind
-from celery_durable.store import instance_batches, instances
 from celery_durable.store.engine import Tx
-from celery_durable.store.instance_batches import NewInstance
+from celery_durable.store.instances import batches, instances
+from celery_durable.store.instances.batches import NewInstance
 from tests.store.world import GRACE, World
 
 LINEAR = RunPlan(WorkflowKind.LINEAR, (PlannedStep("PAY", 3, None), PlannedStep("SHIP", None, None)), version=4)
@@ -19,9 +19,7 @@ HARD = '{"text":"it\'s \\"%s\\" :p_rows \\\\ \\u0000 \\ud800 ż 😀 \\n","big":
 
 
 def insert(world: World, *batch: NewInstance, commit_id: str = "batch", **given: Any) -> set[str]:
-    return world.store.transact(
-        lambda tx: instance_batches.insert(tx, "order", batch, commit_id=commit_id, **START | given)
-    )
+    return world.store.transact(lambda tx: batches.insert(tx, "order", batch, commit_id=commit_id, **START | given))
 
 
 def new(id: str, params: str = "{}", **labels: str) -> NewInstance:
@@ -68,10 +66,10 @@ def test_an_empty_batch_writes_nothing(world: World) -> None:
 def test_a_batch_of_more_rows_or_text_than_one_statement_takes_is_divided(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance_batches, "_MAX_ROWS", 3)
-    monkeypatch.setattr(instance_batches, "_MAX_CHARACTERS", 10)
+    monkeypatch.setattr(batches, "_MAX_ROWS", 3)
+    monkeypatch.setattr(batches, "_MAX_CHARACTERS", 10)
     batch = [new("a", "1"), new("b", "2"), new("c", "3"), new("d", '"12345678"'), new("e", "4"), new("f", "5")]
-    assert [[each.instance_id for each in part] for part in instance_batches._divide(batch)] == [
+    assert [[each.instance_id for each in part] for part in batches._divide(batch)] == [
         ["a", "b", "c"],
         ["d"],
         ["e", "f"],
@@ -92,9 +90,7 @@ def test_what_a_commit_in_doubt_has_created_is_found_by_its_commit_id(world: Wor
     insert(world, new("a"), new("b"), new("c"))
 
     def find(commit_id: str) -> set[str]:
-        return world.store.read(
-            lambda tx: instance_batches.find_created(tx, "order", ["a", "b", "d"], commit_id=commit_id)
-        )
+        return world.store.read(lambda tx: batches.find_created(tx, "order", ["a", "b", "d"], commit_id=commit_id))
 
     assert (find("batch"), find("another")) == ({"a"}, set())
 
@@ -104,9 +100,7 @@ def test_what_a_commit_in_doubt_has_created_is_found_by_its_commit_id(world: Wor
 def test_a_batch_waits_for_another_one_with_common_ids(world: World, ends: str) -> None:
     with world.store.engine.connect() as connection:
         transaction = connection.begin()
-        first = instance_batches.insert(
-            Tx(connection, world.store), "order", [new("a"), new("b")], commit_id="first", **START
-        )
+        first = batches.insert(Tx(connection, world.store), "order", [new("a"), new("b")], commit_id="first", **START)
         second = world.start_blocked(lambda: insert(world, new("b"), new("c"), commit_id="second"))
         transaction.commit() if ends == "commits" else transaction.rollback()
     assert first == {"a", "b"}

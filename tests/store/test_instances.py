@@ -9,8 +9,10 @@ import sqlalchemy as sa
 
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import DueRun, Parent, RunOutcome, RunRef, Status, StepStatus, WakeReason
-from celery_durable.store import history, instances, lifecycle, run_events, runs
-from celery_durable.store.claims import RESUMING, STARTING
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import history, runs
+from celery_durable.store.runs.claims import RESUMING, STARTING
 from tests.store.world import GRACE, World, seconds, step
 
 

@@ -24,10 +24,13 @@ from celery_durable.model import (
     TaskSendingStep,
     task_event_type,
 )
-from celery_durable.store import claims, instances, items, lost_tasks, map_ends, map_starts, step_rows, task_answers
+from celery_durable.store import lost_tasks
 from celery_durable.store.engine import Tx
+from celery_durable.store.events import answers
+from celery_durable.store.events.answers import AnswerOutcome
+from celery_durable.store.instances import instances
 from celery_durable.store.lost_tasks import Resend
-from celery_durable.store.task_answers import AnswerOutcome
+from celery_durable.store.runs import claims, items, step_rows
 from celery_durable.values import encode_answer, encode_error_answer
 from tests.store.test_plans import plan
 from tests.store.world import GRACE, LEASE, World, seconds, step
@@ -56,7 +59,7 @@ class Map:
         write = step("m", StepStatus.WAITING, type=StepType.MAP, event_type=type_, wake_in=seconds(TIMEOUT))
         write = replace(write, timeout=seconds(TIMEOUT), max_attempts=3)
         step_rows.write_step(tx, self.claim, claims.guard(tx, self.claim, lease=LEASE), write)
-        return map_starts.start(tx, self.step, [BODY % n for n in range(count)], now=self.world.now)
+        return items.start_map(tx, self.step, [BODY % n for n in range(count)], now=self.world.now)
 
     def state(self) -> MapState:
         """Count the items as a pass does before it takes the lock."""
@@ -80,7 +83,7 @@ class Map:
     def answer_in(self, tx: Tx, reference: TaskReference, payload: str) -> AnswerOutcome:
         row = instances.lock(tx, self.ref.workflow, self.ref.instance_id)
         options: Any = {"event_id": "answer", "grace": GRACE}
-        return task_answers.accept_answer(tx, row, reference, payload=payload, **options)
+        return answers.accept_answer(tx, row, reference, payload=payload, **options)
 
     def answer(self, position: int, payload: str, *, attempt: int = 1) -> AnswerOutcome:
         reference = self.reference(position, attempt)
@@ -206,10 +209,10 @@ def test_statements_of_a_large_map_find_its_open_items_by_index(live: World) -> 
     the_map = {"pk": 7, "run": 1, "key": "m"}
     attempt = {"workflow": "w", "instance": "i", "token": "t", "position": 1, "attempt": 1, "answer": "1"}
     wanted = [
-        (task_answers._select_progress, the_map),
-        (task_answers._record_result, the_map | attempt),
+        (answers._select_progress, the_map),
+        (answers._record_result, the_map | attempt),
         (items._select_any_open, the_map),
-        (map_ends._cancel_open, the_map),
+        (items._cancel_open, the_map),
         (items._select_ready, the_map | {"limit": 1}),
     ]
     with live.store.engine.begin() as connection:

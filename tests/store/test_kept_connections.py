@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.model import RunRef
-from celery_durable.store import claims, step_rows
-from celery_durable.store.connections import IDLE_SECONDS, MAX_KEPT
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.connections import IDLE_SECONDS, MAX_KEPT
+from celery_durable.store.runs import claims, step_rows
 from tests.store.world import LEASE, World, step
 from tests.support.lost_connections import kill, session_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_durable.model import RunRef
-from celery_durable.store import run_events
+from celery_durable.store.events import run_events
 from tests.store.world import World, step
 
 LOOK_ALIKES = ["Order-1", "order-1", "ORDER-1", "é", "e", "e\u0301", "a", "a ", "a  ", "ß", "ss", "😀", "😁"]

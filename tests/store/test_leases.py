@@ -7,8 +7,8 @@ from celery_durable.model import (
     RunOutcome,
     Status,
 )
-from celery_durable.store import leases
-from celery_durable.store.leases import Renewal
+from celery_durable.store.runs import leases
+from celery_durable.store.runs.leases import Renewal
 from tests.store.world import LEASE, World
 
 

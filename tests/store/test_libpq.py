@@ -10,11 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.model import Status
-from celery_durable.store import instances
-from celery_durable.store.compiled import Rows
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.libpq import PreparedStatements
-from celery_durable.store.statements import param, statement
+from celery_durable.store.engine.libpq import PreparedStatements
+from celery_durable.store.engine.statements import Rows, param, statement
+from celery_durable.store.instances import instances
 from tests.store.world import World
 from tests.support.lost_connections import kill, session_id
 
@@ -214,7 +213,7 @@ GREENLETS = {
 def test_greenlets_run_while_a_statement_waits(store_url: str, library: str) -> None:
     code = f"""
 {GREENLETS[library]}
-from celery_durable.store.engine import Store
+from celery_durable.store.engine.store import Store
 store = Store({store_url!r})
 print(store.run_statement(lambda tx: tx.prepared_statements is not None))
 store.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from celery_durable.model import DueRun, NewRun, Origin, RunOutcome, Status
-from celery_durable.store import instances, lifecycle, runs
 from celery_durable.store.engine import Tx
-from celery_durable.store.runs import Continuation
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import runs
+from celery_durable.store.runs.runs import Continuation
 from tests.store.world import GRACE, LEASE, World, step
 
 

@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.model import OutboxKind, OutboxMessage, to_us
-from celery_durable.store import outbox
 from celery_durable.store.engine import Tx
-from celery_durable.store.outbox import Delivery
+from celery_durable.store.runs import outbox
+from celery_durable.store.runs.outbox import Delivery
 from tests.store.world import GRACE, REDISPATCH, World, seconds
 
 SERVERS = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.model import Count
-from celery_durable.store import chaos_checks, overview
 from celery_durable.store.engine import Tx
+from celery_durable.store.instances import chaos_checks, overview
 from tests.store.test_plans import SLEEPERS, fill
 from tests.store.world import LEASE, World
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from celery_durable.model import StepStatus, StepType
-from celery_durable.store import history, instance_lists
+from celery_durable.store.instances import lists
+from celery_durable.store.runs import history
 from tests.store.world import World, seconds, step
 
 
@@ -52,7 +53,7 @@ def test_the_current_step_is_the_open_step_that_is_due_first(world: World) -> No
     claim = world.claim(world.create())
 
     def current() -> str | None:
-        found = world.store.read(lambda tx: instance_lists.find_current_step(tx, claim.pk, 1))
+        found = world.store.read(lambda tx: lists.find_current_step(tx, claim.pk, 1))
         assert found is None or found.result is None
         return None if found is None else found.step_key
 

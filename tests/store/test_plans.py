@@ -14,10 +14,12 @@ from sqlalchemy.dialects.postgresql import psycopg
 
 from celery_durable import store
 from celery_durable.model import RunRef
-from celery_durable.store import claims, instance_lists, instances, run_events, schedule, step_groups, step_rows, sweeps
-from celery_durable.store.claims import RESUMING, STARTING
 from celery_durable.store.engine import Tx
-from celery_durable.store.statements import Statement
+from celery_durable.store.engine.statements import Statement
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import instances, lists
+from celery_durable.store.runs import claims, schedule, step_groups, step_rows, sweeps
+from celery_durable.store.runs.claims import RESUMING, STARTING
 from tests.store.world import LEASE, REDISPATCH, World, step
 
 SLEEPERS = 20_000
@@ -188,7 +190,7 @@ def test_no_hot_statement_scans_a_table_on_mariadb(live: World) -> None:
 def test_the_current_steps_of_a_page_are_read_by_key(live: World) -> None:
     fill(live)
     pks = [live.store.read(lambda tx, n=n: instances.find_pk(tx, "order", f"s-{n}")) for n in range(801, 826)]
-    query = instance_lists.build_current_steps_query(live.store.tables, pks)
+    query = lists.build_current_steps_query(live.store.tables, pks)
     compiled = query.compile(dialect=live.store.engine.dialect, compile_kwargs={"literal_binds": True})
     verb = "EXPLAIN QUERY PLAN" if live.store.database.name == "sqlite" else "EXPLAIN"
     with live.store.engine.begin() as connection:

@@ -7,21 +7,21 @@ from datetime import datetime
 import pytest
 
 from celery_durable.runner.watermark import Watermark
-from celery_durable.store import queues
+from celery_durable.store.runs import schedule
 from tests.store.world import World, seconds
 
 
 def _claimed(world: World, queue: str = "durable") -> datetime | None:
-    return world.store.read(queues.read_claimed).get(queue)
+    return world.store.read(schedule.read_claimed).get(queue)
 
 
 def _advance(world: World, sent_at: datetime) -> None:
-    world.store.transact(lambda tx: queues.record_claimed(tx, "durable", sent_at=sent_at))
+    world.store.transact(lambda tx: schedule.record_claimed(tx, "durable", sent_at=sent_at))
 
 
 def test_a_dispatch_message_counts_as_claimed_after_three_seconds(world: World) -> None:
     first = world.now
-    world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=first))
+    world.store.transact(lambda tx: schedule.insert_queue(tx, "durable", sent_at=first))
     world.advance(2.999999)
     assert _claimed(world) is None
     world.advance(0.000001)
@@ -38,18 +38,18 @@ def test_a_dispatch_message_counts_as_claimed_after_three_seconds(world: World) 
 
 def test_a_dispatch_message_that_was_sent_earlier_changes_nothing(world: World) -> None:
     sent_at = world.now
-    world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=sent_at))
+    world.store.transact(lambda tx: schedule.insert_queue(tx, "durable", sent_at=sent_at))
     world.advance(10)
     _advance(world, sent_at - seconds(1))
     assert _claimed(world) == sent_at
-    world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=world.now))  # another process began
+    world.store.transact(lambda tx: schedule.insert_queue(tx, "durable", sent_at=world.now))  # another process began
     assert _claimed(world) == sent_at
 
 
 def test_setting_the_database_clock_back_makes_no_dispatch_message_lost(world: World) -> None:
     """Else each would be sent again and again until that time has come a second time."""
     world.advance(3600)
-    world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=world.now))
+    world.store.transact(lambda tx: schedule.insert_queue(tx, "durable", sent_at=world.now))
     world.advance(-3600)
     assert _claimed(world) is None
     sent_at = world.now
@@ -61,11 +61,11 @@ def test_setting_the_database_clock_back_makes_no_dispatch_message_lost(world: W
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_of_two_simultaneous_reports_one_is_stored(world: World) -> None:
-    world.store.transact(lambda tx: queues.insert(tx, "durable", sent_at=world.now))
+    world.store.transact(lambda tx: schedule.insert_queue(tx, "durable", sent_at=world.now))
     world.advance(10)
     sent_at = world.now - seconds(1)
     with world.hold_transaction() as tx:
-        queues.record_claimed(tx, "durable", sent_at=sent_at)
+        schedule.record_claimed(tx, "durable", sent_at=sent_at)
         rival = world.start_blocked(_advance, world, world.now)
     rival.result()
     world.advance(3)
@@ -103,7 +103,7 @@ def test_a_claim_without_a_dispatch_message_reports_nothing(world: World) -> Non
     world.undo_dispatch(ref)
     Watermark(world.store, world.store.runtime).record_claim(world.claim(ref))
     world.advance(10)
-    assert world.store.read(queues.read_claimed) == {}
+    assert world.store.read(schedule.read_claimed) == {}
 
 
 def test_a_failed_report_does_not_fail_the_pass(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, InstanceRow, ReleaseOutcome, RunOutcome, RunRef, Status, StepStatus, StepType
-from celery_durable.store import claims, instances, leases, lifecycle, releases, takeovers
-from celery_durable.store.claims import ClaimRequest
 from celery_durable.store.engine import Tx
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import claims, leases, releases
+from celery_durable.store.runs.claims import ClaimRequest
 from tests.store.world import GRACE, LEASE, World, seconds, send_in, step, sweep_in, wait_in, write_in
 
 SERVERS = ["postgresql", "mariadb"]
@@ -26,7 +27,7 @@ def lock(tx: Tx, ref: RunRef) -> InstanceRow:
 
 
 def claim_in(tx: Tx, ref: RunRef, token: str) -> Claim | None:
-    return takeovers.take_over(tx, ClaimRequest(ref, token=token, task_id="task-2", node="task-2", lease=LEASE))
+    return claims.take_over(tx, ClaimRequest(ref, token=token, task_id="task-2", node="task-2", lease=LEASE))
 
 
 # --- wait against send_event --------------------------------------------------------------------

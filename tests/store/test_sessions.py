@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from celery_durable.errors import StoreMismatch, ValueRefused
 from celery_durable.model import RunRef
-from celery_durable.store import instances, sessions
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Store, Tx, sessions
+from celery_durable.store.instances import instances
 from tests.store.world import GRACE, World, step
 
 # --- joined sessions ----------------------------------------------------------------------------

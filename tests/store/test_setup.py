@@ -8,9 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.errors import ConfigInvalid, SchemaOutdated
-from celery_durable.store import instances, migrate, outbox
 from celery_durable.store.engine import Store
-from celery_durable.store.schema import REVISION
+from celery_durable.store.instances import instances
+from celery_durable.store.migrations import migrate
+from celery_durable.store.runs import outbox
+from celery_durable.store.schema.tables import REVISION
 from tests.store.world import World
 
 REMEDY = (

@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.runtime import Runtime
-from celery_durable.store import migrate, statements
-from celery_durable.store.engine import Store
+from celery_durable.store.engine import Store, statements
+from celery_durable.store.migrations import migrate
 from tests.conftest import MovableRuntime
 
 MakeStore = Callable[..., Store]

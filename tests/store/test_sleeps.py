@@ -10,9 +10,10 @@ import sqlalchemy as sa
 
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, ReleaseOutcome, StepStatus, StepType, StepWrite, to_us
-from celery_durable.store import instances, lifecycle, releases, sleeps
 from celery_durable.store.engine import Tx
-from celery_durable.store.sleeps import Suspended
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import releases
+from celery_durable.store.runs.releases import Suspended
 from tests.store.world import GRACE, World, step, wait_in
 
 MINUTE = timedelta(seconds=60)
@@ -27,7 +28,7 @@ def nap(**given: Any) -> StepWrite:
 
 
 def sleep(world: World, claim: Claim, write: StepWrite | None = None) -> Suspended:
-    return world.store.run_statement(lambda tx: sleeps.suspend_for_sleep(tx, claim, write or nap()))
+    return world.store.run_statement(lambda tx: releases.suspend_for_sleep(tx, claim, write or nap()))
 
 
 @pytest.mark.parametrize("given", TIMES.values(), ids=TIMES)

@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from celery_durable.model import StepRow, StepStatus, StepType, StepWrite, from_us, hot_dataclass, to_us
-from celery_durable.store import runs, step_rows
 from celery_durable.store.engine import Store
-from celery_durable.store.statements import Statement, param
-from celery_durable.store.step_columns import STEP_COLUMNS, Source, StepColumn, Written
-from celery_durable.store.step_format import STEPS, StepFormat
+from celery_durable.store.engine.statements import Statement, param
+from celery_durable.store.runs import runs, step_rows
+from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS, Source, StepColumn, StepFormat, Written
 from tests.store.world import World
 
 DECLARED = [column.name for column in STEP_COLUMNS]

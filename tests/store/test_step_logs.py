@@ -6,7 +6,7 @@ import pytest
 
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, LogLevel, LogLine, LogRecord, StepStatus, StepWrite
-from celery_durable.store import history, run_logs, step_rows
+from celery_durable.store.runs import history, outputs, step_rows
 from tests.store.world import LEASE, World, seconds, step
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -26,7 +26,7 @@ def read(world: World, claim: Claim) -> list[LogRecord]:
     return world.store.read(lambda tx: history.read_logs(tx, claim.pk, 1, after_id=0, limit=100))
 
 
-@pytest.mark.parametrize("count", range(1, run_logs.MAX_WITH_STEP + 1))
+@pytest.mark.parametrize("count", range(1, outputs.MAX_WITH_STEP + 1))
 def test_lines_are_written_in_order_with_a_new_row_and_with_a_changed_one(world: World, count: int) -> None:
     claim, messages = world.claim(world.create()), [f"späť {number}\n" for number in range(count)]
     commit(world, claim, RETRY, *messages)

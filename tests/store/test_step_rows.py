@@ -10,8 +10,9 @@ import pytest
 from celery_durable.ancestry import AncestorRun, Ancestry
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, LogLevel, LogLine, StepRow, StepStatus, StepType, StepWrite
-from celery_durable.store import claims, history, run_events, run_logs, step_rows
-from celery_durable.store.run_events import StoredEvent
+from celery_durable.store.events import run_events
+from celery_durable.store.events.run_events import StoredEvent
+from celery_durable.store.runs import claims, history, outputs, step_rows
 from tests.store.world import LEASE, World, seconds, step
 
 # --- steps --------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ def _line(message: str, **given: Any) -> LogLine:
 def _log(world: World, claim: Claim, *messages: str, limit: int) -> None:
     def work(tx: Any) -> None:
         guarded = claims.guard(tx, claim, lease=LEASE)
-        run_logs.write_logs(tx, claim, guarded, [_line(message) for message in messages], remaining=limit)
+        outputs.write_logs(tx, claim, guarded, [_line(message) for message in messages], remaining=limit)
 
     world.store.transact(work)
 
@@ -265,7 +266,7 @@ def test_a_log_line_reads_back_as_written(world: World) -> None:
     claim = world.claim(world.create())
     line = LogLine(LogLevel.WARNING, "billing", "späť\n", '{"n":1}', "charge", 2, is_replay=True)
     world.store.transact(
-        lambda tx: run_logs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=1)
+        lambda tx: outputs.write_logs(tx, claim, claims.guard(tx, claim, lease=LEASE), [line], remaining=1)
     )
     (read,) = world.store.read(lambda tx: history.read_logs(tx, claim.pk, 1, after_id=0, limit=1))
     assert (read.level, read.category, read.message, read.data) == (LogLevel.WARNING, "billing", "späť\n", {"n": 1})

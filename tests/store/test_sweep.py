@@ -9,10 +9,11 @@ import sqlalchemy as sa
 
 from celery_durable.model import DueRun, RunOutcome, Status, WakeReason, to_us
 from celery_durable.redispatch import QueueProgress
-from celery_durable.store import claims, instances, leases, schedule
-from celery_durable.store.claims import RESUMING, STARTING, ClaimRequest
 from celery_durable.store.engine import Tx
-from celery_durable.store.schedule import QueueAgenda
+from celery_durable.store.instances import instances
+from celery_durable.store.runs import claims, leases, schedule
+from celery_durable.store.runs.claims import RESUMING, STARTING, ClaimRequest
+from celery_durable.store.runs.schedule import QueueAgenda
 from tests.store.world import GRACE, LEASE, REDISPATCH, World, seconds, step, sweep_in
 
 

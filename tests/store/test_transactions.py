@@ -15,9 +15,11 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_durable.errors import StoreUnavailable, Superseded
 from celery_durable.model import RunRef
-from celery_durable.store import instances, run_events, step_rows, time_limits
-from celery_durable.store.compiled import CompiledStatement
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Store, Tx, time_limits
+from celery_durable.store.engine.statements import CompiledStatement
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import instances
+from celery_durable.store.runs import step_rows
 from tests.store.world import GRACE, LEASE, World, step
 from tests.support.lost_connections import cut_commit, kill, session_id
 

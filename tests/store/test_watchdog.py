@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from celery_durable import signals
 from celery_durable.errors import StoreUnavailable
 from celery_durable.runtime import Runtime, real_monotonic
-from celery_durable.store import claims, step_rows
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.time_limits import Timeouts, limit_database_time
+from celery_durable.store.engine.time_limits import Timeouts, limit_database_time
+from celery_durable.store.runs import claims, step_rows
 from celery_durable.store.watchdog import watch_socket_of
 from tests.signals.conftest import hearing
 from tests.smoke.fault_proxy import FaultProxy, Mode

@@ -27,20 +27,12 @@ from celery_durable.model import (
     from_us,
 )
 from celery_durable.redispatch import QueueProgress, Redispatch
-from celery_durable.store import (
-    claims,
-    instances,
-    lifecycle,
-    releases,
-    run_events,
-    schedule,
-    step_rows,
-    sweeps,
-    takeovers,
-)
-from celery_durable.store.claims import ClaimRequest
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.step_rows import RunState, WrittenStep
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import claims, releases, schedule, step_rows, sweeps
+from celery_durable.store.runs.claims import ClaimRequest
+from celery_durable.store.runs.step_rows import RunState, WrittenStep
 
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=2)
@@ -122,7 +114,7 @@ class World:
         request = ClaimRequest(ref, f"token-{next(_tokens)}", task_id, node, lease)
         claim = self.store.run_statement(lambda tx: claims.claim(tx, request))
         if isinstance(claim, claims.ClaimExpired):
-            claim = self.store.transact(lambda tx: takeovers.take_over(tx, request))
+            claim = self.store.transact(lambda tx: claims.take_over(tx, request))
         if claim is not None and claim.new_run is not None:  # what the claim read replaces what a load would read
             assert RunState.of_new_run(ref, claim.new_run) == self.load(claim)
         return claim

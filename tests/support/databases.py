@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 from pymysql.constants import CLIENT
 
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store
-from celery_durable.store.schema import Tables
+from celery_durable.store.migrations import migrate
+from celery_durable.store.schema.tables import Tables
 from tests.support import leftovers, open_connections
 from tests.support.services import DATABASES
 

@@ -14,7 +14,7 @@ import sqlalchemy.orm
 from celery_durable.definitions import WorkflowDefinition
 from celery_durable.model import InstanceStatus, LogRecord, RunRef, Status, StepRecord, from_us
 from celery_durable.signals import event_received, ignore, listen
-from celery_durable.store import instances
+from celery_durable.store.instances import instances
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from celery_durable.errors import StoreUnavailable
 from celery_durable.store.engine import Store
-from celery_durable.store.libpq import PreparedStatements
+from celery_durable.store.engine.libpq import PreparedStatements
 
 
 def session_id(connection: Any) -> int:

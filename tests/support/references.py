@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from celery_durable.model import ItemRef, RunRef, TaskReference
-from celery_durable.store.database_identity import ensure_database_id
 from celery_durable.store.engine import Store
+from celery_durable.store.engine.server_info import ensure_database_id
 
 
 def reference_of(store: Store, ref: RunRef, event_type: str) -> TaskReference:

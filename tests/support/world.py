@@ -25,7 +25,7 @@ from celery_durable.operations import OperationContext, Operations
 from celery_durable.redispatch import SLACK
 from celery_durable.runtime import ConcurrentBody, Runtime
 from celery_durable.step import StepTx
-from celery_durable.store import schedule
+from celery_durable.store.runs import schedule
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState

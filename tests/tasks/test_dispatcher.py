@@ -20,8 +20,8 @@ from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.errors import StoreUnavailable
 from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
-from celery_durable.store import claims, schedule
-from celery_durable.store.claims import ClaimRequest
+from celery_durable.store.runs import claims, schedule
+from celery_durable.store.runs.claims import ClaimRequest
 from celery_durable.tasks import SWEEP
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.publishing import PublishReport, SendState

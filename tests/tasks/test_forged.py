@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.contrib import prometheus
 from celery_durable.model import RunRef, task_event_type
-from celery_durable.store.database_identity import ensure_database_id
+from celery_durable.store.engine.server_info import ensure_database_id
 from celery_durable.tasks import ADVANCE, DELIVER, MARKER, SWEEP, TASK_DONE, TASK_FAILED
 from celery_durable.tasks.start import START
 from tests.support.embedded import messages, until, worker

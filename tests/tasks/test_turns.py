@@ -11,7 +11,7 @@ from celery import Celery
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import DueRun, OutboxKind, OutboxMessage, RunRef
 from celery_durable.runtime import Runtime
-from celery_durable.store import outbox
+from celery_durable.store.runs import outbox
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState

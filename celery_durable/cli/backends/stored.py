@@ -37,8 +37,9 @@ from celery_durable.model import (
     Stats,
 )
 from celery_durable.redaction import Redaction
-from celery_durable.store import instances, migrate
-from celery_durable.store.faults import find_driver_error, is_transient
+from celery_durable.store.engine.faults import find_driver_error, is_transient
+from celery_durable.store.instances import instances
+from celery_durable.store.migrations import migrate
 from celery_durable.testing import local_servers
 from celery_durable.wire.permissions import Permission
 

@@ -24,7 +24,7 @@ from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import RunRef
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 from celery_durable.testing import local_servers
 from celery_durable.testing.code_watcher import CodeWatcher, find_syntax_error
 from celery_durable.testing.local_worker import LocalWorker

@@ -10,7 +10,7 @@ import click
 from celery_durable.cli.command import OpenBackend, command
 from celery_durable.cli.inputs import InstanceId, RunNumber, Workflow
 from celery_durable.model import RunRef
-from celery_durable.store.time_limits import limit_database_time
+from celery_durable.store.engine.time_limits import limit_database_time
 from celery_durable.wire.encoding import to_data
 from celery_durable.wire.runs import export_run
 

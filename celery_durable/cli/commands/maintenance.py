@@ -14,7 +14,7 @@ from celery_durable.cli.inputs import Context, Option, Payload, WordInput
 from celery_durable.cli.output.console import Styled
 from celery_durable.explain.remedies import find_remedy
 from celery_durable.model import TERMINAL, Status
-from celery_durable.store import migrate as migrations
+from celery_durable.store.migrations import migrate as migrations
 
 
 @command("migrate", "migrate --check", "migrate --sql")

@@ -15,7 +15,7 @@ from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.model import RunRef
-from celery_durable.store.outbox import OutboxEntry
+from celery_durable.store.runs.outbox import OutboxEntry
 
 _WAITER_COLUMNS = (
     *map(Column, ("WORKFLOW", "ID", "RUN", "STEP", "SINCE")),

@@ -16,7 +16,7 @@ from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.runner.preflight import Occurrences, Preflight, WorkflowReport
 from celery_durable.runner.replay_check import ReplayResult
-from celery_durable.store.time_limits import limit_database_time
+from celery_durable.store.engine.time_limits import limit_database_time
 
 _COLUMNS = (Column("WORKFLOW"), Column("GO ON"), Column("CHANGED"), Column("DIVERGE"))
 _RUNS_PER_NOTE = 1000

@@ -16,10 +16,10 @@ from celery_durable.app import Durable
 from celery_durable.contrib.django import wiring
 from celery_durable.errors import DurableError, StoreUnavailable, UnsupportedDatabase
 from celery_durable.explain.remedies import is_pooler_rejection
-from celery_durable.store import migrate, server_info
-from celery_durable.store.engine import Store
-from celery_durable.store.faults import describe_fault
-from celery_durable.store.schema import REVISION
+from celery_durable.store.engine import Store, server_info
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.migrations import migrate
+from celery_durable.store.schema.tables import REVISION
 
 _ENGINES = ("postgresql", "mysql", "sqlite")
 

@@ -15,7 +15,7 @@ from django.db import connections
 from sqlalchemy import event, exc
 
 from celery_durable.contrib.django.joined_engine import find_driver
-from celery_durable.store import drivers
+from celery_durable.store.engine import drivers
 
 _PLACE = ("host", "port", "dbname", "database", "db", "user", "username", "password", "passwd", "unix_socket")
 """Parameters that SQLAlchemy takes from the URL. Django's replace them at each connect: tests switch the database."""

@@ -21,9 +21,9 @@ from sqlalchemy import exc
 from celery_durable.contrib.django.connections import is_branch_thread
 from celery_durable.contrib.django.joined_engine import to_database_error
 from celery_durable.errors import StepTxMisuse
-from celery_durable.store.drivers import roll_back_and_block_writes
-from celery_durable.store.external_transactions import UserWrite
-from celery_durable.store.faults import CommitInDoubt, Fault, classify_fault, log_commit_in_doubt
+from celery_durable.store.engine.drivers import roll_back_and_block_writes
+from celery_durable.store.engine.faults import CommitInDoubt, Fault, classify_fault, log_commit_in_doubt
+from celery_durable.store.engine.sessions import UserWrite
 
 logger = logging.getLogger("celery_durable.django")
 

@@ -13,10 +13,10 @@ from django.db.migrations.operations.base import Operation
 from celery_durable.contrib.django import wiring
 from celery_durable.errors import StoreUnavailable, UnsupportedDatabase
 from celery_durable.explain.remedies import is_pooler_rejection
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store
-from celery_durable.store.faults import describe_fault
-from celery_durable.store.schema import REVISION
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.store.migrations import migrate
+from celery_durable.store.schema.tables import REVISION
 
 
 class StoreRevision(Operation):

@@ -18,7 +18,7 @@ from celery_durable.contrib.django.database import DjangoDatabase
 from celery_durable.contrib.django.own_engine import make_own_engine
 from celery_durable.errors import AliasMismatch, ConfigInvalid
 from celery_durable.runtime import Runtime
-from celery_durable.store.framework_store import FrameworkStore
+from celery_durable.store.engine.framework_store import FrameworkStore
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from celery_durable.housekeeping import Job
 from celery_durable.runtime import Runtime
 from celery_durable.store import inventories
 from celery_durable.store.engine import Store
-from celery_durable.store.faults import describe_fault
+from celery_durable.store.engine.faults import describe_fault
 from celery_durable.store.inventories import RENEW_INTERVAL
 from celery_durable.tasks.lost.detection import STUCK_LOOP_SECONDS
 from celery_durable.tasks.lost.held_tasks import HeldTasks

@@ -13,8 +13,8 @@ from celery_durable.housekeeping import CallQueue
 from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.runtime import Runtime
 from celery_durable.store import lost_tasks
-from celery_durable.store.database_identity import find_database_id
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.server_info import find_database_id
 from celery_durable.tasks.lost.held_tasks import HeldTasks, is_requeued
 from celery_durable.tasks.lost.inventory import InventoryReporter
 

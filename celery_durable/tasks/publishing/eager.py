@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from celery import Celery
 
 from celery_durable.model import DueRun, OutboxKind, OutboxMessage
-from celery_durable.store.time_limits import restore_own_timeouts
+from celery_durable.store.engine.time_limits import restore_own_timeouts
 from celery_durable.tasks.publishing.message_builder import MessageBuilder
 
 logger = logging.getLogger("celery_durable.tasks")

@@ -14,7 +14,7 @@ from celery_durable.contrib.django import connections as body_connections
 from celery_durable.contrib.django import wiring
 from celery_durable.contrib.django.database import DjangoDatabase
 from celery_durable.runtime import Runtime
-from celery_durable.store import migrate
+from celery_durable.store.migrations import migrate
 from celery_durable.testing import DurableHarness, databases
 from celery_durable.testing.databases import MakeStore
 from tests.contrib.django import project, workflows

@@ -15,7 +15,7 @@ from django.db import connections
 from celery_durable import Durable
 from celery_durable.contrib.django import checks, wiring
 from celery_durable.errors import ConfigInvalid
-from celery_durable.store.schema import REVISION
+from celery_durable.store.schema.tables import REVISION
 from tests.contrib.django import site
 from tests.contrib.django.workflows import wait
 from tests.support.databases import on_databases

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable
-from celery_durable.store import migrate
 from celery_durable.store.engine import Store
-from celery_durable.store.schema import REVISION
+from celery_durable.store.migrations import migrate
+from celery_durable.store.schema.tables import REVISION
 from tests.store.migrations.tables import TABLES, VERSION_TABLE
 
 
@@ -66,7 +66,7 @@ def test_an_applications_migration_can_use_its_op_afterwards(empty: Store, empty
     (tmp_path / "versions" / "a1_workflows.py").write_text(
         "import sqlalchemy as sa\n"
         "from alembic import op\n"
-        "from celery_durable.store.migrate import upgrade_connection\n"
+        "from celery_durable.store.migrations.migrate import upgrade_connection\n"
         "revision, down_revision = 'a1', None\n"
         "def upgrade():\n"
         "    op.create_table('shop', sa.Column('id', sa.Integer, primary_key=True))\n"

@@ -13,10 +13,11 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.errors import SchemaIncomplete, SchemaOutdated
-from celery_durable.store import instances, migrate
-from celery_durable.store.database_identity import ensure_database_id
 from celery_durable.store.engine import Store
-from celery_durable.store.schema import REVISION, build_tables
+from celery_durable.store.engine.server_info import ensure_database_id
+from celery_durable.store.instances import instances
+from celery_durable.store.migrations import migrate
+from celery_durable.store.schema.tables import REVISION, build_tables
 from tests.store.migrations.tables import TABLES, VERSION_TABLE, described, drop_all
 
 MAKERS = [migrate.upgrade, lambda store: store.tables.metadata.create_all(store.engine)]
@@ -76,7 +77,7 @@ def test_mariadb_compares_keys_byte_by_byte_without_padding(empty: Store) -> Non
 
 
 def test_importing_the_store_does_not_import_alembic() -> None:
-    code = "import sys, celery_durable.store.migrate; assert 'alembic' not in sys.modules"
+    code = "import sys, celery_durable.store.migrations.migrate; assert 'alembic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.store import migrate, schema
 from celery_durable.store.engine import Store
+from celery_durable.store.migrations import migrate
 from tests.store.migrations.tables import described, drop_all
 
 NEXT = """
@@ -46,7 +46,7 @@ _NEW_RUN = (
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later version of the package: it has one more migration, and needs it."""
-    shutil.copytree(Path(schema.__file__).with_name("migrations"), tmp_path / "migrations")
+    shutil.copytree(Path(migrate.__file__).with_name("versions"), tmp_path / "migrations" / "versions")
     (tmp_path / "migrations" / "versions" / "0002_next.py").write_text(NEXT)
     monkeypatch.setattr(migrate, "_SCRIPTS", tmp_path / "migrations")
     monkeypatch.setattr(migrate, "REVISION", "0002")

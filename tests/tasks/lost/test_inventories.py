@@ -19,7 +19,7 @@ from kombu import Message
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import RunRef, TaskReference
 from celery_durable.store import heartbeats, inventories, lost_tasks
-from celery_durable.store.database_identity import ensure_database_id
+from celery_durable.store.engine.server_info import ensure_database_id
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.inventories import ProcessRow
 from tests.support.celery_apps import MakeApp

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from celery_durable import Durable, Step, StepTx, WorkflowEvent
 from celery_durable.errors import StoreUnavailable
-from celery_durable.store.time_limits import limit_database_time
+from celery_durable.store.engine.time_limits import limit_database_time
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.support.celery_apps import MakeApp
 from tests.support.embedded import worker

@@ -19,7 +19,8 @@ from kombu.exceptions import OperationalError
 from celery_durable import CreateOptions, Durable, Step, WorkflowEvent
 from celery_durable.model import DueRun, from_us, to_us
 from celery_durable.runtime import Runtime
-from celery_durable.store import instances, schedule
+from celery_durable.store.instances import instances
+from celery_durable.store.runs import schedule
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.support.brokerless import a_refused_port, approval

@@ -87,7 +87,7 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
     partial("instance_due", "instance", ["priority", "queue", "next_check_at"], "next_check_at IS NOT NULL")
     partial("instance_sent", "instance", ["queue", "sent_at"], "sent_at IS NOT NULL AND claim_token IS NULL")
     # While the tables are nearly empty, PostgreSQL would take a full index for a statement that reads one row: see
-    # `schema.IN_LISTS`. MariaDB has no partial indexes, and always chooses the unique index of a row.
+    # `tables.IN_LISTS`. MariaDB has no partial indexes, and always chooses the unique index of a row.
     if is_mariadb:
         full("instance_list", "instance", ["workflow", "id"])
         full("instance_status", "instance", ["workflow", "status", "id"])

@@ -1,0 +1,495 @@
+"""Answers to steps: an answer is stored as an event that only one step waits for.
+
+A child's answer is written in the transaction that ends the child. The parent existed before the child, so its row
+has the lower key and is locked first. All row locks are taken in ascending key order.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.errors import InstanceNotFound
+from celery_durable.model import (
+    NO_TRACE,
+    OPEN_ITEMS,
+    AnswerResult,
+    AttemptOutcome,
+    AttemptWrite,
+    DueRun,
+    ErrorTrace,
+    InstanceRow,
+    ItemRef,
+    ItemStatus,
+    OutboxMessage,
+    Parent,
+    Status,
+    StepStatus,
+    StepType,
+    TaskReference,
+    TaskSendingStep,
+    WakeReason,
+    WorkerProcess,
+    decide_answered,
+    from_us,
+    task_id,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import attempts, items, outbox
+from celery_durable.values import read_answer_error
+
+
+@statement
+def _waiting_parent(s: Store) -> Any:
+    i, st = s.tables.instance.c, s.tables.step.c
+    return (
+        sa.select(i.workflow, i.instance_id, st.wait_event_type)
+        .join_from(s.tables.instance, s.tables.step, sa.and_(st.instance_pk == i.id, st.run_number == i.run_number))
+        .where(
+            i.id == param("pk"),
+            i.run_number == param("run"),
+            st.step_key == param("key"),
+            st.type == sa.literal_column(f"'{StepType.CHILD.value}'"),
+            st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        )
+    )
+
+
+def find_waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
+    """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does.
+
+    A step starts to wait in the commit that creates the child. Once it has ended, it never waits again.
+    """
+    row = None if parent is None else _find_waiting_step(tx, parent)
+    return [] if parent is None or row is None else [(parent.pk, row.workflow, row.instance_id)]
+
+
+def _find_waiting_step(tx: Tx, parent: Parent) -> Any:
+    return tx.run(_waiting_parent, pk=parent.pk, run=parent.run_number, key=parent.step_key).first()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingStep:
+    """A step that waits for an answer: its locked instance, and the event type of the answer."""
+
+    row: InstanceRow
+    event_type: str
+
+
+def lock_parent(tx: Tx, parent: Parent | None) -> WaitingStep | None:
+    """Lock the instance whose step waits for this child's end. Call this before the child is locked.
+
+    Returns None if no step waits.
+    """
+    for _, workflow, instance_id in find_waiting_parent(tx, parent):
+        assert parent is not None
+        try:
+            row = instances.lock(tx, workflow, instance_id)
+        except InstanceNotFound:  # it ended and was deleted after the read
+            return None
+        # Read again under the lock: the step may have ended after the first read.
+        step = _find_waiting_step(tx, parent)
+        return None if step is None else WaitingStep(row, step.wait_event_type)
+    return None
+
+
+@statement
+def _select_unanswered_step(s: Store) -> Any:
+    st, e = s.tables.step.c, s.tables.event.c
+    has_answer = sa.exists().where(
+        e.instance_pk == st.instance_pk, e.run_number == st.run_number, e.type == st.wait_event_type
+    )
+    return sa.select(st.step_key).where(
+        st.instance_pk == param("pk"),
+        st.run_number == param("run"),
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        st.wait_event_type == param("type"),
+        ~has_answer,
+    )
+
+
+def store_answer(
+    tx: Tx, waiting_step: WaitingStep, *, payload: str, event_id: str, grace: timedelta
+) -> list[DueRun] | None:
+    """Store an answer for a waiting step. Returns the runs that became due.
+
+    Returns None if the step does not wait for this answer any more, or has one already. If the caller fails to publish
+    the runs, a sweep publishes them after ``grace``.
+    """
+    row = waiting_step.row
+    is_unanswered = (
+        tx.run(_select_unanswered_step, pk=row.pk, run=row.run_number, type=waiting_step.event_type).first() is not None
+    )
+    if row.status.is_terminal or not is_unanswered:
+        return None
+    run_events.insert_event(tx, row, type_=waiting_step.event_type, payload=payload, event_id=event_id)
+    # If a worker holds the claim, it finds the event itself. Only a suspended run must be made due.
+    is_suspended = run_events.is_awaited(tx, row, waiting_step.event_type)
+    return [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if is_suspended else []
+
+
+def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:
+    """Answer the step of a child's parent, in the transaction that ends the child. Returns the runs that became due.
+
+    The caller has called `lock_parent` before it locked the child. So locking the parent again does not block.
+    """
+    waiting_step = lock_parent(tx, parent)
+    return (
+        []
+        if waiting_step is None
+        else store_answer(tx, waiting_step, payload=payload, event_id=event_id, grace=grace) or []
+    )
+
+
+# Answers of Celery tasks to the steps and map items that wait for them.
+#
+# The process that receives an answer writes it. It also sends the next item of a map that is ready, while the instance
+# stays suspended. It wakes the instance when all items are finished, or when an item has failed that may be retried.
+# The pass then decides what to do. All of this happens under the lock of the instance's row, with one exception.
+#
+# The result of an item takes one statement without that lock (`record_result`) if no other item waits to be sent. So
+# the items of a map do not wait for each other. After its commit the process checks whether the map needs a pass
+# (`may_need_pass`), and only then locks the instance and wakes it (`wake_for_map`). It may die before that: the run
+# checks its maps itself from time to time (`RunLimits.next_map_check`).
+#
+# Three things fence an answer:
+#
+# * The token is random and belongs to one attempt, so it cannot be guessed.
+# * The item must be out, so an attempt is answered only once.
+# * A failure counts only from the newest delivery. An older delivery may fail because the newer one does its work. A
+#   success counts from any delivery.
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOutcome:
+    """The result of an answer. The caller wakes ``due_runs`` and sends ``messages``."""
+
+    result: AnswerResult
+    due_runs: tuple[DueRun, ...] = ()
+    messages: tuple[OutboxMessage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """The error of a task as the record of its attempt stores it.
+
+    It is built before the transaction, because the application's redaction must not run while a row is locked.
+    ``node`` and ``pid``: the process of the task; None if the error came in a message.
+    """
+
+    error_name: str
+    error_message: str
+    trace: ErrorTrace = NO_TRACE
+    node: str | None = None
+    pid: int | None = None
+
+
+def accept_answer(
+    tx: Tx,
+    row: InstanceRow,
+    reference: TaskReference,
+    *,
+    payload: str,
+    event_id: str,
+    grace: timedelta,
+    failure: TaskFailure | None = None,
+) -> AnswerOutcome:
+    """Accept the answer of a task to a locked instance, once.
+
+    ``failure``: the error in ``payload``, None for a result. The same transaction records the failed attempt, unless
+    the answer of a step comes after its deadline.
+
+    A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
+    sent. If the caller fails to publish the due runs and messages, a sweep publishes them after ``grace``.
+    """
+    item = ItemRef.read(reference.event_type)
+    found = _find_attempt(tx, row, reference, item)
+    if found is None or row.status.is_terminal:
+        # A copy of an answer. The process that recorded the first one may have died before it woke the instance.
+        due_runs = [] if item is None else wake_for_map(tx, row, reference, item, grace=grace)
+        return AnswerOutcome(AnswerResult.NOT_AWAITED, tuple(due_runs))
+    # Compared as bytes, since `compare_digest` accepts only ASCII in text.
+    if not hmac.compare_digest(found.attempt_token.encode(), reference.token.encode()):
+        return AnswerOutcome(AnswerResult.FORGED)
+    if item is None:
+        outcome = _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
+    else:
+        outcome = _answer_item(tx, row, item, reference, found, payload=payload, grace=grace)
+    is_taken = outcome.result is AnswerResult.TAKEN
+    if failure is not None and is_taken and (item is not None or _is_in_time(tx, row, found, event_id)):
+        write = _build_attempt(row, reference, item, found, failure)
+        attempts.insert(tx, row.pk, row.run_number, [write], now=from_us(found.now_us))
+    return outcome
+
+
+def _build_attempt(
+    row: InstanceRow, reference: TaskReference, item: ItemRef | None, found: Any, failure: TaskFailure
+) -> AttemptWrite:
+    id_ = task_id(reference.event_type, row.pk, row.run_number)
+    return AttemptWrite(
+        found.step_key,
+        found.attempts,
+        AttemptOutcome.FAILED,
+        failure.error_name,
+        failure.error_message,
+        trace=failure.trace,
+        worker=None if failure.node is None or failure.pid is None else WorkerProcess(failure.node, failure.pid, id_),
+        item=None if item is None else item.position,
+        task_id=id_,
+    )
+
+
+def _find_attempt(tx: Tx, row: InstanceRow, reference: TaskReference, item: ItemRef | None) -> Any:
+    if item is not None and item.pk != row.pk:
+        return None
+    return items.find_sent_attempt(
+        tx, reference, step_statement=_unanswered_step, item_statement=_unanswered_item, pk=row.pk, run=row.run_number
+    )
+
+
+def _select_unanswered(s: Store) -> sa.Select[Any]:
+    item, st = s.tables.item.c, s.tables.step.c
+    now_us = s.clock().label("now_us")
+    columns = (
+        st.step_key, st.max_attempts, st.timeout_ms, st.wake_at, item.attempts, item.attempt_token, now_us,
+    )  # fmt: skip
+    mine = (st.instance_pk == param("pk"), st.run_number == param("run"))
+    return sa.select(*columns).select_from(items.join_step(s)).where(*mine)
+
+
+@statement
+def _unanswered_step(s: Store) -> Any:
+    return _select_unanswered(s).where(*items.task_step_conditions(s))
+
+
+@statement
+def _unanswered_item(s: Store) -> Any:
+    return _select_unanswered(s).where(*items.map_item_conditions(s))
+
+
+_MAX_INTEGER = 2**31 - 1
+
+
+def _delivery_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
+    """Conditions on the delivery, checked in the statement that writes the row.
+
+    A report of a loss does not take the lock of the instance. So it may change ``loss_count`` after an earlier read.
+    """
+    loss_count = s.tables.item.c.loss_count
+    return [loss_count >= param("first_delivery", sa.Integer), loss_count <= param("last_delivery", sa.Integer)]
+
+
+def _delivery_parameters(payload: str, reference: TaskReference) -> dict[str, int]:
+    """The range in which the item's ``loss_count`` must be for an answer to count.
+
+    A success counts for any number. A failure counts only for the number of the delivery that the answer names, so the
+    failure of an older delivery has no effect.
+    """
+    if read_answer_error(payload) is None:
+        return {"first_delivery": 0, "last_delivery": _MAX_INTEGER}
+    return {"first_delivery": reference.delivery, "last_delivery": reference.delivery}
+
+
+# --- a task step --------------------------------------------------------------------------------
+
+
+def _answer_step(
+    tx: Tx, row: InstanceRow, reference: TaskReference, found: Any, *, payload: str, event_id: str, grace: timedelta
+) -> AnswerOutcome:
+    """Store the answer as an event that only this step waits for. The next pass consumes it."""
+    where = {"pk": row.pk, "run": row.run_number, "key": found.step_key}
+    if tx.run(_delete_task_item, **where, **_delivery_parameters(payload, reference)).rowcount == 0:
+        return AnswerOutcome(AnswerResult.NOT_AWAITED)
+    waiting_step = WaitingStep(row, reference.event_type)
+    due_runs = store_answer(tx, waiting_step, payload=payload, event_id=event_id, grace=grace)
+    return (
+        AnswerOutcome(AnswerResult.NOT_AWAITED)
+        if due_runs is None
+        else AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs))
+    )
+
+
+def _is_in_time(tx: Tx, row: InstanceRow, found: Any, event_id: str) -> bool:
+    """Whether the next pass will take the stored answer. Otherwise that pass records the attempt, as timed out."""
+    e = tx.t.event.c
+    stored = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id)
+    return bool(tx.execute(sa.select(e.created_at <= found.wake_at).where(*stored)).scalar_one())
+
+
+@statement
+def _delete_task_item(s: Store) -> Any:
+    item = s.tables.item
+    return sa.delete(item).where(*items.step_conditions(s), *_delivery_conditions(s))
+
+
+# --- an item of a map ---------------------------------------------------------------------------
+
+
+@statement
+def _update_item(s: Store) -> Any:
+    item = s.tables.item
+    return (
+        sa.update(item)
+        .where(
+            *items.step_conditions(s),
+            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
+            item.c.position == param("position", sa.Integer),
+            item.c.attempts == param("attempt", sa.Integer),
+            *_delivery_conditions(s),
+        )
+        .values(status=param("new_status", sa.String), answer=param("new_answer", sa.Text), due_at=None)
+    )
+
+
+def _answer_item(
+    tx: Tx, row: InstanceRow, item: ItemRef, reference: TaskReference, found: Any, *, payload: str, grace: timedelta
+) -> AnswerOutcome:
+    timeout = timedelta(milliseconds=found.timeout_ms)
+    step = TaskSendingStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
+    error = read_answer_error(payload)
+    status = decide_answered(
+        is_error=error is not None,
+        is_retryable=error is not None and not error.is_non_retryable,
+        attempt=item.attempt,
+        max_attempts=found.max_attempts,
+    )
+    given = {"position": item.position, "attempt": item.attempt, "new_status": status.value, "new_answer": payload}
+    if (
+        tx.run(_update_item, **items.key_parameters(step), **given, **_delivery_parameters(payload, reference)).rowcount
+        == 0
+    ):
+        return AnswerOutcome(AnswerResult.NOT_AWAITED)
+    is_paused = row.status is Status.PAUSED or row.pause_requested
+    messages = [] if is_paused else items.mark_ready_as_sent(tx, step, limit=1)
+    outbox.insert(tx, messages, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
+    step_key = (row.pk, row.run_number, item.step_key)
+    needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))
+    is_suspended = row.is_suspended
+    due_runs = (
+        [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if needs_pass and is_suspended else []
+    )
+    return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
+
+
+# --- the result of an item, without the instance's lock -----------------------------------------
+
+
+def _waiting_map_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
+    st = s.tables.step.c
+    return [
+        st.instance_pk == param("pk", sa.BigInteger),
+        st.run_number == param("run", sa.Integer),
+        st.step_key == param("key", sa.String),
+        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+    ]
+
+
+@statement
+def _record_result(s: Store) -> Any:
+    item = s.tables.item
+    update = (
+        sa.update(item)
+        .where(
+            *items.step_conditions(s),
+            items.has_status(s, ItemStatus.SENT),
+            item.c.position == param("position", sa.Integer),
+            item.c.attempts == param("attempt", sa.Integer),
+            # Not in constant time, unlike `accept_answer`. The time of an index search tells a forger nothing.
+            item.c.attempt_token == param("token", sa.String),
+        )
+        .values(status=ItemStatus.DONE.value, answer=param("answer", sa.Text), due_at=sa.null())
+    )
+    return update.where(_takes_results(s)) if s.database.can_combine_writes else update
+
+
+def _takes_results(s: Store) -> Any:
+    """Condition: the map is waiting in the current run of this instance, and none of its items is ready to be sent."""
+    i = s.tables.instance.c
+    is_waiting = sa.exists().where(
+        i.id == param("pk", sa.BigInteger),
+        i.workflow == param("workflow", sa.String),
+        i.instance_id == param("instance", sa.String),
+        i.run_number == param("run", sa.Integer),
+        i.status.not_in([sa.literal_column(f"'{status.value}'") for status in Status if status.is_terminal]),
+        *_waiting_map_conditions(s),
+    )
+    return sa.and_(is_waiting, ~items.has_ready(s))
+
+
+@statement
+def _select_takes_results(s: Store) -> Any:
+    return sa.select(_takes_results(s).label("takes_results"))
+
+
+def record_result(tx: Tx, reference: TaskReference, item: ItemRef, payload: str) -> bool:
+    """Record the result of a map item, with a lock on the item's row alone.
+
+    Returns False if it must be accepted by `accept_answer`: another item is ready to be sent, the item has an answer
+    already, or the reference is forged.
+    """
+    ref = reference.ref
+    where = {"pk": item.pk, "run": ref.run_number, "key": item.step_key}
+    named = {"workflow": ref.workflow, "instance": ref.instance_id, "token": reference.token}
+    mine = {"position": item.position, "attempt": item.attempt, "answer": payload}
+    # MariaDB would lock the rows that a subquery of an UPDATE reads, among them the instance's.
+    if not tx.store.database.can_combine_writes and not tx.run(_select_takes_results, **where, **named).scalar():
+        return False
+    return tx.run(_record_result, **where, **named, **mine).rowcount == 1
+
+
+@statement
+def _select_progress(s: Store) -> Any:
+    item = s.tables.item.c
+    # The last items in the order of the index: those at its beginning have ended first, and their entries may still be
+    # in the index.
+    open_items = (
+        sa.select(item.position)
+        .where(*items.step_conditions(s), items.has_status(s, *OPEN_ITEMS))
+        .order_by(item.status.desc(), item.position.desc())
+        .limit(sa.literal_column(str(_FEW_ITEMS)))
+        .subquery()
+    )
+    count = sa.select(sa.func.count()).select_from(open_items).scalar_subquery()
+    return sa.select(count.label("open_count"), items.has_ready(s).label("has_ready"))
+
+
+_FEW_ITEMS = 2
+
+
+def may_need_pass(tx: Tx, item: ItemRef, *, run_number: int) -> bool:
+    """Return whether a map may need a pass: none or one of its items is open, or an item is ready to be sent.
+
+    One open item is too many to finish the map. But `accept_answer` may be answering it now: another item was ready to
+    be sent when that answer came. It decides in the transaction that writes the answer, under the lock of the instance,
+    and does not see results that are not committed yet. `wake_for_map` waits for that lock, and then sees both.
+    """
+    row = tx.run(_select_progress, pk=item.pk, run=run_number, key=item.step_key).one()
+    return row.open_count < _FEW_ITEMS or bool(row.has_ready)
+
+
+@statement
+def _select_waiting_map(s: Store) -> Any:
+    st = s.tables.step.c
+    return sa.select(st.step_key).where(*_waiting_map_conditions(s))
+
+
+def wake_for_map(
+    tx: Tx, row: InstanceRow, reference: TaskReference, item: ItemRef, *, grace: timedelta
+) -> list[DueRun]:
+    """Make a locked instance due if it is suspended and this map needs a pass. Returns the runs that became due."""
+    where = {"pk": row.pk, "run": row.run_number, "key": item.step_key}
+    is_named = (row.pk, row.run_number) == (item.pk, reference.ref.run_number)
+    if not is_named or not row.is_suspended or tx.run(_select_waiting_map, **where).first() is None:
+        return []
+    progress = tx.run(_select_progress, **where).one()
+    if progress.open_count and not progress.has_ready:
+        return []
+    return [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)]

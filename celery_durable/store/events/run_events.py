@@ -1,0 +1,318 @@
+"""The events of a run: they are stored under the instance's lock, and one wait consumes each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import (
+    TERMINAL,
+    Claim,
+    DueRun,
+    InstanceRow,
+    RunRef,
+    Status,
+    StepStatus,
+    StoredEvent,
+    WakeReason,
+    duration_us,
+    from_us,
+    to_us,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.instances.lifecycle import due_values
+from celery_durable.store.runs.claims import GuardResult
+from celery_durable.store.schema import dialects
+from celery_durable.store.schema.dialects import insert_rows_or_nothing
+
+# --- send ---------------------------------------------------------------------------------------
+
+
+@statement
+def _bump_version(s: Store) -> Any:
+    i = s.tables.instance
+    return sa.update(i).where(i.c.id == param("pk")).values(version=i.c.version + 1)
+
+
+def event_values(pk: Any, run_number: Any, seq: Any, *, created_at: Any) -> dict[str, Any]:
+    """Return the values of an event's row. Its id, type and payload are parameters."""
+    return {
+        "instance_pk": pk,
+        "run_number": run_number,
+        "seq": seq,
+        "event_id": param("event_id", sa.String),
+        "type": param("type", sa.String),
+        "payload": param("payload", sa.Text),
+        "created_at": created_at,
+    }
+
+
+def _build_event(s: Store, seq: Any) -> dict[str, Any]:
+    return event_values(param("pk", sa.BigInteger), param("run", sa.Integer), seq, created_at=s.clock())
+
+
+EVENT_KEY = ("instance_pk", "run_number", "event_id")
+
+
+@statement
+def _bump_version_and_insert_event(s: Store) -> Any:
+    """Do both in one statement, if the database can combine writes."""
+    i, e = s.tables.instance, s.tables.event
+    bumped = _bump_version.build(s).returning(i.c.version).cte("bumped")
+    values = _build_event(s, bumped.c.version)
+    return dialects.insert_rows_or_nothing(s.database, e, values, bumped, EVENT_KEY).returning(e.c.seq, e.c.created_at)
+
+
+@statement
+def _insert_event(s: Store) -> Any:
+    i, e = s.tables.instance.c, s.tables.event
+    values = _build_event(s, sa.select(i.version).where(i.id == param("pk", sa.BigInteger)).scalar_subquery())
+    once = dialects.insert_or_nothing(s.database, e, values, EVENT_KEY)
+    return once.returning(e.c.seq, e.c.created_at)
+
+
+_WAITING = (StepStatus.WAITING.value, StepStatus.LINEAR_WAITING.value)
+
+
+def build_open_wait(s: Store, pk: Any, run_number: Any) -> sa.Select[tuple[str]]:
+    """Build the SELECT of an open wait of a run for the event type that is a parameter."""
+    st = s.tables.step.c
+    live = (
+        st.instance_pk == pk,
+        st.run_number == run_number,
+        st.status.in_([sa.literal_column(f"'{status}'") for status in _WAITING]),
+        st.wait_event_type == param("type", sa.String),
+        st.wake_at > s.clock(),
+    )
+    return sa.select(st.step_key).where(*live)
+
+
+@statement
+def _find_payload_type(s: Store) -> Any:
+    i = s.tables.instance.c
+    is_it = (i.workflow == param("workflow", sa.String), i.instance_id == param("instance", sa.String))
+    st = s.tables.step.c
+    wait = build_open_wait(s, i.id, i.run_number).with_only_columns(st.payload_type).where(*is_it)
+    return wait.order_by(st.seq).limit(1)  # the first of several consumes the event
+
+
+def find_payload_type(tx: Tx, workflow: str, instance_id: str, type_: str) -> str | None:
+    """Return the class that the payload of an event has to fit, by the open wait for this type."""
+    found: str | None = tx.run(_find_payload_type, workflow=workflow, instance=instance_id, type=type_).scalar()
+    return found
+
+
+@statement
+def _find_open_wait(s: Store) -> Any:
+    return dialects.bypass_snapshot(s.database, build_open_wait(s, param("pk"), param("run")).limit(1))
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedEvent:
+    """An event that `insert_event` inserted. `is_event_committed` tells it from another event with the same id."""
+
+    run_number: int
+    seq: int
+    created_us: int
+
+    @property
+    def created_at(self) -> datetime:
+        return from_us(self.created_us)
+
+
+def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> InsertedEvent | None:
+    """Store an event for the current run. Returns None if an event with this id was accepted before.
+
+    Events are ordered by the instance's version, which is incremented under the lock, and not by a clock or an id. The
+    version is that which the statement finds or writes. An earlier SELECT could be outdated in a caller's REPEATABLE
+    READ session.
+    """
+    event = {"pk": row.pk, "run": row.run_number, "event_id": event_id, "type": type_, "payload": payload}
+    if tx.store.database.can_combine_writes:
+        inserted = tx.run(_bump_version_and_insert_event, **event)
+    else:
+        tx.run(_bump_version, pk=row.pk)
+        inserted = tx.run(_insert_event, **event)
+    new = inserted.first()
+    return None if new is None else InsertedEvent(row.run_number, new.seq, new.created_at)
+
+
+@statement
+def _find_same_event(s: Store) -> Any:
+    e = s.tables.event.c
+    is_of_run = (e.instance_pk == param("pk", sa.BigInteger), e.run_number == param("run", sa.Integer))
+    return sa.select(e.seq).where(*is_of_run, e.event_id == param("event_id", sa.String)).limit(1)
+
+
+def has_event(tx: Tx, row: InstanceRow, *, event_id: str) -> bool:
+    """Return whether the current run has an event with this id."""
+    return bool(tx.run(_find_same_event, pk=row.pk, run=row.run_number, event_id=event_id))
+
+
+def find_event(tx: Tx, row: InstanceRow, *, event_id: str) -> InsertedEvent | None:
+    """Return the event with this id. A later run may have a copy of it, which is not returned."""
+    e = tx.t.event.c
+    same_event = (e.instance_pk == row.pk, e.event_id == event_id)
+    query = sa.select(e.run_number, e.seq, e.created_at).where(*same_event).order_by(e.run_number).limit(1)
+    found = tx.execute(query).first()
+    return None if found is None else InsertedEvent(found.run_number, found.seq, found.created_at)
+
+
+def is_event_committed(tx: Tx, row: InstanceRow, sent: InsertedEvent, *, event_id: str) -> bool:
+    """Return whether the transaction that inserted this event was committed, after a commit in doubt."""
+    e = tx.t.event.c
+    same_event = (
+        e.run_number == sent.run_number,
+        e.seq == sent.seq,
+        e.created_at == sent.created_us,
+        e.event_id == event_id,
+    )
+    return tx.execute(sa.select(e.seq).where(e.instance_pk == row.pk, *same_event)).first() is not None
+
+
+def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
+    """Return whether the suspended run waits for this event type. A wait whose deadline has passed does not count."""
+    if not row.is_suspended:
+        return False
+    return tx.run(_find_open_wait, pk=row.pk, run=row.run_number, type=type_).first() is not None
+
+
+# --- consume ------------------------------------------------------------------------------------
+
+
+@statement
+def _select_oldest_event(s: Store) -> Any:
+    e = s.tables.event.c
+    return (
+        sa.select(e.seq, e.type, e.payload, e.created_at)
+        .where(
+            e.instance_pk == param("pk"),
+            e.run_number == param("run"),
+            e.type == param("type"),
+            e.delivered_at.is_(None),
+            e.created_at <= param("deadline_us"),
+        )
+        .order_by(e.seq)
+        .limit(1)
+    )
+
+
+def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> StoredEvent | None:
+    """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
+    row = tx.run(
+        _select_oldest_event, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)
+    ).first()
+    return None if row is None else StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+
+
+@statement
+def _select_event(s: Store) -> Any:
+    e = s.tables.event.c
+    return sa.select(e.seq, e.type, e.payload, e.created_at).where(
+        e.instance_pk == param("pk"), e.run_number == param("run"), e.seq == param("seq")
+    )
+
+
+def read_event(tx: Tx, claim: Claim, seq: int) -> StoredEvent:
+    """Return one event of the run, consumed or not."""
+    row = tx.run(_select_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
+    return StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+
+
+@statement
+def _consume(s: Store) -> Any:
+    e = s.tables.event
+    return (
+        sa.update(e)
+        .where(e.c.instance_pk == param("pk"), e.c.run_number == param("run"), e.c.seq == param("seq"))
+        .values(delivered_at=param("now_us"), consumed_by_step_key=param("key"))
+    )
+
+
+def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: StoredEvent, *, key: str) -> None:
+    """Mark an event as consumed by a step. This is permanent."""
+    tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
+
+
+# An event that is sent on its own: one statement, if the database can combine writes (PostgreSQL).
+#
+# Whether the run waits for the event must be known at the time of the lock (LAW 2b). The statement looks before it
+# locks, and then compares the version, which each change of the status, the claim or the run increments, and each wait
+# that begins. If it is another one, nothing is written, and the caller sends the event in a transaction, as
+# `run_events` does.
+
+
+@dataclass(frozen=True, slots=True)
+class SentEvent:
+    """An event as inserted, and the run that is due because it waited for the event."""
+
+    inserted: InsertedEvent
+    due_run: DueRun | None
+
+
+@statement
+def _insert_and_wake(s: Store) -> Any:
+    i, e = s.tables.instance, s.tables.event
+    is_suspended = sa.and_(i.c.status == Status.WAITING.value, i.c.claim_token.is_(None))
+    waits = sa.and_(is_suspended, build_open_wait(s, i.c.id, i.c.run_number).exists())
+    checks_payload = build_open_wait(s, i.c.id, i.c.run_number).where(s.tables.step.c.payload_type.is_not(None))
+    seen = (
+        sa.select(i.c.id, i.c.run_number, i.c.version, i.c.queue, waits.label("waits"))
+        .where(
+            i.c.workflow == param("workflow", sa.String),
+            i.c.instance_id == param("instance", sa.String),
+            i.c.status.not_in([sa.literal_column(f"'{status}'") for status in sorted(TERMINAL)]),
+            ~checks_payload.exists(),
+        )
+        .cte("seen")
+        .prefix_with("MATERIALIZED")  # `waits` is used several times
+    )
+    locked = (
+        sa.select(i.c.id, seen.c.run_number, seen.c.queue, seen.c.waits)
+        .where(i.c.id == seen.c.id, i.c.version == seen.c.version)
+        .with_for_update(key_share=True, of=i)
+        .cte("locked")
+    )
+    # Not in the SELECT that locks: it computes its columns before it waits for the lock (LAW 4).
+    held = sa.select(locked, s.clock().label("now_us")).cte("held")
+    due = due_values(held.c.now_us, wake_reason=WakeReason.EVENT.value, grace_us=param("grace_us", sa.BigInteger))
+    due["updated_at"] = held.c.now_us
+    changed = (
+        sa.update(i)
+        .where(i.c.id == held.c.id)
+        .values(
+            version=i.c.version + 1,
+            **{name: sa.case((held.c.waits, value), else_=i.c[name]) for name, value in due.items()},
+        )
+        .returning(i.c.id, i.c.version, held.c.run_number, held.c.queue, held.c.waits, held.c.now_us)
+        .cte("changed")
+    )
+    values = event_values(changed.c.id, changed.c.run_number, changed.c.version, created_at=changed.c.now_us)
+    # The id is taken if an earlier try, whose connection was lost, has ended in between.
+    inserted = insert_rows_or_nothing(s.database, e, values, changed, EVENT_KEY)
+    inserted = inserted.returning(e.c.seq, e.c.created_at).cte("inserted")
+    found = (changed.c.run_number, inserted.c.seq, inserted.c.created_at, changed.c.queue, changed.c.waits)
+    return sa.select(*found).select_from(changed.join(inserted, sa.true()))
+
+
+def send(
+    tx: Tx, workflow: str, instance_id: str, *, type_: str, payload: str, event_id: str, grace: timedelta
+) -> SentEvent | None:
+    """Store an event for the current run, and make the run due if it waits for the event.
+
+    ``event_id`` is an id that was made for this event alone. Returns None if it stored none: there is no such instance,
+    it has ended, it has changed meanwhile, its wait checks the payload, or an earlier try has stored the event.
+    """
+    event = {"event_id": event_id, "type": type_, "payload": payload}
+    found = tx.run(
+        _insert_and_wake, workflow=workflow, instance=instance_id, grace_us=duration_us(grace), **event
+    ).first()
+    if found is None:
+        return None
+    ref = RunRef(workflow, instance_id, found.run_number)
+    due_run = DueRun(ref, found.queue) if found.waits else None
+    return SentEvent(InsertedEvent(found.run_number, found.seq, found.created_at), due_run)

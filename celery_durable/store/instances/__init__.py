@@ -1,0 +1,1 @@
+"""The rows of instances: create, list, change and delete them."""

@@ -1,0 +1,400 @@
+"""Instance rows and their labels: insert them, lock them and read them.
+
+Write labels in the transaction that inserts the instance, or under the lock of its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable import values
+from celery_durable.errors import InstanceNotFound
+from celery_durable.model import (
+    Child,
+    InstanceRow,
+    Parent,
+    ParentStep,
+    RunningStep,
+    RunPlan,
+    Status,
+    VersionedInstance,
+    WakeReason,
+    WorkflowKind,
+    duration_us,
+    from_us,
+    from_us_or_none,
+    to_us,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.runs import runs
+from celery_durable.store.runs.claims import FIRST_VERSION, STARTING
+from celery_durable.store.runs.runs import Continuation, RunStart
+from celery_durable.store.schema import dialects
+
+REPLAY = RunPlan()
+
+
+# --- insert -------------------------------------------------------------------------------------
+
+
+KEY = ("workflow", "instance_id")
+
+
+def instance_values(s: Store) -> dict[str, Any]:
+    """Return the values of a new instance, from the parameters of `encode_start` and from its id, ``instance``."""
+    now = s.clock()
+    run_at = sa.func.coalesce(param("run_us", sa.BigInteger), now)
+    return {
+        "workflow": param("workflow", sa.String),
+        "instance_id": param("instance", sa.String),
+        "kind": param("kind", sa.String),
+        "run_number": 1,
+        "status": param("status", sa.String),
+        "run_at": run_at,
+        "next_check_at": run_at + param("grace_us", sa.BigInteger),
+        "sent_at": sa.case((param("run_us", sa.BigInteger).is_(None), now), else_=sa.null()),
+        "wake_reason": WakeReason.START.value,
+        "priority": STARTING,
+        "dispatch_count": 0,
+        "crash_count": 0,
+        "pause_requested": sa.false(),
+        "version": FIRST_VERSION,
+        "queue": param("queue", sa.String),
+        "parent_pk": param("parent_pk", sa.BigInteger),
+        "parent_run_number": param("parent_run", sa.Integer),
+        "parent_step_key": param("parent_key", sa.String),
+        "created_at": now,
+        "updated_at": now,
+        "retention_us": param("retention_us", sa.BigInteger),
+        "max_run_us": param("max_run_us", sa.BigInteger),
+    }
+
+
+def _build_insert(s: Store) -> Any:
+    insert = dialects.insert_or_nothing(s.database, s.tables.instance, instance_values(s), KEY)
+    return insert.returning(s.tables.instance.c.id)
+
+
+@statement
+def _insert(s: Store) -> Any:
+    return _build_insert(s)
+
+
+@statement
+def _insert_with_run(s: Store) -> Any:
+    """Insert an instance and its first run, on a database that can combine writes."""
+    instance, run = _build_insert(s).cte("new_instance"), s.tables.run
+    values = {"instance_pk": instance.c.id, **runs.run_values(s)}
+    source = sa.select(*values.values()).select_from(instance)
+    return sa.insert(run).from_select(list(values), source).returning(run.c.instance_pk)
+
+
+def insert(
+    tx: Tx,
+    *,
+    workflow: str,
+    instance_id: str,
+    params: str,
+    queue: str,
+    grace: timedelta,
+    commit_id: str,
+    plan: RunPlan = REPLAY,
+    run_at: datetime | None = None,
+    parent: Parent | None = None,
+    continuation: Continuation | None = None,
+    retention: timedelta | None = None,
+    max_run: timedelta | None = None,
+    initial_labels: Mapping[str, str] | None = None,
+) -> bool:
+    """Insert an instance and its first run. Returns False if the id is taken.
+
+    A taken id does not abort the surrounding transaction. You may repeat the call after a commit in doubt: if the
+    instance was created with the same ``commit_id``, it returns True.
+
+    ``run_at`` is when the run is due, None for now. If the caller does not publish the run, the sweep does after
+    ``grace``. ``parent`` is the step that creates the instance. ``continuation`` is the state that a fork starts with.
+    ``retention`` is how long the instance is kept after its end, None for ever. ``max_run`` is how long each run may
+    take, None as long as the workflow says.
+    """
+    options: dict[str, Any] = {"run_at": run_at, "parent": parent, "retention": retention, "max_run": max_run}
+    given = {"instance": instance_id, **encode_start(workflow, queue=queue, grace=grace, plan=plan, **options)}
+    start = RunStart(params, commit_id, plan, continuation=continuation)
+    combines = tx.store.database.can_combine_writes
+    if combines:
+        pk = tx.run(_insert_with_run, **given, **start.encode(1)).scalar()
+    else:
+        pk = tx.run(_insert, **given).scalar()
+    if pk is None:
+        return runs.find_creator(tx, workflow, instance_id) == commit_id
+    if combines:
+        runs.insert_rows(tx, pk, 1, start)
+    else:
+        runs.insert(tx, pk, 1, start)
+    if initial_labels:
+        insert_labels(tx, pk, initial_labels)
+    if continuation is not None:
+        # Events are numbered by the version: continue after the events that the run starts with.
+        i = tx.t.instance
+        tx.execute(sa.update(i).where(i.c.id == pk).values(version=continuation.source_version))
+    return True
+
+
+def encode_start(
+    workflow: str,
+    *,
+    queue: str,
+    grace: timedelta,
+    plan: RunPlan,
+    retention: timedelta | None,
+    run_at: datetime | None = None,
+    parent: Parent | None = None,
+    max_run: timedelta | None = None,
+) -> dict[str, Any]:
+    """Return the parameters of `instance_values`, except for the id."""
+    return {
+        "workflow": workflow,
+        "kind": plan.kind.value,
+        "status": (Status.ACTIVE if run_at is None else Status.WAITING).value,
+        "run_us": None if run_at is None else to_us(run_at),
+        "grace_us": duration_us(grace) if run_at is None else 0,
+        "queue": queue,
+        "parent_pk": None if parent is None else parent.pk,
+        "parent_run": None if parent is None else parent.run_number,
+        "parent_key": None if parent is None else parent.step_key,
+        "retention_us": None if retention is None else duration_us(retention),
+        "max_run_us": None if max_run is None else duration_us(max_run),
+    }
+
+
+@statement
+def _select_clock(s: Store) -> Any:
+    return sa.select(s.clock())
+
+
+def read_clock(tx: Tx) -> datetime:
+    """Return the database's time, which decides when instances are due."""
+    return from_us(tx.run(_select_clock).scalar_one())
+
+
+# --- lock and read ------------------------------------------------------------------------------
+
+_COLUMNS = (
+    "id", "workflow", "instance_id", "kind", "run_number", "status", "claim_token", "claim_task_id", "claimed_by",
+    "lease_until", "run_at", "next_check_at", "wake_reason", "priority", "dispatch_count", "crash_count",
+    "pause_requested", "version", "queue", "sent_at", "created_at", "updated_at", "running_step_key",
+    "running_attempt", "running_since", "max_run_us",
+)  # fmt: skip
+
+
+def _select(s: Store) -> Any:
+    i = s.tables.instance.c
+    return sa.select(*(i[name] for name in _COLUMNS)).where(
+        i.workflow == param("workflow"), i.instance_id == param("instance")
+    )
+
+
+@statement
+def _lock(s: Store) -> Any:
+    return _select(s).with_for_update(key_share=True)
+
+
+@statement
+def _read(s: Store) -> Any:
+    return _select(s)
+
+
+@statement
+def _read_with_step_count(s: Store) -> Any:
+    i, st = s.tables.instance.c, s.tables.step.c
+    steps = sa.select(sa.func.count()).where(st.instance_pk == i.id, st.run_number == i.run_number)
+    return _select(s).add_columns(steps.scalar_subquery().label("steps"))
+
+
+@statement
+def _count_steps(s: Store) -> Any:
+    st = s.tables.step.c
+    return sa.select(sa.func.count()).where(st.instance_pk == param("pk"), st.run_number == param("run"))
+
+
+def lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+    """Lock an instance's row and return it; raises InstanceNotFound."""
+    return _instance(tx.run(_lock, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
+
+
+def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
+    """Return an instance's row without a lock; raises InstanceNotFound."""
+    return _instance(tx.run(_read, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
+
+
+def read_with_tag(tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
+    """Return an instance's row and its version tag without a lock; raises InstanceNotFound.
+
+    The tag is opaque text that changes with every change of the instance. The HTTP API uses it as the ETag.
+    """
+    found = tx.run(_read_with_step_count, workflow=workflow, instance=instance_id).first()
+    row = _instance(found, workflow, instance_id)
+    return VersionedInstance(row, _tag(row, 0 if found is None else found.steps))
+
+
+def read_version_tag(tx: Tx, row: InstanceRow) -> str:
+    """Return the version tag of an instance whose row is locked."""
+    return _tag(row, tx.run(_count_steps, pk=row.pk, run=row.run_number).scalar_one())
+
+
+def _tag(row: InstanceRow, steps: int) -> str:
+    return values.make_version_tag(row.pk, row.run_number, row.version, steps)
+
+
+def read_statuses(tx: Tx, children: Collection[Child]) -> dict[Child, Status]:
+    """Return the statuses of these child instances. Children that do not exist are left out."""
+    i = tx.t.instance.c
+    wanted = sa.tuple_(i.workflow, i.instance_id).in_([(each.workflow, each.instance_id) for each in children])
+    rows = tx.execute(sa.select(i.workflow, i.instance_id, i.status).where(wanted)) if children else ()
+    return {Child(row.workflow, row.instance_id): Status(row.status) for row in rows}
+
+
+@statement
+def _select_parent(s: Store) -> Any:
+    i = s.tables.instance.c
+    return sa.select(i.parent_pk, i.parent_run_number, i.parent_step_key).where(
+        i.workflow == param("workflow"), i.instance_id == param("instance"), i.parent_pk.is_not(None)
+    )
+
+
+def find_parent(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
+    """Return the step that created an instance. It never changes.
+
+    Returns None if no step created the instance, or if the instance does not exist.
+    """
+    row = tx.run(_select_parent, workflow=workflow, instance=instance_id).first()
+    return None if row is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key)
+
+
+@statement
+def _select_parent_step(s: Store) -> Any:
+    i, p = s.tables.instance.c, s.tables.instance.alias("parent").c
+    query = sa.select(p.workflow, p.instance_id, i.parent_run_number, i.parent_step_key)
+    return query.where(i.id == param("pk"), p.id == i.parent_pk)
+
+
+def find_parent_step(tx: Tx, pk: int) -> ParentStep | None:
+    """Return the names of the step that created an instance. None if no step did, or if the parent is deleted."""
+    row = tx.run(_select_parent_step, pk=pk).first()
+    if row is None:
+        return None
+    return ParentStep(row.workflow, row.instance_id, row.parent_run_number, row.parent_step_key)
+
+
+def find_pk(tx: Tx, workflow: str, instance_id: str) -> int | None:
+    """Return the primary key of an instance, or None. It never changes. Rows are locked in the order of these keys."""
+    row = tx.run(_read, workflow=workflow, instance=instance_id).first()
+    return None if row is None else int(row.id)
+
+
+def _instance(row: Any, workflow: str, instance_id: str) -> InstanceRow:
+    if row is None:
+        raise InstanceNotFound(workflow, instance_id)
+    return InstanceRow(
+        pk=row.id,
+        workflow=row.workflow,
+        instance_id=row.instance_id,
+        kind=WorkflowKind(row.kind),
+        run_number=row.run_number,
+        status=Status(row.status),
+        claim_token=row.claim_token,
+        claim_task_id=row.claim_task_id,
+        claimed_by=row.claimed_by,
+        lease_until=from_us_or_none(row.lease_until),
+        run_at=from_us_or_none(row.run_at),
+        next_check_at=from_us_or_none(row.next_check_at),
+        wake_reason=WakeReason(row.wake_reason),
+        priority=row.priority,
+        dispatch_count=row.dispatch_count,
+        crash_count=row.crash_count,
+        pause_requested=bool(row.pause_requested),
+        version=row.version,
+        queue=row.queue,
+        sent_at=from_us_or_none(row.sent_at),
+        created_at=from_us(row.created_at),
+        updated_at=from_us(row.updated_at),
+        running=to_running_step(row),
+        max_run=None if row.max_run_us is None else timedelta(microseconds=row.max_run_us),
+    )
+
+
+def to_running_step(row: Any) -> RunningStep | None:
+    """Return the step that a worker runs, from the row of an instance. Rows without a claim may name an old one."""
+    if row.claim_token is None or row.running_step_key is None:
+        return None
+    return RunningStep(row.running_step_key, row.running_attempt, from_us(row.running_since))
+
+
+@statement
+def _insert_label(s: Store) -> Any:
+    row = {"instance_pk": param("pk"), "name": param("name"), "value": param("value")}
+    return sa.insert(s.tables.label).values(row).inline()
+
+
+@statement
+def _update_label(s: Store) -> Any:
+    t = s.tables.label
+    return sa.update(t).where(t.c.instance_pk == param("pk"), t.c.name == param("name")).values(value=param("value"))
+
+
+@statement
+def _delete_label(s: Store) -> Any:
+    t = s.tables.label
+    return sa.delete(t).where(t.c.instance_pk == param("pk"), t.c.name == param("name"))
+
+
+@statement
+def _select_labels(s: Store) -> Any:
+    t = s.tables.label.c
+    return sa.select(t.name, t.value).where(t.instance_pk == param("pk")).order_by(t.name)
+
+
+def insert_labels(tx: Tx, pk: int, labels: Mapping[str, str]) -> None:
+    """Insert labels of an instance that has no label with these names."""
+    insert_labels_of_many(tx, {pk: labels})
+
+
+def insert_labels_of_many(tx: Tx, labels_by_pk: Mapping[int, Mapping[str, str]]) -> None:
+    """Insert labels of instances that have no label with these names."""
+    tx.run_many(
+        _insert_label,
+        [
+            {"pk": pk, "name": name, "value": value}
+            for pk, labels in labels_by_pk.items()
+            for name, value in labels.items()
+        ],
+    )
+
+
+def merge_labels(tx: Tx, pk: int, changes: Mapping[str, str | None]) -> None:
+    """Set labels of a locked instance, and delete those with the value None; raises TooManyLabels."""
+    old = read_labels(tx, pk)
+    new = values.check_label_count({name: value for name, value in {**old, **changes}.items() if value is not None})
+    insert_labels(tx, pk, {name: value for name, value in new.items() if name not in old})
+    changed = {name: value for name, value in new.items() if name in old and old[name] != value}
+    tx.run_many(_update_label, [{"pk": pk, "name": name, "value": value} for name, value in changed.items()])
+    tx.run_many(_delete_label, [{"pk": pk, "name": name} for name in old if name not in new])
+
+
+def read_labels(tx: Tx, pk: int) -> dict[str, str]:
+    """Return an instance's labels by name."""
+    return {row.name: row.value for row in tx.run(_select_labels, pk=pk)}
+
+
+def read_labels_of_many(tx: Tx, pks: Collection[int]) -> dict[int, dict[str, str]]:
+    """Return the labels of instances by primary key. Instances without labels are left out."""
+    t = tx.t.label.c
+    query = sa.select(t.instance_pk, t.name, t.value).where(t.instance_pk.in_(pks)).order_by(t.instance_pk, t.name)
+    found: dict[int, dict[str, str]] = {}
+    for row in tx.execute(query) if pks else ():
+        found.setdefault(row.instance_pk, {})[row.name] = row.value
+    return found

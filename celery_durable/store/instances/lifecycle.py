@@ -1,0 +1,219 @@
+"""Changes of an instance's state from outside a pass: wake, pause, resume, reclaim, restart, terminate.
+
+The caller has locked the instance's row, and decides from what it then read (LAW 2, LAW 2b).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import (
+    TERMINAL,
+    DueRun,
+    InstanceRow,
+    RunPlan,
+    RunRef,
+    Status,
+    StepStatus,
+    WakeReason,
+    duration_us,
+    to_us,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.instances.instances import REPLAY, read_clock
+from celery_durable.store.runs import items, runs, topic_waits
+from celery_durable.store.runs.claims import RELEASED, RESUMING, STARTING
+from celery_durable.store.runs.runs import Continuation
+
+
+def _build_update(s: Store, pk: Any, values: dict[str, Any]) -> Any:
+    i = s.tables.instance
+    return sa.update(i).where(i.c.id == pk).values(version=i.c.version + 1, updated_at=s.clock(), **values)
+
+
+def _update(tx: Tx, row: InstanceRow, **values: Any) -> None:
+    tx.execute(_build_update(tx.store, row.pk, values))
+
+
+def due_values(now: Any, *, wake_reason: Any, grace_us: Any, is_published: bool = True) -> dict[str, Any]:
+    """Return the values of an instance that becomes due ``now``. The sweep checks it after ``grace_us``.
+
+    ``is_published`` says that the caller publishes the run after the commit. Otherwise the sweep publishes it.
+    """
+    return {
+        "status": Status.ACTIVE.value,
+        "run_at": now,
+        "next_check_at": now + grace_us,
+        "sent_at": now if is_published else None,
+        "dispatch_count": 0,
+        "wake_reason": wake_reason,
+        "priority": RESUMING,
+    }
+
+
+@statement
+def _make_due(s: Store) -> Any:
+    values = due_values(
+        s.clock(), wake_reason=param("wake_reason", sa.String), grace_us=param("grace_us", type_=sa.BigInteger)
+    )
+    return _build_update(s, param("pk", sa.BigInteger), values)
+
+
+def make_due(tx: Tx, row: InstanceRow, *, wake_reason: WakeReason, grace: timedelta) -> DueRun:
+    """Make the instance due now, and return its run for the caller to publish after the commit.
+
+    If the caller does not publish it, the sweep does after ``grace``.
+    """
+    tx.run(_make_due, pk=row.pk, wake_reason=wake_reason.value, grace_us=duration_us(grace))
+    return DueRun(row.ref, row.queue)
+
+
+def pause(tx: Tx, row: InstanceRow) -> bool:
+    """Pause the instance, or request a pause if a worker holds it. Returns whether this call paused it.
+
+    The worker reads the request under its next guard, and the instance becomes paused when the worker releases it.
+    """
+    if row.claim_token is not None:
+        _update(tx, row, pause_requested=True)
+    elif row.status is not Status.PAUSED:
+        _update(tx, row, status=Status.PAUSED.value, next_check_at=None, sent_at=None)
+        return True
+    return False
+
+
+def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
+    """End a pause and make the instance due now, so that a pass checks what happened meanwhile. Returns the run.
+
+    A run that has not started keeps its start time. If that lies in the future, this returns None.
+    """
+    now = read_clock(tx)
+    # A run whose first pass crashed has started: its time is that of the next try.
+    has_started = row.priority != STARTING or row.crash_count > 0
+    if not has_started and row.run_at is not None and row.run_at > now:
+        _update(tx, row, status=Status.WAITING.value, next_check_at=to_us(row.run_at), sent_at=None)
+        return None
+    return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)
+
+
+def cancel_pause_request(tx: Tx, row: InstanceRow) -> None:
+    """Cancel a requested pause."""
+    _update(tx, row, pause_requested=False)
+
+
+def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
+    """End the instance without a result. A worker that holds it is superseded, so its later writes have no effect."""
+    _update(
+        tx,
+        row,
+        **RELEASED,
+        status=Status.TERMINATED.value,
+        run_at=None,
+        next_check_at=None,
+        sent_at=None,
+        pause_requested=False,
+        retention_until=tx.store.clock() + tx.t.instance.c.retention_us,
+    )
+    r = tx.t.run
+    tx.execute(
+        sa.update(r)
+        .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
+        # Without a new reason, the reason of the restart is kept.
+        .values(completed_at=tx.store.clock(), reason=reason or r.c.reason)
+    )
+    items.cancel_open_of_run(tx, row.pk, row.run_number)
+    st = tx.t.step
+    open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
+    tx.execute(
+        sa.update(st)
+        .where(st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.status.in_(open_))
+        .values(status=StepStatus.CANCELLED.value)
+    )
+    topic_waits.close_all(tx, row.pk)
+
+
+def reclaim(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
+    """Take the instance from the worker that holds its claim, and make it due now.
+
+    Returns None if the instance is paused, or if a pause was requested: then it is paused.
+    """
+    is_paused = row.status is Status.PAUSED or row.pause_requested
+    now = tx.store.clock()
+    _update(
+        tx,
+        row,
+        **RELEASED,
+        status=(Status.PAUSED if is_paused else Status.ACTIVE).value,
+        run_at=now,
+        next_check_at=None if is_paused else now + duration_us(grace),
+        sent_at=None if is_paused else now,
+        wake_reason=WakeReason.RESUME.value,
+        priority=RESUMING,
+        dispatch_count=0,
+        crash_count=0,
+        pause_requested=False,
+    )
+    return None if is_paused else DueRun(row.ref, row.queue)
+
+
+def restart(
+    tx: Tx,
+    row: InstanceRow,
+    *,
+    grace: timedelta,
+    commit_id: str,
+    reason: str | None,
+    plan: RunPlan = REPLAY,
+    continuation: Continuation | None = None,
+    delay: timedelta | None = None,
+) -> DueRun:
+    """Start run N+1 with the same parameters, from any state. The steps, events and logs of run N stay unchanged.
+
+    With a ``delay`` the run is due later, as an instance that is created for later.
+
+    ``plan`` holds the kind, the planned steps and the workflow's version. ``continuation`` is the state that a rewind
+    starts with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
+    """
+    r, now = tx.t.run, tx.store.clock()
+    params = tx.execute(
+        sa.select(r.c.params).where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
+    ).scalar_one()
+    if row.status not in TERMINAL:
+        tx.execute(
+            sa.update(r)
+            .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
+            .values(completed_at=now, reason=reason or sa.func.coalesce(r.c.reason, "restarted"))
+        )
+        items.cancel_open_of_run(tx, row.pk, row.run_number)
+    topic_waits.close_all(tx, row.pk)
+    number = row.run_number + 1
+    _update(
+        tx,
+        row,
+        **RELEASED,
+        kind=plan.kind.value,
+        run_number=number,
+        **_due_now(now, grace) if delay is None else _due_at(now + duration_us(delay)),
+        wake_reason=WakeReason.START.value,
+        priority=STARTING,
+        dispatch_count=0,
+        crash_count=0,
+        pause_requested=False,
+        retention_until=None,
+    )
+    # The new run records the reason too. A run that had ended keeps its own.
+    start = runs.RunStart(params, commit_id, plan, reason, continuation)
+    runs.insert(tx, row.pk, number, start)
+    return DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
+
+
+def _due_now(now_us: Any, grace: timedelta) -> dict[str, Any]:
+    next_check_us = now_us + duration_us(grace)
+    return {"status": Status.ACTIVE.value, "run_at": now_us, "next_check_at": next_check_us, "sent_at": now_us}
+
+
+def _due_at(due_us: Any) -> dict[str, Any]:
+    return {"status": Status.WAITING.value, "run_at": due_us, "next_check_at": due_us, "sent_at": None}

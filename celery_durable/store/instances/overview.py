@@ -1,0 +1,271 @@
+"""Reads for operators across all instances: counts, due runs, leases and waits. They take no locks.
+
+Each one is bounded (`bounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.errors import FilterTooBroad
+from celery_durable.model import (
+    PRIVATE_TYPE_PATTERN,
+    RUNNABLE,
+    Count,
+    EventWait,
+    Overdue,
+    RunRef,
+    Scope,
+    Status,
+    StepStatus,
+    StepType,
+    duration_us,
+    from_us,
+    from_us_or_none,
+)
+from celery_durable.store.engine import Tx, bounds
+from celery_durable.store.engine.bounds import Range
+from celery_durable.store.instances import lists
+from celery_durable.store.instances.lists import InstanceFilter
+from celery_durable.store.runs import schedule
+from celery_durable.store.runs.schedule import QueueAgenda
+from celery_durable.store.schema import dialects
+from celery_durable.store.schema.tables import OPEN_EVENT_WAIT
+
+LIVE_STATUSES = (Status.ACTIVE, Status.WAITING, Status.PAUSED)
+_RUNNABLE = [status.value for status in RUNNABLE]
+_WAITING = (*sorted(RUNNABLE), Status.PAUSED)
+"""The statuses of instances whose waits are open."""
+_SWEPT_WITHIN = timedelta(minutes=1)
+"""A due run without a dispatch message under way is swept within this time.
+
+A queue that refused messages is tried again after at most a minute (`tasks.flow_control`).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """A claimed run, with the Celery task and the node of the worker that holds it."""
+
+    ref: RunRef
+    task_id: str
+    node: str
+    lease_until: datetime
+    crash_count: int
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+
+def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, Count]]:
+    """Count the instances of each workflow by status, without zeros.
+
+    Each count ends at 10,000. With a scope, only the newest 10,000 instances are examined that its index finds.
+    """
+    if scope is None:
+        counts = count_by_status(tx, bounds.read_workflow_names(tx), list(Status))
+    else:
+        counted = lists.count_examined(tx, InstanceFilter(scope=scope), "workflow", "status")
+        counts = {(workflow, Status(status)): count for (workflow, status), count in counted.items()}
+    return [(*key, count) for key, count in sorted(counts.items()) if count.number]
+
+
+def count_by_status(
+    tx: Tx, workflows: Collection[str], statuses: Collection[Status] = LIVE_STATUSES
+) -> dict[tuple[str, Status], Count]:
+    """Count the instances of these workflows in these statuses. Each count ends at 10,000."""
+    keys = [(workflow, status) for workflow in workflows for status in statuses]
+    i, bound = tx.t.instance.c, bounds.MAX_EXAMINED
+    counts: list[Any] = []
+    one: sa.ColumnElement[int] = sa.literal_column("1").label("one")
+    for number, (workflow, status) in enumerate(keys):
+        is_in = (i.workflow == workflow, i.status == status.value, bounds.in_lists(i))
+        few = sa.select(one).where(*is_in).order_by(i.id).limit(bound + 1).subquery()
+        number_column: sa.ColumnElement[int] = sa.literal_column(str(number)).label("number")
+        counts.append(sa.select(number_column, sa.func.count().label("n")).select_from(few))
+    rows = tx.execute(sa.union_all(*counts)).all() if counts else ()
+    return {keys[row.number]: Count(min(row.n, bound), row.n <= bound) for row in rows}
+
+
+def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
+    """Count the runs that a worker should have claimed.
+
+    These are runs that are swept soon, and runs with a dispatch message under way. Both are examined in the order in
+    which they are swept or were sent.
+    """
+    now = tx.store.statement_clock()
+    soon = now + duration_us(_SWEPT_WITHIN)
+    queues = schedule.read(tx).queues
+    ranges = [
+        *_ranges_due_within(queues, lambda c: (c.next_check_at <= soon,)),
+        *(
+            Range(
+                {"queue": name},
+                "sent_at",
+                where=lambda c: (c.sent_at.is_not(None), c.claim_token.is_(None), c.next_check_at > soon),
+            )
+            for name, queue in queues.items()
+            if queue.oldest_sent_at is not None
+        ),
+    ]
+    if not ranges:
+        return Overdue(Count(0), None)
+    limit = bounds.divide(ranges)
+    columns = ("id", "instance_id", "run_at", "claim_token", "status")
+    c = bounds.build_union(tx.t.instance, ranges, *columns, limit=limit).c
+    in_scope = bounds.scope_conditions(tx.t, scope, of=c)
+    is_due = sa.and_(c.run_at <= now, c.claim_token.is_(None), c.status.in_(_RUNNABLE), *in_scope)
+    query = sa.select(
+        sa.func.count().label("examined"),
+        sa.func.sum(sa.case((is_due, 1), else_=0)).label("n"),
+        sa.func.min(sa.case((is_due, c.run_at))).label("oldest"),
+    )
+    parts = tx.execute(query.group_by(c.part)).all()
+    oldest = min((part.oldest for part in parts if part.oldest is not None), default=None)
+    count = Count(sum(int(part.n) for part in parts), all(part.examined < limit for part in parts))
+    return Overdue(count, from_us_or_none(oldest))
+
+
+def _ranges_due_within(
+    queues: Mapping[str, QueueAgenda],
+    where: Callable[[Any], Sequence[sa.ColumnElement[bool]]],
+    *,
+    is_reversed: bool = False,
+) -> list[Range]:
+    """Return the ranges of the index of due runs that these conditions cut."""
+    return [
+        Range({"priority": priority, "queue": name}, "next_check_at", is_reversed=is_reversed, where=where)
+        for name, queue in queues.items()
+        for priority in sorted(queue.due)
+    ]
+
+
+# --- lists --------------------------------------------------------------------------------------
+
+
+def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[ClaimedRun]:
+    """Return claims, those that end first in front. Expired claims that no sweep has seen yet are included.
+
+    ``lease`` is the length of a lease: a claim is swept when it ends. So claims are among the runs that are swept
+    within this time, the latest of which are examined. An expired claim is missing if it lies behind 10,000 due runs.
+    """
+    until = tx.store.statement_clock() + duration_us(lease)
+    ranges = _ranges_due_within(schedule.read(tx).queues, lambda c: (c.next_check_at <= until,), is_reversed=True)
+    if not ranges:
+        return []
+    columns = (
+        "id", "workflow", "instance_id", "run_number", "claim_token", "claim_task_id", "claimed_by", "lease_until",
+        "crash_count",
+    )  # fmt: skip
+    examined = bounds.build_union(tx.t.instance, ranges, *columns, limit=bounds.divide(ranges))
+    c = examined.c
+    query = sa.select(examined).where(c.claim_token.is_not(None), *bounds.scope_conditions(tx.t, scope, of=c))
+    return [
+        ClaimedRun(_ref(row), row.claim_task_id, row.claimed_by, from_us(row.lease_until), row.crash_count)
+        for row in tx.execute(query.order_by(c.lease_until, c.id).limit(limit))
+    ]
+
+
+_MAX_WAITS = 1_000
+"""How many waits the list of an event type examines, unless it is to show more.
+
+PostgreSQL looks up the instances of all of them, even if the list shows two.
+"""
+_INSTANCE_COLUMNS = ("id", "workflow", "instance_id", "status")
+_STEP_COLUMNS = ("instance_pk", "name", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
+
+
+def read_waits(
+    tx: Tx, *, workflow: str | None, event_type: str | None, limit: int, scope: Scope | None = None
+) -> list[EventWait]:
+    """Return open waits for events that users send, those of the newest instances first; raises FilterTooBroad.
+
+    The index of open waits drives the list of an event type, if the database has partial indexes. The instances that
+    have not ended drive every other list.
+    """
+    if event_type is None or tx.store.database is dialects.MARIADB:
+        bound = bounds.MAX_EXAMINED
+        found, cut = _examine_instances(tx, workflow)
+    else:
+        bound = min(max(_MAX_WAITS, limit), bounds.MAX_EXAMINED)
+        found, cut = _examine_waits(tx, event_type, bound)
+    c = found.c
+    conditions = [
+        c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
+        c.status.in_([each.value for each in _WAITING]),
+        *([] if workflow is None else [c.workflow == workflow]),
+        *([] if event_type is None else [c.wait_event_type == event_type]),
+        *bounds.scope_conditions(tx.t, scope, of=c),
+    ]
+    w = sa.select(found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key).limit(limit).subquery("chosen")
+    query = sa.select(cut.c.cut_pk, *w.c).select_from(cut.outerjoin(w, sa.true()))
+    rows = tx.execute(query.order_by(w.c.id.desc(), w.c.seq, w.c.step_key)).all()  # one without a wait if there is none
+    cut_pk = rows[0].cut_pk
+    waits = [_to_wait(row) for row in rows if row.id is not None and (cut_pk is None or row.id > cut_pk)]
+    if cut_pk is not None and len(waits) < limit:
+        remedy = "name a workflow or an event type. If the filter has both, try each alone"
+        raise FilterTooBroad(f"{len(waits)} waits", bound, remedy)
+    return waits
+
+
+def _examine_waits(tx: Tx, event_type: str, bound: int) -> tuple[Any, Any]:
+    """Return subqueries of the examined waits with their instances, and of the cut."""
+    i, s = tx.t.instance, tx.t.step
+    is_open: Any = sa.text(OPEN_EVENT_WAIT)
+    waits = Range({"wait_event_type": event_type}, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
+    examined = bounds.build_union(s, [waits], "run_number", *_STEP_COLUMNS, limit=bound + 1)
+    examined = sa.select(examined).cte("waits")
+    is_its = sa.and_(i.c.id == examined.c.instance_pk, i.c.run_number == examined.c.run_number)
+    columns = (i.c[name] for name in _INSTANCE_COLUMNS)
+    found = bounds.look_up(tx.store.database, examined, i, *columns, is_it=is_its)
+    return found, _build_cut(examined, examined.c.instance_pk, bound)
+
+
+def _examine_instances(tx: Tx, workflow: str | None) -> tuple[Any, Any]:
+    """Return subqueries of the waits of the examined instances, and of the cut."""
+    i, s = tx.t.instance, tx.t.step
+    names = (bounds.read_workflow_names(tx) or [""]) if workflow is None else [workflow]
+    statuses = [{"workflow": name, "status": each.value} for name in names for each in _WAITING]
+    ranges = [Range(each, "id", is_reversed=True) for each in statuses]
+    bound = bounds.divide(ranges)
+    examined = bounds.build_union(i, ranges, "run_number", *_INSTANCE_COLUMNS, limit=bound + 1)
+    examined = sa.select(examined).cte("instances")
+    is_open_wait = sa.and_(
+        s.c.instance_pk == examined.c.id,
+        s.c.run_number == examined.c.run_number,
+        s.c.type.in_([each.value for each in (StepType.WAIT, StepType.LINEAR)]),
+        s.c.status.in_([each.value for each in (StepStatus.WAITING, StepStatus.LINEAR_WAITING)]),
+    )
+    columns = (s.c[name] for name in _STEP_COLUMNS)
+    found = bounds.look_up(tx.store.database, examined, s, *columns, is_it=is_open_wait)
+    return found, _build_cut(examined, examined.c.id, bound)
+
+
+def _build_cut(examined: Any, key: sa.ColumnElement[int], bound: int) -> Any:
+    """Build the subquery of the instance above which all are examined: of the ranges with more, the first that ended.
+
+    The cut is null if no range has more than its bound.
+    """
+    last = sa.select(sa.func.min(key).label("pk")).group_by(examined.c.part).having(sa.func.count() > bound)
+    return sa.select(sa.func.max(last.subquery("last").c.pk).label("cut_pk")).subquery("cut")
+
+
+def _to_wait(row: Any) -> EventWait:
+    return EventWait(
+        _ref(row),
+        Status(row.status),
+        row.name,
+        row.wait_event_type,
+        # The row of a linear step exists since the run started; the step waits since its handler was called.
+        from_us(row.created_at if row.started_at is None else row.started_at),
+        from_us_or_none(row.wake_at),
+    )
+
+
+def _ref(row: sa.Row[tuple[object, ...]]) -> RunRef:
+    return RunRef(row.workflow, row.instance_id, row.run_number)

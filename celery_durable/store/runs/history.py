@@ -1,0 +1,287 @@
+"""Reads for users: statuses, steps, events and logs of a run. Takes no locks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable import values
+from celery_durable.model import (
+    OPEN_STEPS,
+    PRIVATE_TYPE_PATTERN,
+    SHOWN_AS_STORED,
+    Child,
+    ErrorInfo,
+    EventRecord,
+    InstanceRow,
+    InstanceStatus,
+    ItemFailure,
+    LogLevel,
+    LogRecord,
+    Origin,
+    RunRow,
+    Status,
+    StepRecord,
+    StepStatus,
+    StepType,
+    from_us,
+    from_us_or_none,
+    get_public_event_type,
+    parse_child_event_type,
+    parse_task_event_type,
+    parse_topic_event_type,
+    task_id,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.runs import items
+from celery_durable.store.schema.step_format import STEPS
+
+_MAX_FAILURES = 10
+
+_OPEN = sorted(status.value for status in OPEN_STEPS)
+
+
+@statement
+def _select_run(s: Store) -> Any:
+    r = s.tables.run
+    return sa.select(r).where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
+
+
+def read_run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
+    """Return one run of an instance, or None if it has no such run."""
+    row = tx.run(_select_run, pk=pk, run=run_number).first()
+    if row is None:
+        return None
+    return RunRow(
+        run_number=row.run_number,
+        params=row.params,
+        output=row.output,
+        error_name=row.error_name,
+        error_message=row.error_message,
+        reason=row.reason,
+        created_at=from_us(row.created_at),
+        started_at=from_us_or_none(row.started_at),
+        completed_at=from_us_or_none(row.completed_at),
+        dropped_logs=row.dropped_log_count,
+        origin=None
+        if row.forked_from_instance_id is None
+        else Origin(row.forked_from_instance_id, row.forked_from_run_number, row.forked_from_step_key),
+    )
+
+
+def build_status(status: Status, run_: RunRow) -> InstanceStatus:
+    """Return the status of an instance from its row's status and its run.
+
+    The two are read one after the other. So an instance that ended in between must not show an output beside
+    "active".
+    """
+    return InstanceStatus(
+        status=status,
+        error=to_error_info(run_.error_name, run_.error_message) if status is Status.ERRORED else None,
+        output=json.loads(run_.output) if status is Status.COMPLETE and run_.output is not None else None,
+    )
+
+
+def derive_run_status(instance: InstanceRow, run_: RunRow) -> Status:
+    """Return the status of a run: the instance's status for the current run, the recorded outcome for an earlier one.
+
+    A completed run has an output, if only ``null``, and a failed run has an error name. An earlier run with neither
+    was terminated, or restarted before its end, which ends it in the same way.
+    """
+    if run_.run_number == instance.run_number:
+        return instance.status
+    if run_.error_name is not None:
+        return Status.ERRORED
+    return Status.COMPLETE if run_.output is not None else Status.TERMINATED
+
+
+def read_steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
+    """Return a run's steps in call order."""
+    return tuple(record for _, record in read_step_page(tx, pk, run_number))
+
+
+def read_step_page(
+    tx: Tx,
+    pk: int,
+    run_number: int,
+    *,
+    after: tuple[int, str] | None = None,
+    newest_first: bool = False,
+    limit: int | None = None,
+) -> list[tuple[int, StepRecord]]:
+    """Return a run's steps in call order, or reversed, that come after (seq, step key); each with its seq."""
+    st = tx.t.step
+    query = sa.select(*STEPS.select(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number).limit(limit)
+    if newest_first:
+        query = query.order_by(st.c.seq.desc(), st.c.step_key.desc())
+    else:
+        query = query.order_by(st.c.seq, st.c.step_key)
+    if after is not None:
+        seq, key = after
+        further = (st.c.seq < seq, st.c.step_key < key) if newest_first else (st.c.seq > seq, st.c.step_key > key)
+        query = query.where(sa.or_(further[0], sa.and_(st.c.seq == seq, further[1])))
+    rows = tx.execute(query).all()
+    records = with_items(tx, pk, run_number, [to_step_record(row, pk, run_number) for row in rows], with_answers=True)
+    return [(row.seq, record) for row, record in zip(rows, records, strict=True)]
+
+
+def with_items(
+    tx: Tx, pk: int, run_number: int, records: Sequence[StepRecord], *, with_answers: bool = False
+) -> list[StepRecord]:
+    """Add the item counts to the records of maps; ``with_answers``: also the answers, and the first failures."""
+    if not any(record.type is StepType.MAP for record in records):
+        return list(records)
+    counts = items.count_by_step(tx, pk, run_number)
+    extended = []
+    for record in records:
+        result = record.result
+        if record.type is not StepType.MAP:
+            extended.append(record)
+            continue
+        if with_answers and record.status is StepStatus.COMPLETED and result is None:
+            found = items.read_answers(tx, pk, run_number, record.step_key)
+            result = [json.loads(answer) for answer, _ in found]
+        its = counts.get(record.step_key)
+        if with_answers and its is not None and its.failed:
+            its = replace(its, failures=_read_failures(tx, pk, run_number, record.step_key))
+        extended.append(replace(record, items=its, result=result))
+    return extended
+
+
+def _read_failures(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[ItemFailure, ...]:
+    found = []
+    for position, answer, attempts in items.read_errors(tx, pk, run_number, step_key, limit=_MAX_FAILURES):
+        error = values.read_answer_error(answer)
+        assert error is not None
+        found.append(ItemFailure(position, attempts, ErrorInfo(error.name, error.message)))
+    return tuple(found)
+
+
+def read_open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
+    """Return a run's unfinished steps in call order, and the last finished one; all without results."""
+    st = tx.t.step
+    query = sa.select(*STEPS.select(st, with_results=False)).where(
+        st.c.instance_pk == pk, st.c.run_number == run_number
+    )
+    is_open = st.c.status.in_(_OPEN)
+    last = (
+        query.where(~is_open, st.c.status != StepStatus.LINEAR_PENDING.value)
+        .order_by(st.c.seq.desc(), st.c.step_key.desc())
+        .limit(1)
+    )
+    found = tx.execute(last).first()
+    rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
+    open_ = with_items(tx, pk, run_number, [to_step_record(row, pk, run_number) for row in rows])
+    return tuple(open_), None if found is None else to_step_record(found, pk, run_number)
+
+
+def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
+    """Count the Celery tasks of a run that have completed or failed their steps."""
+    st = tx.t.step.c
+    is_over = st.status.in_((StepStatus.COMPLETED.value, StepStatus.ERRORED.value))
+    mine = (st.instance_pk == pk, st.run_number == run_number, st.type == StepType.TASK.value)
+    return int(tx.execute(sa.select(sa.func.count()).where(*mine, is_over)).scalar_one())
+
+
+def to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecord:
+    """Convert the values of `StepFormat.select` to the record that users see."""
+    row = STEPS.read(values)
+    event_type = row.wait_event_type
+    task, child = parse_task_event_type(event_type), parse_child_event_type(event_type)
+    is_one_task = event_type is not None and task is not None and row.type is StepType.TASK
+    return StepRecord(
+        **{name: getattr(row, name) for name in SHOWN_AS_STORED},
+        wait_event_type=get_public_event_type(event_type),
+        wait_topic=parse_topic_event_type(event_type),
+        result=None if row.result is None else json.loads(row.result),
+        error=to_error_info(row.error_name, row.error_message),
+        task=task,
+        task_id=task_id(event_type or "", pk, run_number) if is_one_task else None,
+        child=None if child is None else Child(*child),
+    )
+
+
+def read_buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
+    """Return the types of a run's unconsumed events, each once. Private types, for one wait only, are left out."""
+    e = tx.t.event
+    left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like(PRIVATE_TYPE_PATTERN))
+    mine = (e.c.instance_pk == pk, e.c.run_number == run_number, *left)
+    query = sa.select(e.c.type).where(*mine).distinct().order_by(e.c.type).limit(limit)
+    return tuple(tx.execute(query).scalars())
+
+
+def read_events(
+    tx: Tx,
+    pk: int,
+    run_number: int,
+    *,
+    after: int | None = None,
+    newest_first: bool = False,
+    limit: int | None = None,
+) -> tuple[EventRecord, ...]:
+    """Return a run's events in the order of acceptance, or reversed, that come after the seq ``after``."""
+    e = tx.t.event
+    query = sa.select(e).where(e.c.instance_pk == pk, e.c.run_number == run_number).limit(limit)
+    query = query.order_by(e.c.seq.desc() if newest_first else e.c.seq)
+    if after is not None:
+        query = query.where(e.c.seq < after if newest_first else e.c.seq > after)
+    return tuple(
+        EventRecord(
+            seq=row.seq,
+            event_id=row.event_id,
+            type=parse_topic_event_type(row.type) or row.type,
+            payload=json.loads(row.payload),
+            created_at=from_us(row.created_at),
+            delivered_at=from_us_or_none(row.delivered_at),
+            consumed_by_step_key=row.consumed_by_step_key,
+        )
+        for row in tx.execute(query)
+    )
+
+
+def read_logs(
+    tx: Tx,
+    pk: int,
+    run_number: int,
+    *,
+    after_id: int | None,
+    limit: int,
+    levels: Sequence[LogLevel] | None = None,
+    category: str | None = None,
+    newest_first: bool = False,
+) -> list[LogRecord]:
+    """Return a run's log lines after ``after_id``, in the order they were written, or reversed."""
+    log = tx.t.log
+    query = sa.select(log).where(log.c.instance_pk == pk, log.c.run_number == run_number).limit(limit)
+    query = query.order_by(log.c.id.desc() if newest_first else log.c.id)
+    if after_id is not None:
+        query = query.where(log.c.id < after_id if newest_first else log.c.id > after_id)
+    if levels is not None:
+        query = query.where(log.c.level.in_([LogLevel(level).value for level in levels]))
+    if category is not None:
+        query = query.where(log.c.category == category)
+    return [
+        LogRecord(
+            id=row.id,
+            run_number=row.run_number,
+            level=LogLevel(row.level),
+            category=row.category,
+            message=row.message,
+            data=None if row.data is None else json.loads(row.data),
+            step_key=row.step_key,
+            attempt=row.attempt,
+            is_replay=bool(row.is_replay),
+            created_at=from_us(row.created_at),
+        )
+        for row in tx.execute(query)
+    ]
+
+
+def to_error_info(name: str | None, message: str | None) -> ErrorInfo | None:
+    """Return a stored error, or None if there is no name."""
+    return None if name is None else ErrorInfo(name, message or "")

@@ -1,0 +1,542 @@
+"""The items of maps: which Celery tasks are out, which are still to be sent, and which have finished.
+
+The attempt of a task step is an item too, at position 0 of its step. It exists from when it is sent until it is
+answered or a pass decides on it.
+
+Changes happen under the lock of the instance's row, except two kinds, which lock the item's row alone: the result of
+an item (see `events.answers`), and those of `lost_tasks`, which change only ``loss_count`` and ``sent_at``. So a pass
+locks the items that it decides on. A write names the status and the attempt that its decision was made for. If the item
+has neither any more, the write has no effect. For the same reason, a transaction that ends a map's step or its run
+cancels the items that are still open (`map_ends`): a result that comes later finds no open item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable.model import (
+    OPEN_ITEMS,
+    FailedItem,
+    ItemCounts,
+    ItemRef,
+    ItemStatus,
+    MapState,
+    OutboxMessage,
+    RetryDecision,
+    StepStatus,
+    StepType,
+    TaskReference,
+    TaskSendingStep,
+    are_items_of,
+    from_us,
+    task_id,
+    to_us,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.server_info import ensure_database_id
+from celery_durable.store.engine.statements import Statement, param, statement
+from celery_durable.store.runs import outbox
+from celery_durable.store.schema import dialects
+from celery_durable.store.schema.step_format import is_of_step
+from celery_durable.values import build_replying_task_message, read_task_route
+
+
+def key_parameters(step: TaskSendingStep) -> dict[str, Any]:
+    """Return the parameters of `step_conditions`."""
+    return {"pk": step.pk, "run": step.run_number, "key": step.step_key}
+
+
+def step_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
+    """Conditions for the items of the step that `key_parameters` names."""
+    item = s.tables.item.c
+    return [
+        item.instance_pk == param("pk", sa.BigInteger),
+        item.run_number == param("run", sa.Integer),
+        item.step_key == param("key", sa.String),
+    ]
+
+
+def has_status(s: Store, *statuses: ItemStatus) -> sa.ColumnElement[bool]:
+    """Condition: an item has one of these statuses."""
+    return s.tables.item.c.status.in_([sa.literal_column(f"'{status.value}'") for status in statuses])
+
+
+# --- send ---------------------------------------------------------------------------------------
+
+
+def is_ready(s: Store) -> sa.ColumnElement[bool]:
+    """Condition: a pending item may be sent now."""
+    due_at = s.tables.item.c.due_at
+    return sa.or_(due_at.is_(None), due_at <= s.clock())
+
+
+def has_ready(s: Store) -> Any:
+    """Condition: an item of the map may be sent now. It waits for room, or for the instance to be resumed."""
+    item = s.tables.item.alias("ready_item")
+    due_at = item.c.due_at
+    return sa.exists().where(
+        item.c.instance_pk == param("pk", sa.BigInteger),
+        item.c.run_number == param("run", sa.Integer),
+        item.c.step_key == param("key", sa.String),
+        item.c.status == sa.literal_column(f"'{ItemStatus.PENDING.value}'"),
+        sa.or_(due_at.is_(None), due_at <= s.clock()),
+    )
+
+
+@statement
+def _select_ready(s: Store) -> Any:
+    item = s.tables.item.c
+    return (
+        sa.select(item.position, item.attempts, item.task, s.clock().label("now_us"))
+        .where(*step_conditions(s), has_status(s, ItemStatus.PENDING), is_ready(s))
+        .order_by(item.position)
+        .limit(param("limit", sa.Integer))
+    )
+
+
+@statement
+def _mark_sent(s: Store) -> Any:
+    item = s.tables.item
+    new: dict[str, Any] = {name: param(name, column.type) for name, column in _sent_columns(item).items()}
+    return (
+        sa.update(item)
+        .where(
+            *step_conditions(s),
+            item.c.position == param("position", sa.Integer),
+            has_status(s, ItemStatus.PENDING),
+            item.c.attempts == param("attempts", sa.Integer) - 1,
+        )
+        .values(new | NEW_ATTEMPT_VALUES)
+    )
+
+
+NEW_ATTEMPT_VALUES: dict[str, Any] = {"status": ItemStatus.SENT.value, "loss_count": 0, "answer": None}
+"""The columns that are the same for every new attempt."""
+
+
+def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
+    """The columns that change with each attempt."""
+    return {name: item.c[name] for name in ("attempts", "due_at", "attempt_token", "sent_at", "queue", "priority")}
+
+
+_MAX_INTEGER = 2**31 - 1
+
+
+def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> list[OutboxMessage]:
+    """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
+    limit = _MAX_INTEGER if limit is None else limit
+    found = tx.run(_select_ready, **key_parameters(step), limit=limit) if limit else []
+    messages, marks = [], []
+    for row in found:
+        attempt, now = row.attempts + 1, from_us(row.now_us)
+        reference, message = build_message(tx, step, row.task, position=row.position, attempt=attempt)
+        messages.append(message)
+        marks.append(
+            key_parameters(step)
+            | {"position": row.position}
+            | attempt_values(row.task, reference, attempt, now=now, step=step)
+        )
+    tx.run_many(_mark_sent, marks)
+    return messages
+
+
+def build_message(
+    tx: Tx, step: TaskSendingStep, body: str, *, position: int, attempt: int
+) -> tuple[TaskReference, OutboxMessage]:
+    """Build the message for an attempt of an item, and the reference under which it is answered."""
+    event_type = ItemRef(step.pk, step.step_key, position, attempt).type
+    reference = TaskReference(ensure_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+    id_ = task_id(event_type, step.pk, step.run_number)
+    return reference, build_replying_task_message(body, id_=id_, reference=reference)
+
+
+def attempt_values(
+    body: str, reference: TaskReference, attempt: int, *, now: datetime, step: TaskSendingStep
+) -> dict[str, Any]:
+    """Return the columns that change with each attempt."""
+    queue, priority = read_task_route(body)
+    return {
+        "attempts": attempt,
+        "due_at": to_us(now + step.timeout),
+        "attempt_token": reference.token,
+        "sent_at": to_us(now),
+        "queue": queue,
+        "priority": priority,
+    }
+
+
+@statement
+def _upsert_task_item(s: Store) -> Any:
+    item = s.tables.item
+    key: dict[str, Any] = {"instance_pk": param("pk"), "run_number": param("run"), "step_key": param("key")}
+    key["position"] = sa.literal_column("0")
+    given = {name: param(name, item.c[name].type) for name in ("task", "on_lost", *_sent_columns(item))}
+    return dialects.insert_or_update(s.database, item, key | given | NEW_ATTEMPT_VALUES, tuple(key))
+
+
+def mark_task_as_sent(
+    tx: Tx, step: TaskSendingStep, body: str, *, event_type: str, attempt: int, now: datetime
+) -> OutboxMessage:
+    """Record that this attempt of a task step is out. Returns its message, for the outbox.
+
+    ``body`` comes from `values.encode_step_task`.
+    """
+    reference = TaskReference(ensure_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+    sent = attempt_values(body, reference, attempt, now=now, step=step)
+    tx.run(_upsert_task_item, **key_parameters(step), task=body, on_lost=step.on_lost, **sent)
+    return build_replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), reference=reference)
+
+
+def delete_task_item(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
+    """Delete the item of a task step, which does not wait for its attempt any more."""
+    tx.run(_delete_task_item, pk=pk, run=run_number, key=step_key)
+
+
+@statement
+def _delete_task_item(s: Store) -> Any:
+    return sa.delete(s.tables.item).where(*step_conditions(s))
+
+
+# --- decide on failed items, in a pass ----------------------------------------------------------
+
+
+def _is_late(s: Store) -> sa.ColumnElement[bool]:
+    return sa.and_(has_status(s, ItemStatus.SENT), s.tables.item.c.due_at <= param("now_us", sa.BigInteger))
+
+
+def _has_failed_or_timed_out(s: Store) -> sa.ColumnElement[bool]:
+    return sa.or_(has_status(s, ItemStatus.FAILED), _is_late(s))
+
+
+@statement
+def _select_failed_items(s: Store) -> Any:
+    item = s.tables.item.c
+    columns = (item.position, item.status, item.attempts, item.answer)
+    return sa.select(*columns).where(*step_conditions(s), _has_failed_or_timed_out(s)).order_by(item.position)
+
+
+@statement
+def _lock_failed_items(s: Store) -> Any:
+    # Locked, because a report of a loss does not lock the instance. The pass decides on what such a report has
+    # committed.
+    return _select_failed_items.build(s).with_for_update()
+
+
+@statement
+def _count_by_status(s: Store) -> Any:
+    item, now = s.tables.item.c, param("now_us", sa.BigInteger)
+    is_pending, is_sent = has_status(s, ItemStatus.PENDING), has_status(s, ItemStatus.SENT)
+    # A pending item that is due already waits for room, which only an answer makes.
+    is_timer = sa.or_(is_sent, sa.and_(is_pending, item.due_at > now))
+    return (
+        sa.select(
+            item.status,
+            sa.func.count().label("n"),
+            sa.func.count(sa.case((_is_late(s), 1))).label("late"),
+            sa.func.count(sa.case((sa.and_(is_pending, is_ready(s)), 1))).label("ready"),
+            sa.func.min(sa.case((is_timer, item.due_at))).label("first_us"),
+        )
+        .where(*step_conditions(s))
+        .group_by(item.status)
+    )
+
+
+def read_map_state(tx: Tx, step: TaskSendingStep, *, now: datetime) -> MapState:
+    """Count the items of a map, and find its next timer."""
+    rows = {ItemStatus(row.status): row for row in tx.run(_count_by_status, **key_parameters(step), now_us=to_us(now))}
+    times = [row.first_us for row in rows.values() if row.first_us is not None]
+    return MapState(
+        counts={status: row.n for status, row in rows.items()},
+        late=sum(row.late for row in rows.values()),
+        ready=sum(row.ready for row in rows.values()),
+        next_at=from_us(min(times)) if times else None,
+    )
+
+
+def read_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
+    """Return the items that have failed or timed out."""
+    return _find_failed_items(tx, _select_failed_items, step, now=now)
+
+
+def lock_failed_items(tx: Tx, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
+    """Lock and return the items that have failed or timed out."""
+    return _find_failed_items(tx, _lock_failed_items, step, now=now)
+
+
+def _find_failed_items(tx: Tx, query: Statement, step: TaskSendingStep, *, now: datetime) -> list[FailedItem]:
+    rows = tx.run(query, **key_parameters(step), now_us=to_us(now))
+    return [
+        FailedItem(row.position, row.attempts, row.answer if row.status == ItemStatus.FAILED.value else None)
+        for row in rows
+    ]
+
+
+@statement
+def _apply_decision(s: Store) -> Any:
+    item = s.tables.item
+    return (
+        sa.update(item)
+        .where(
+            *step_conditions(s),
+            item.c.position == param("position", sa.Integer),
+            item.c.status == param("old_status", sa.String),
+            item.c.attempts == param("attempt", sa.Integer),
+        )
+        .values(
+            status=param("new_status", sa.String),
+            due_at=param("new_due_us", sa.BigInteger),
+            answer=param("new_answer", sa.Text),
+        )
+    )
+
+
+def apply_decisions(tx: Tx, step: TaskSendingStep, decisions: Sequence[RetryDecision]) -> None:
+    """Write these decisions, each only if its item is still as `lock_failed_items` has returned it.
+
+    If a timed out task is still in the outbox, its message is deleted.
+    """
+    tx.run_many(_apply_decision, [key_parameters(step) | _decision_parameters(each) for each in decisions])
+    late = [each.item for each in decisions if each.item.is_late]
+    refs = [ItemRef(step.pk, step.step_key, each.position, each.attempts) for each in late]
+    outbox.delete(tx, [task_id(ref.type, step.pk, step.run_number) for ref in refs])
+
+
+def _decision_parameters(decision: RetryDecision) -> dict[str, Any]:
+    item, next_retry_at = decision.item, decision.next_retry_at
+    return {
+        "position": item.position,
+        "old_status": item.status.value,
+        "attempt": item.attempts,
+        "new_status": decision.status.value,
+        "new_due_us": None if next_retry_at is None else to_us(next_retry_at),
+        "new_answer": decision.answer,
+    }
+
+
+# --- read ---------------------------------------------------------------------------------------
+
+
+@statement
+def _select_any_open(s: Store) -> Any:
+    return sa.select(s.tables.item.c.position).where(*step_conditions(s), has_status(s, *OPEN_ITEMS)).limit(1)
+
+
+def are_all_finished(tx: Tx, pk: int, run_number: int, step_key: str) -> bool:
+    """Return whether no item of a map is out or still to be sent."""
+    return tx.run(_select_any_open, pk=pk, run=run_number, key=step_key).first() is None
+
+
+@statement
+def _select_answers(s: Store) -> Any:
+    item = s.tables.item.c
+    return sa.select(item.answer, item.attempts).where(*step_conditions(s)).order_by(item.position)
+
+
+def read_answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:
+    """Return the answer of each item as JSON text with its number of attempts, in the order of the items."""
+    rows = tx.run(_select_answers, pk=pk, run=run_number, key=step_key)
+    return [(row.answer, row.attempts) for row in rows]
+
+
+@statement
+def _measure_answers(s: Store) -> Any:
+    size = dialects.byte_length(s.database, s.tables.item.c.answer)
+    return sa.select(sa.func.coalesce(sa.func.sum(size), 0)).where(*step_conditions(s))
+
+
+def measure_answers(tx: Tx, step: TaskSendingStep) -> int:
+    """Return the size of all answers of a map together, in bytes."""
+    return int(tx.run(_measure_answers, **key_parameters(step)).scalar_one())
+
+
+def find_first_error(tx: Tx, step: TaskSendingStep) -> tuple[int, str, int] | None:
+    """Return position, answer and attempts of the first item that has failed permanently, or None."""
+    return next(iter(read_errors(tx, step.pk, step.run_number, step.step_key, limit=1)), None)
+
+
+def read_errors(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) -> list[tuple[int, str, int]]:
+    """Return position, answer and attempts of the first items of a map that have failed permanently."""
+    item = tx.t.item.c
+    mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
+    query = sa.select(item.position, item.answer, item.attempts).where(*mine, item.status == ItemStatus.DEAD.value)
+    return [(row.position, row.answer, row.attempts) for row in tx.execute(query.order_by(item.position).limit(limit))]
+
+
+def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
+    """Return the progress of each map of a run, by step key."""
+    item = tx.t.item.c
+    query = (
+        sa.select(
+            item.step_key,
+            sa.func.count().label("total"),
+            sa.func.count(sa.case((item.status == ItemStatus.DONE.value, 1))).label("done"),
+            sa.func.count(sa.case((item.status == ItemStatus.DEAD.value, 1))).label("failed"),
+        )
+        .where(item.instance_pk == pk, item.run_number == run_number)
+        .group_by(item.step_key)
+    )
+    return {row.step_key: ItemCounts(row.total, row.done, row.failed) for row in tx.execute(query)}
+
+
+def find_sent_task(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[str | None, str] | None:
+    """Return the queue and the encoded task of one sent task of a step; None if none is out.
+
+    The queue is None if the application's routes decide it.
+    """
+    item = tx.t.item.c
+    is_sent = (item.step_key == step_key, item.status == ItemStatus.SENT.value)
+    query = sa.select(item.queue, item.task).where(item.instance_pk == pk, item.run_number == run_number, *is_sent)
+    row = tx.execute(query.limit(1)).first()
+    return None if row is None else (row.queue, row.task)
+
+
+# Attempts that are out: rows of tasks that were sent and have not ended, with the steps that wait for them.
+#
+# The transaction that answers an attempt has locked the instance. The one that reports a loss has not, so it joins the
+# instance's row as well.
+
+
+def join_step(s: Store) -> sa.Join:
+    """Join each row of a task with its step."""
+    return s.tables.item.join(s.tables.step, is_of_step(s.tables.item, s.tables.step))
+
+
+def _unanswered_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+    st, item = s.tables.step.c, s.tables.item.c
+    return (
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        item.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
+    )
+
+
+def task_step_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+    """Conditions for the attempt of a task step. Parameter: ``type``."""
+    st = s.tables.step.c
+    is_task = st.type == sa.literal_column(f"'{StepType.TASK.value}'")
+    return (*_unanswered_conditions(s), is_task, st.wait_event_type == param("type", sa.String))
+
+
+def map_item_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
+    """Conditions for the attempt of a map's item. Parameters: ``pk``, ``key``, ``position``, ``attempt``."""
+    st, item = s.tables.step.c, s.tables.item.c
+    return (
+        *_unanswered_conditions(s),
+        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
+        st.step_key == param("key", sa.String),
+        item.instance_pk == param("pk", sa.BigInteger),
+        item.position == param("position", sa.Integer),
+        item.attempts == param("attempt", sa.Integer),
+    )
+
+
+def find_sent_attempt(
+    tx: Tx, reference: TaskReference, *, step_statement: Any, item_statement: Any, **where: Any
+) -> Any:
+    """Return the row of the attempt that a reference names, or None.
+
+    Runs ``step_statement`` for a task step and ``item_statement`` for a map item; ``where`` are further parameters.
+    """
+    item_ref = ItemRef.read(reference.event_type)
+    if item_ref is None:
+        return tx.run(step_statement, **where, type=reference.event_type).first()
+    given = {"pk": item_ref.pk, "key": item_ref.step_key, "position": item_ref.position, "attempt": item_ref.attempt}
+    return tx.run(item_statement, **given | where).first()
+
+
+# The items of a map that starts, inserted in few statements: the instance is locked meanwhile.
+
+
+_NEW_COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {
+    "position": sa.Integer(),
+    "task": sa.Text(),
+    "status": sa.String(),
+    "attempts": sa.Integer(),
+    "due_at": sa.BigInteger(),
+    "attempt_token": sa.String(),
+    "sent_at": sa.BigInteger(),
+    "queue": sa.String(),
+    "priority": sa.Integer(),
+}
+
+
+@statement
+def _insert_new(s: Store) -> Any:
+    new = dialects.build_rows(s.database, param("rows", sa.Text), _NEW_COLUMNS)
+    common = {
+        "instance_pk": param("pk", sa.BigInteger),
+        "run_number": param("run", sa.Integer),
+        "step_key": param("key", sa.String),
+        "on_lost": param("on_lost", sa.String),
+        "loss_count": sa.literal_column("0"),
+    }
+    source = sa.select(*common.values(), *(new.c[name] for name in _NEW_COLUMNS))
+    return sa.insert(s.tables.item).from_select([*common, *_NEW_COLUMNS], source)
+
+
+def start_map(tx: Tx, step: TaskSendingStep, bodies: Sequence[str], *, now: datetime) -> list[OutboxMessage]:
+    """Insert the items of a map that starts, the first ones as sent. Returns their messages, for the outbox.
+
+    A retried run finds the items that have completed. It keeps them, unless the bodies have changed.
+    """
+    item = tx.t.item
+    mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
+    kept = {row.position: row.task for row in tx.execute(sa.select(item.c.position, item.c.task).where(*mine))}
+    if not are_items_of(bodies, kept):
+        tx.execute(sa.delete(item).where(*mine))
+        kept = {}
+    new = [position for position in range(len(bodies)) if position not in kept]
+    messages, rows = [], []
+    for position in new[: step.max_concurrency]:
+        body = bodies[position]
+        reference, message = build_message(tx, step, body, position=position, attempt=1)
+        messages.append(message)
+        sent = {"status": ItemStatus.SENT.value} | attempt_values(body, reference, 1, now=now, step=step)
+        rows.append({"position": position, "task": body} | sent)
+    pending = {"status": ItemStatus.PENDING.value, "attempts": 0}
+    rows += [{"position": position, "task": bodies[position]} | pending for position in new[len(messages) :]]
+    for part in dialects.encode_rows_in_parts(rows):
+        tx.run(_insert_new, rows=part, on_lost=step.on_lost, **key_parameters(step))
+    return messages
+
+
+# The items of a map whose step or run ends before all of them have answered: they are cancelled.
+#
+# The row of an item is the fence against a late result, which does not lock the instance (see `events.answers`).
+
+
+@statement
+def _cancel_open(s: Store) -> Any:
+    return (
+        sa.update(s.tables.item)
+        .where(*step_conditions(s), has_status(s, *OPEN_ITEMS))
+        .values(status=ItemStatus.CANCELLED.value, due_at=sa.null())
+    )
+
+
+def cancel_open(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
+    """Cancel the open items of a map whose step ends in this transaction. The caller has locked the instance.
+
+    An answer that is being recorded holds its item's row. This waits for it, and then leaves the item as it is.
+    """
+    tx.run(_cancel_open, pk=pk, run=run_number, key=step_key)
+
+
+@statement
+def _select_open_maps(s: Store) -> Any:
+    st = s.tables.step.c
+    return sa.select(st.step_key).where(
+        st.instance_pk == param("pk", sa.BigInteger),
+        st.run_number == param("run", sa.Integer),
+        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+    )
+
+
+def cancel_open_of_run(tx: Tx, pk: int, run_number: int) -> None:
+    """Cancel the open items of all maps of a run that ends in this transaction."""
+    for row in tx.run(_select_open_maps, pk=pk, run=run_number):
+        cancel_open(tx, pk, run_number, row.step_key)

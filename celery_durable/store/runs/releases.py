@@ -1,0 +1,287 @@
+"""How a claim ends: the run is suspended, released because it can continue, or ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from celery_durable.errors import Superseded
+from celery_durable.model import (
+    Claim,
+    OpenWait,
+    ReleaseOutcome,
+    RunOutcome,
+    StepRow,
+    StepWrite,
+    WakeReason,
+    decide_release,
+    from_us,
+    to_us,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.statements import param, statement, statement_for
+from celery_durable.store.runs import items
+from celery_durable.store.runs.claims import RELEASED, RESUMING, GuardResult
+from celery_durable.store.runs.step_rows import hold_without_change, insert_values
+from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS
+
+
+@statement
+def _release(s: Store) -> Any:
+    """Release an instance. The guard before it in the same transaction has incremented the version."""
+    i = s.tables.instance
+    return (
+        sa.update(i)
+        .where(i.c.id == param("pk"), i.c.claim_token == param("token"))
+        .values(
+            **RELEASED,
+            status=param("status"),
+            run_at=param("run_us", type_=sa.BigInteger),
+            next_check_at=param("next_check_us", type_=sa.BigInteger),
+            sent_at=param("sent_us", type_=sa.BigInteger),
+            wake_reason=param("wake_reason"),
+            priority=RESUMING,
+            dispatch_count=0,
+            pause_requested=sa.false(),
+            updated_at=s.clock(),
+        )
+    )
+
+
+def suspend(
+    tx: Tx, claim: Claim, guard_result: GuardResult, waits: Iterable[OpenWait], *, grace: timedelta
+) -> ReleaseOutcome:
+    """Suspend the instance until the earliest of ``waits``. If one is satisfied already, release it as due now.
+
+    Call it after `guard` in the same transaction. It finds every event that was committed before the guard. The sender
+    of a later event locks the row after this transaction, and finds the waiting step (LAW 2b). So no event is missed.
+    """
+    waits = list(waits)
+    next_at = min(wait.due_at for wait in waits)
+    is_any_satisfied = _has_event_for(tx, claim, waits) or any(
+        items.read_map_state(tx, wait.map_step, now=guard_result.now).needs_pass(wait.map_step.max_concurrency)
+        for wait in waits
+        if wait.map_step is not None
+    )
+    if next_at > guard_result.now and not is_any_satisfied:
+        return _release_claim(
+            tx, claim, guard_result, is_due=False, run_at=next_at, next_check_at=next_at, wake_reason=WakeReason.TIMER
+        )
+    return release(tx, claim, guard_result, grace=grace)
+
+
+def release(
+    tx: Tx, claim: Claim, guard_result: GuardResult, *, grace: timedelta, cooldown: timedelta = timedelta(0)
+) -> ReleaseOutcome:
+    """Release an instance that can continue, due again after ``cooldown``.
+
+    A pass calls it when its time is used up, when the run makes no progress, or when the worker stops. The sweep
+    publishes the run after ``grace``, if the caller does not.
+    """
+    due_at = guard_result.now + cooldown
+    return _release_claim(
+        tx,
+        claim,
+        guard_result,
+        is_due=True,
+        run_at=due_at,
+        next_check_at=due_at + grace,
+        wake_reason=WakeReason.RESUME,
+    )
+
+
+def _release_claim(
+    tx: Tx,
+    claim: Claim,
+    guard_result: GuardResult,
+    *,
+    is_due: bool,
+    run_at: datetime,
+    next_check_at: datetime,
+    wake_reason: WakeReason,
+) -> ReleaseOutcome:
+    after = decide_release(is_due=is_due, pause_requested=guard_result.pause_requested)
+    done = tx.run(
+        _release,
+        pk=claim.pk,
+        token=claim.token,
+        status=after.status.value,
+        run_us=to_us(run_at),
+        next_check_us=None if after is ReleaseOutcome.PAUSED else to_us(next_check_at),
+        sent_us=to_us(run_at) if after is ReleaseOutcome.DUE else None,
+        wake_reason=wake_reason.value,
+    )
+    if done.rowcount == 0:
+        raise Superseded(str(claim.ref))
+    return after
+
+
+@statement
+def _find_event_in_time(s: Store) -> Any:
+    e = s.tables.event.c
+    is_in_time = (e.delivered_at.is_(None), e.created_at <= param("due_us", sa.BigInteger))
+    is_it = (e.instance_pk == param("pk", sa.BigInteger), e.run_number == param("run", sa.Integer))
+    return sa.select(e.seq).where(*is_it, e.type == param("type", sa.String), *is_in_time).limit(1)
+
+
+def _has_event_for(tx: Tx, claim: Claim, waits: Sequence[OpenWait]) -> bool:
+    key = {"pk": claim.pk, "run": claim.ref.run_number}
+    return any(
+        tx.run(_find_event_in_time, **key, type=wait.event_type, due_us=to_us(wait.due_at))
+        for wait in waits
+        if wait.event_type is not None
+    )
+
+
+@statement
+def _end(s: Store) -> Any:
+    """End an instance. If the database can combine writes, the statement also ends the run."""
+    i, r = s.tables.instance, s.tables.run
+    ended = (
+        sa.update(i)
+        .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
+        .values(
+            **RELEASED,
+            status=param("status"),
+            run_at=None,
+            next_check_at=None,
+            sent_at=None,
+            pause_requested=sa.false(),
+            version=i.c.version + 1,
+            updated_at=s.clock(),
+            retention_until=s.clock() + i.c.retention_us,
+        )
+    )
+    if not s.database.can_combine_writes:
+        return ended
+    guard = ended.returning(i.c.id, i.c.run_number).cte("guard")
+    return _update_ended_run(s).where(r.c.instance_pk == guard.c.id, r.c.run_number == guard.c.run_number)
+
+
+HOT_STATEMENTS = (_end,)
+
+
+@statement
+def _end_run(s: Store) -> Any:
+    r = s.tables.run.c
+    return _update_ended_run(s).where(r.instance_pk == param("pk"), r.run_number == param("run"))
+
+
+def _update_ended_run(s: Store) -> Any:
+    r = s.tables.run
+    return sa.update(r).values(
+        output=param("output"),
+        error_name=param("error_name"),
+        error_message=param("error_message"),
+        failed_steps=param("failed_steps"),
+        started_at=sa.func.coalesce(r.c.started_at, param("started_us", type_=sa.BigInteger)),
+        completed_at=s.clock(),
+    )
+
+
+def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
+    """End the run and release the instance, which is never due again; raises Superseded."""
+    outcome = {
+        "output": run_outcome.output,
+        "error_name": run_outcome.error_name,
+        "error_message": run_outcome.error_message,
+        "failed_steps": run_outcome.failed_steps,
+        "started_us": to_us(claim.claimed_at),
+    }
+    key = {"pk": claim.pk, "token": claim.token, "status": run_outcome.status.value}
+    if tx.store.database.can_combine_writes:
+        ended = tx.run(_end, **key, **outcome).rowcount
+    else:
+        ended = tx.run(_end, **key).rowcount
+        if ended:
+            tx.run(_end_run, pk=claim.pk, run=claim.ref.run_number, **outcome)
+    if ended == 0:
+        raise Superseded(str(claim.ref))
+
+
+@statement
+def _mark_started(s: Store) -> Any:
+    r = s.tables.run
+    return (
+        sa.update(r)
+        .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"), r.c.started_at.is_(None))
+        .values(started_at=param("started_us"))
+    )
+
+
+def mark_started(tx: Tx, claim: Claim) -> None:
+    """Record the time of this claim as the start of the run, unless an earlier claim did."""
+    tx.run(_mark_started, pk=claim.pk, run=claim.ref.run_number, started_us=to_us(claim.claimed_at))
+
+
+# The suspension of a run that only sleeps: one statement, if the database can combine writes (PostgreSQL).
+#
+# A sleep ends at its time alone, so nothing but the locked row decides (LAW 2b). A wait for an event has to be
+# suspended by `suspend`: whether an event is there must be read after the lock.
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The row of the sleep as written, and how the instance was left: waiting or paused."""
+
+    row: StepRow
+    released: ReleaseOutcome
+
+
+@statement_for
+def _suspend_and_insert(s: Store, fields: Sequence[str]) -> Any:
+    i, r, held = s.tables.instance, s.tables.run, hold_without_change(s)
+    values = insert_values(STEP_COLUMNS, fields, held.c.id, held.c.run_number, held.c.now_us)
+    written = sa.insert(s.tables.step).from_select(list(values), sa.select(*values.values()).select_from(held))
+    until, is_paused = values["wake_at"], held.c.pause_requested
+    paused, waiting = (sa.literal(each.status.value) for each in (ReleaseOutcome.PAUSED, ReleaseOutcome.WAITING))
+    released = (
+        sa.update(i)
+        .where(i.c.id == held.c.id)
+        .values(
+            **RELEASED,
+            status=sa.case((is_paused, paused), else_=waiting),
+            run_at=until,
+            next_check_at=sa.case((is_paused, sa.null()), else_=until),
+            sent_at=None,
+            wake_reason=WakeReason.TIMER.value,
+            priority=RESUMING,
+            dispatch_count=0,
+            crash_count=0,
+            pause_requested=sa.false(),
+            version=i.c.version + 1,
+            updated_at=held.c.now_us,
+        )
+    )
+    started = (
+        sa.update(r)
+        .where(r.c.instance_pk == held.c.id, r.c.run_number == held.c.run_number, r.c.started_at.is_(None))
+        .values(started_at=param("started_us", sa.BigInteger))
+    )
+    changes = written.cte("written"), released.cte("released"), started.cte("started")
+    return sa.select(is_paused, held.c.now_us).add_cte(*changes)
+
+
+def suspend_for_sleep(tx: Tx, claim: Claim, write: StepWrite) -> Suspended:
+    """Write the row of a new sleep, and release the instance until its end; raises Superseded.
+
+    A requested pause takes effect. If the end has passed meanwhile, the run is due, and the next sweep publishes it.
+    """
+    assert write.replaces is None
+    parameters = STEPS.encode_write(write)
+    fields = tuple(parameters)
+    key = {"pk": claim.pk, "token": claim.token, "started_us": to_us(claim.claimed_at)}
+    try:
+        found = tx.run(_suspend_and_insert(fields), **key, **parameters)
+    except IntegrityError as error:  # another worker has inserted the row
+        raise Superseded(str(error.orig)) from error
+    if not found:
+        raise Superseded(str(claim.ref))
+    [(pause_requested, now_us)] = found
+    released = decide_release(is_due=False, pause_requested=pause_requested)
+    return Suspended(STEPS.to_written_row(write, fields, from_us(now_us)), released)

@@ -1,0 +1,366 @@
+"""The steps of a run: load them, and write the row of a step under the guard.
+
+A step boundary is one commit: first the step's own writes, then the guard, then these rows (LAW 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from celery_durable.ancestry import Ancestry
+from celery_durable.errors import Superseded
+from celery_durable.model import (
+    Claim,
+    LogLine,
+    NewRun,
+    RunRef,
+    StepRow,
+    StepStatus,
+    StepType,
+    StepWrite,
+    from_us,
+    from_us_or_none,
+    to_us,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.statements import Statement, param, statement, statement_for
+from celery_durable.store.runs import outputs
+from celery_durable.store.runs.claims import (
+    GuardResult,
+    guard,
+    guard_params,
+    guard_update,
+    guard_without_change,
+    lock_held,
+)
+from celery_durable.store.schema.dialects import MARIADB
+from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS, Source, StepColumn, Written
+
+# --- load ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A run and its steps as recorded so far."""
+
+    params: str
+    created_at: datetime
+    started_at: datetime | None
+    log_count: int
+    ancestry: Ancestry
+    steps: tuple[StepRow, ...]
+    definition_version: int | None = None
+
+    @classmethod
+    def of_new_run(cls, ref: RunRef, new_run: NewRun) -> RunState:
+        """The state of a run that no pass has started, as `load` would return it."""
+        created_at = new_run.created_at
+        ancestry = Ancestry.parse(None, ref=ref, created_at=created_at)
+        return cls(new_run.params, created_at, None, 0, ancestry, ())
+
+    @property
+    def is_start_recorded(self) -> bool:
+        """Whether an earlier pass has recorded the start of the run, as the first pass that releases it does."""
+        return self.started_at is not None
+
+
+@statement
+def _select_run_and_steps(s: Store) -> Any:
+    r, st = s.tables.run, s.tables.step
+    # One statement reads both. Every step row carries the run's columns; only the first row carries its large values.
+    order = (st.c.seq, st.c.step_key)
+    is_first = sa.func.row_number().over(order_by=order) == 1
+    joined = r.outerjoin(st, sa.and_(st.c.instance_pk == r.c.instance_pk, st.c.run_number == r.c.run_number))
+    return (
+        sa.select(
+            sa.case((is_first, r.c.params)).label("params"), r.c.created_at.label("run_created_at"),
+            r.c.started_at.label("run_started_at"), r.c.log_count, r.c.definition_version,
+            sa.case((is_first, r.c.ancestry)).label("ancestry"),
+            *STEPS.select(st),
+        )
+        .select_from(joined)
+        .where(r.c.instance_pk == param("pk"), r.c.run_number == param("run"))
+        .order_by(*order)
+    )  # fmt: skip
+
+
+def load(tx: Tx, claim: Claim) -> RunState:
+    """Read the run's parameters and its steps in call order. It reads only rows that the claim protects.
+
+    Raises Superseded if the instance was ended and deleted after the claim.
+    """
+    rows = tx.run(_select_run_and_steps, pk=claim.pk, run=claim.ref.run_number)
+    if not rows:
+        raise Superseded(str(claim.ref))
+    first = rows[0]
+    return RunState(
+        params=first.params,
+        created_at=from_us(first.run_created_at),
+        started_at=from_us_or_none(first.run_started_at),
+        log_count=first.log_count,
+        ancestry=Ancestry.parse(first.ancestry, ref=claim.ref, created_at=from_us(first.run_created_at)),
+        definition_version=first.definition_version,
+        steps=tuple(STEPS.read(row[-len(STEP_COLUMNS) :]) for row in rows if row.step_key is not None),
+    )
+
+
+# --- step rows ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStep:
+    """A step row as written, with the times of the database, and whether a pause is requested."""
+
+    row: StepRow
+    pause_requested: bool
+
+
+def insert_values(
+    columns: Sequence[StepColumn],
+    fields: Sequence[str],
+    pk: Any,
+    run_number: Any,
+    now: Any,
+    *,
+    get_value: Callable[[str, Any], Any] = param,
+) -> dict[str, Any]:
+    """Build the values of a new row at the time ``now``, from the parameters of `StepFormat.encode_write`.
+
+    ``fields``: the names of these parameters. The columns that are NULL without them are left out. ``get_value``
+    returns the expression of one: it takes the name and the type.
+    """
+    values = {column.name: _expression(column, fields, now, get_value) for column in columns}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {"instance_pk": pk, "run_number": run_number} | given
+
+
+def update_values(columns: Sequence[StepColumn], fields: Sequence[str], now: Any) -> dict[str, Any]:
+    """Build the values for a row that is overwritten. The other columns keep the value of the first commit."""
+    return {column.name: _expression(column, fields, now, param) for column in columns if column.is_updated}
+
+
+def _expression(column: StepColumn, fields: Sequence[str], now: Any, get_value: Callable[[str, Any], Any]) -> Any:
+    """Return the expression of a column: that of its first source in ``fields``, or None for NULL."""
+    if not column.sources:
+        return now
+    source = next((each for each in column.sources if each.field in fields), None)
+    return None if source is None else _source_expression(column, source, now, get_value)
+
+
+def _source_expression(column: StepColumn, source: Source, now: Any, get_value: Callable[[str, Any], Any]) -> Any:
+    match source.written:
+        case Written.VALUE:
+            return get_value(source.field, column.parameter_type)
+        case Written.AFTER:
+            return now + get_value(source.field, sa.BigInteger)
+        case Written.BEFORE:
+            return now - get_value(source.field, sa.BigInteger)
+        case Written.IF:
+            return now
+
+
+def _unchanged_since_read(st: sa.Table) -> list[Any]:
+    """Conditions for the row as the claim last read it.
+
+    The token alone is not enough. If a connection breaks, one of its statements may be delayed and arrive after the
+    step has progressed.
+    """
+    return [st.c.step_key == param("key", sa.String), st.c.commit_id == param("replaces", sa.String)]
+
+
+@statement_for
+def _guard_and_insert(s: Store, fields: Sequence[str], log_lines: int) -> Any:
+    return _insert_under(s, _hold(s), fields, log_lines)
+
+
+@statement_for
+def _lock_and_insert(s: Store, fields: Sequence[str], log_lines: int) -> Any:
+    return _insert_under(s, hold_without_change(s), fields, log_lines)
+
+
+def _insert_under(s: Store, held: sa.CTE, fields: Sequence[str], log_lines: int) -> Any:
+    values = insert_values(STEP_COLUMNS, fields, held.c.id, held.c.run_number, held.c.now_us)
+    source = sa.select(*values.values()).select_from(held)
+    written = sa.insert(s.tables.step).from_select(list(values), source).cte("written")
+    return sa.select(held.c.pause_requested, held.c.now_us).add_cte(
+        written, *outputs.insert_with(s, held, held, log_lines)
+    )
+
+
+@statement_for
+def _guard_and_update(s: Store, fields: Sequence[str], log_lines: int) -> Any:
+    st, held = s.tables.step, _hold(s)
+    written = (
+        sa.update(st)
+        .where(st.c.instance_pk == held.c.id, st.c.run_number == held.c.run_number, *_unchanged_since_read(st))
+        .values(update_values(STEP_COLUMNS, fields, held.c.now_us))
+        .returning(st.c.step_key)
+        .cte("written")
+    )
+    both = held.join(written, sa.true())
+    found = sa.select(held.c.pause_requested, held.c.now_us).select_from(both)
+    return found.add_cte(*outputs.insert_with(s, held, both, log_lines))
+
+
+def choose_hot_statements() -> list[Statement]:
+    """Return the statements that load a run, and record a step whose function has returned."""
+    write = StepWrite(
+        "", 1, "", StepType.DO, StepStatus.COMPLETED, replaces=None, commit_id="", attempts=1, max_attempts=1,
+        timeout=timedelta(1), result="", ran_for=timedelta(1),
+    )  # fmt: skip
+    fields = tuple(STEPS.encode_write(write))
+    return [_select_run_and_steps, *(choose(fields, 0) for choose in (_lock_and_insert, _guard_and_insert))]
+
+
+def _hold(s: Store) -> Any:
+    i = s.tables.instance.c
+    return guard_update(s).returning(i.id, i.run_number, i.pause_requested, s.clock().label("now_us")).cte("held")
+
+
+def hold_without_change(s: Store) -> Any:
+    """Build the CTE of a guard that locks the row and writes nothing to it, with the time after the wait (LAW 4)."""
+    i = s.tables.instance.c
+    locked = lock_held(s, i.id, i.run_number, i.pause_requested).cte("locked")
+    # Not in the SELECT that locks: it computes its columns before it waits for the lock (LAW 4).
+    return sa.select(locked, s.clock().label("now_us")).cte("held")
+
+
+def guard_and_write_step(
+    tx: Tx,
+    claim: Claim,
+    write: StepWrite,
+    *,
+    lease: timedelta,
+    log_lines: Sequence[LogLine] = (),
+    changes_instance: bool = True,
+) -> WrittenStep:
+    """Take the guard and write one step row: a boundary that writes nothing else, except perhaps log lines.
+
+    If the database can combine writes (PostgreSQL), all is one statement. Only then there may be log lines, at most
+    `outputs.MAX_WITH_STEP`, and all are kept. On MariaDB, a new row of a finished step is one statement, unless a
+    pause is requested. Raises Superseded if the claim is lost, or if the row to overwrite has changed.
+
+    ``changes_instance``: False for a new row of a finished step if the guard need not write (`guard_without_change`).
+    """
+    is_new = write.replaces is None
+    # An open wait has to increment the version: `sent_events` relies on it.
+    assert changes_instance or (is_new and write.status is StepStatus.COMPLETED)
+    if not tx.store.database.can_combine_writes:
+        assert not log_lines
+        with tx.store.conflict_as_superseded():
+            if changes_instance:
+                guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
+            elif tx.store.database is MARIADB and (row := _lock_and_insert_unpaused(tx, claim, write)) is not None:
+                return WrittenStep(row, pause_requested=False)
+            else:
+                guard_result = guard_without_change(tx, claim)
+            return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
+    parameters = STEPS.encode_write(write)
+    fields = tuple(parameters)
+    if changes_instance:
+        choose = _guard_and_insert if is_new else _guard_and_update
+        held = guard_params(claim, lease=lease, resets_crash_count=write.resets_crash_count)
+    else:
+        choose, held = _lock_and_insert, {"pk": claim.pk, "token": claim.token}
+    logged = outputs.encode_lines(log_lines) if log_lines else {}
+    try:
+        found = tx.run(choose(fields, len(log_lines)), **parameters, **held, **logged, replaces=write.replaces)
+    except IntegrityError as error:  # another worker has inserted the row
+        raise Superseded(str(error.orig)) from error
+    if not found:
+        raise Superseded(str(claim.ref))
+    [(pause_requested, now_us)] = found
+    return WrittenStep(STEPS.to_written_row(write, fields, from_us(now_us)), pause_requested)
+
+
+@statement_for
+def _insert_if_unpaused(s: Store, fields: Sequence[str]) -> Any:
+    """Build the statement that locks the instance and inserts a row, if the claim holds and no pause is requested.
+
+    The limit makes MariaDB store the locked row. Otherwise it would read the clock anew for each column.
+    """
+    i, st = s.tables.instance.c, s.tables.step
+    locked = lock_held(s, i.id, i.run_number, s.clock().label("now_us"))
+    held = locked.where(i.pause_requested == sa.false()).limit(1).subquery("held")
+    values = insert_values(STEP_COLUMNS, fields, held.c.id, held.c.run_number, held.c.now_us)
+    source = sa.select(*values.values()).select_from(held)
+    return sa.insert(st).from_select(list(values), source).returning(st.c.created_at)
+
+
+def _lock_and_insert_unpaused(tx: Tx, claim: Claim, write: StepWrite) -> StepRow | None:
+    """Guard and insert a new row in one statement. Returns None if the claim is lost or a pause is requested.
+
+    This saves a round trip. On SQLite, which has none, two simple statements are faster.
+    """
+    parameters = STEPS.encode_write(write)
+    fields = tuple(parameters)
+    found = tx.run(_insert_if_unpaused(fields), pk=claim.pk, token=claim.token, **parameters).first()
+    return None if found is None else STEPS.to_written_row(write, fields, from_us(found.created_at))
+
+
+@statement_for
+def _insert(s: Store, fields: Sequence[str]) -> Any:
+    pk, run_number, now = param("pk", sa.BigInteger), param("run", sa.Integer), param("now_us", sa.BigInteger)
+    return sa.insert(s.tables.step).values(insert_values(STEP_COLUMNS, fields, pk, run_number, now)).inline()
+
+
+@statement_for
+def _update(s: Store, fields: Sequence[str]) -> Any:
+    st = s.tables.step
+    return (
+        sa.update(st)
+        .where(
+            st.c.instance_pk == param("pk", sa.BigInteger),
+            st.c.run_number == param("run", sa.Integer),
+            *_unchanged_since_read(st),
+        )
+        .values(update_values(STEP_COLUMNS, fields, param("now_us", sa.BigInteger)))
+    )
+
+
+def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite) -> StepRow:
+    """Write one step row in a guarded transaction, with the times of the guard; raises Superseded.
+
+    Returns the row as `load` reads it, except that ``created_at`` of an overwritten row is None.
+    """
+    parameters = STEPS.encode_write(write)
+    fields, key = tuple(parameters), {"pk": claim.pk, "run": claim.ref.run_number, "now_us": to_us(guard_result.now)}
+    if write.replaces is None:
+        tx.run(_insert(fields), **key, **parameters)
+    elif tx.run(_update(fields), **key, **parameters, replaces=write.replaces).rowcount == 0:
+        raise Superseded(str(claim.ref))
+    return STEPS.to_written_row(write, fields, guard_result.now)
+
+
+def insert_new(tx: Tx, fields: tuple[str, ...], rows: Sequence[tuple[Claim, int, dict[str, Any]]]) -> None:
+    """Insert new rows under guards that the transaction holds.
+
+    ``rows``: of each the claim, the time of its guard in microseconds, and its parameters, which are named ``fields``.
+    """
+    keys = [{"pk": claim.pk, "run": claim.ref.run_number, "now_us": now_us} for claim, now_us, _ in rows]
+    tx.run_many(_insert(fields), [key | row[2] for key, row in zip(keys, rows, strict=True)])
+
+
+@statement
+def _select_commit(s: Store) -> Any:
+    st = s.tables.step
+    return (
+        sa.select(*STEPS.select(st))
+        .where(st.c.instance_pk == param("pk"), st.c.run_number == param("run"), st.c.commit_id == param("commit_id"))
+        .order_by(st.c.seq, st.c.step_key)
+    )
+
+
+def find_commit(tx: Tx, claim: Claim, *, commit_id: str) -> list[StepRow]:
+    """Return the step rows of a boundary whose commit was in doubt; none if it was rolled back.
+
+    Call `claims.is_held` first: it waits until the database has decided the commit.
+    """
+    rows = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, commit_id=commit_id)
+    return [STEPS.read(row) for row in rows]

@@ -1,0 +1,1 @@
+"""The tables, and what each database makes of them."""
