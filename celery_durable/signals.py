@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from celery.utils.dispatch import Signal
 
 from celery_durable.housekeeping import CallQueue
+from celery_durable.upstream import until
 
 __all__ = [
     "Around",
@@ -52,11 +53,7 @@ _ERROR = ("error_name", "error_message", "exception")
 
 
 def listen(signal: Signal, receiver: Callable[..., object]) -> None:
-    """Connect a receiver, which may be a bound method, until `ignore` is called.
-
-    Before 5.7, Celery treats the same method of two objects as one receiver and ignores the second. So each receiver
-    has its own ``dispatch_uid``.
-    """
+    """Connect a receiver, which may be a bound method, until `ignore` is called."""
     signal.connect(receiver, weak=False, dispatch_uid=_uid(receiver))
 
 
@@ -65,7 +62,9 @@ def ignore(signal: Signal, receiver: Callable[..., object]) -> None:
     signal.disconnect(receiver, dispatch_uid=_uid(receiver))
 
 
+@until("celery", "5.7", "takes the same method of two objects for two receivers")
 def _uid(receiver: Callable[..., object]) -> str:
+    """A ``dispatch_uid`` of its own for each receiver, without which Celery ignores the method of a second object."""
     return f"{id(getattr(receiver, '__self__', None))}:{getattr(receiver, '__qualname__', '')}"
 
 

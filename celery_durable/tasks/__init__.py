@@ -30,6 +30,7 @@ from celery_durable.tasks.nodes import get_node_name
 from celery_durable.tasks.options import INTERNAL_OPTIONS, send_past_routes
 from celery_durable.tasks.outbox import OutboundDeliverer
 from celery_durable.tasks.task_ends import TaskEndHandler
+from celery_durable.upstream import until
 
 if TYPE_CHECKING:
     from celery_durable.runner import Runner
@@ -262,11 +263,12 @@ def ensure_beat_entry(scheduler: Any, queue: str) -> None:
         scheduler.add(name=SWEEP, **_beat_entry(queue))
 
 
+@until("celery", "5.7", "celery#7649")
 def skip_superfluous_sweeps(scheduler: Any) -> None:
     """Have a scheduler of beat pass over the entry of `sweep` while the dispatcher of this process sweeps.
 
-    A schedule that is not due meanwhile would keep other entries from their turn: before 5.7, Celery waits for its
-    first entry (celery/celery#7649).
+    The schedule of the entry cannot say that it is not due: Celery would wait for its first entry, and keep the others
+    from their turn.
     """
     task, apply_entry = scheduler.app.tasks[SWEEP], scheduler.apply_entry
 

@@ -13,6 +13,7 @@ from billiard.pool import soft_timeout_sighandler
 from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 
 from celery_durable.runtime import is_ctrl_c
+from celery_durable.upstream import until
 
 
 def make_process_stop_check(is_stopping: Callable[[], bool]) -> Callable[[BaseException], bool]:
@@ -37,6 +38,7 @@ def make_process_stop_check(is_stopping: Callable[[], bool]) -> Callable[[BaseEx
     return stops_process
 
 
+@until("celery", "5.7", "needs billiard 4.3.2, which has terminate_handler_fired")
 def _has_been_terminated() -> bool:
     """Whether this pool process has received SIGTERM: from a cold shutdown, `revoke(terminate=True)` or the system."""
     if (has_fired := getattr(common, "terminate_handler_fired", None)) is not None:
