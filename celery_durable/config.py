@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from celery_durable.model import OnLost
 from celery_durable.values import UNSET, PayloadLimits, StepConfig, StepPolicy, Tracebacks, check_text_name
 
 Dispatcher = Literal["beat", "worker", "both", "none"]
+Switch = bool | Callable[[], bool]
+"""A setting that may change while processes run: a function is asked each time."""
+
+logger = logging.getLogger("celery_durable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,11 @@ class Settings:
     """The prefix of the names of the package's tables."""
     prepared_statements: bool = True
     """Set it to False behind PgBouncer in transaction mode."""
+
+    create_enabled: Switch = True
+    """Whether new instances are accepted."""
+    execution_enabled: Switch = True
+    """Whether workers take runs and dispatchers send messages. Running passes end at their next step boundary."""
 
     queue: str = "durable"
     dispatcher: Dispatcher = "beat"
@@ -106,6 +116,16 @@ class Settings:
             raise ConfigInvalid("durable_database_schema", self.database_schema, "use a schema without % in its name")
 
     @property
+    def is_create_enabled(self) -> bool:
+        """Whether new instances are accepted now."""
+        return _is_on("durable_create_enabled", self.create_enabled)
+
+    @property
+    def is_execution_enabled(self) -> bool:
+        """Whether workers take runs now. It is read at every step boundary."""
+        return _is_on("durable_execution_enabled", self.execution_enabled)
+
+    @property
     def lease(self) -> timedelta:
         """How long a claim stays valid without renewal."""
         return timedelta(seconds=self.lease_seconds)
@@ -140,6 +160,17 @@ class Settings:
     def step_policy(self) -> StepPolicy:
         """The policy of a step without a configuration of its own."""
         return StepPolicy().override_with(self.step_defaults)
+
+
+def _is_on(name: str, switch: Switch) -> bool:
+    """Whether a switch is on. It is if its function fails: an outage of feature flags must not stop workflows."""
+    if isinstance(switch, bool):
+        return switch
+    try:
+        return bool(switch())
+    except Exception:
+        logger.warning("The function %s failed, so the setting counts as on", name, exc_info=True)
+        return True
 
 
 _BOUNDS = {
@@ -240,6 +271,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "float": (_is_length_of_time, _SECONDS),
     "float | None": (lambda value: value is None or _is_length_of_time(value), f"{_SECONDS}, or None"),
     "bool": (lambda value: isinstance(value, bool), "use True or False"),
+    "Switch": (
+        lambda value: isinstance(value, bool) or callable(value),
+        "use True, False, or a function without arguments that returns one of them",
+    ),
     "str": (lambda value: isinstance(value, str), "use text"),
     "str | None": (lambda value: value is None or isinstance(value, str), "use text, or None"),
     "Dispatcher": (lambda value: value in get_args(Dispatcher), "use one of beat, worker, both, none"),

@@ -32,6 +32,7 @@ def test_each_field_is_set_under_its_name() -> None:
         else:
             others = {
                 "bool": not getattr(Settings(), field.name),
+                "Switch": False,
                 "Dispatcher": "both",
                 "OnLost": "fail",
                 "Tracebacks": "none",

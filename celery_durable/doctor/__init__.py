@@ -68,6 +68,13 @@ def _check_settings(durable: Durable) -> Iterator[Finding]:
     count = len(durable.workflows)
     known = "1 workflow is" if count == 1 else f"{count} workflows are"
     yield Finding(Level.OK, about, f"The durable_* settings are valid; {known} known.")
+    if not settings.is_create_enabled:
+        yield Finding(
+            Level.WARN, "switches", "durable_create_enabled is off: new instances are refused.", "Turn it on."
+        )
+    if not settings.is_execution_enabled:
+        sentence = "durable_execution_enabled is off: workers take no runs, and dispatchers send nothing."
+        yield Finding(Level.FAIL, "switches", sentence, "Turn it on.")
     if conf.task_always_eager:
         sentence = "task_always_eager is on: workflows run in the process that creates them, and not on workers."
         yield Finding(Level.WARN, about, sentence, "Remove it from the production settings.")

@@ -3,7 +3,7 @@
 ::
 
     DurableError
-      NotConfigured, ConfigInvalid (SettingUnknown), StoreMismatch, AliasMismatch, SchemaOutdated,
+      NotConfigured, ConfigInvalid (SettingUnknown), CreateDisabled, StoreMismatch, AliasMismatch, SchemaOutdated,
       SchemaIncomplete, UnsupportedDatabase, StoreUnavailable
       DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
@@ -26,6 +26,7 @@
 from celery_durable.errors.base import DurableError
 from celery_durable.errors.configuration import (
     ConfigInvalid,
+    CreateDisabled,
     NotConfigured,
     SettingUnknown,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "BindingKeyTaken",
     "BranchNeverGathered",
     "ConfigInvalid",
+    "CreateDisabled",
     "CursorInvalid",
     "DefinitionInvalid",
     "DurableError",

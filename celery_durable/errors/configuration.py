@@ -63,3 +63,18 @@ class SettingUnknown(ConfigInvalid):
         remedy = "Remove it." if near is None else f"Did you mean {near}?"
         self.setting, self.value, self.remedy = setting, None, remedy
         DurableError.__init__(self, f"There is no setting {setting}. {remedy}")
+
+
+class CreateDisabled(DurableError):
+    """A new instance was refused, because ``durable_create_enabled`` is off.
+
+    Existing instances continue. Turn the setting on, or try again later.
+    """
+
+    code, http_status = "CREATE_DISABLED", 409
+
+    def __init__(self) -> None:
+        super().__init__(
+            "New instances are refused while durable_create_enabled is off. Existing instances continue. "
+            "Turn the setting on, or try again later."
+        )

@@ -21,6 +21,7 @@ class Code(StrEnum):
     RUNNING = "RUNNING"
     WORKER_SILENT = "WORKER_SILENT"
     DUE = "DUE"
+    EXECUTION_DISABLED = "EXECUTION_DISABLED"
     DUE_NOT_DISPATCHED = "DUE_NOT_DISPATCHED"
     BROKER_UNAVAILABLE = "BROKER_UNAVAILABLE"
     QUEUE_REFUSED = "QUEUE_REFUSED"
@@ -82,6 +83,10 @@ MEANINGS: Mapping[Code, Meaning] = {
         "Check the worker's machine, then restart the worker.",
     ),
     Code.DUE: Meaning("The run is due. A worker should claim it at any moment.", "Check again."),
+    Code.EXECUTION_DISABLED: Meaning(
+        "The run is due, and `durable_execution_enabled` is off: workers take no runs, and dispatchers send nothing.",
+        "Turn the setting on.",
+    ),
     Code.DUE_NOT_DISPATCHED: Meaning(
         "The run is due, and no process sends its message: no dispatcher runs, it cannot reach the database, or "
         "another session locks the row.",

@@ -38,7 +38,7 @@ def explain_due(facts: Facts) -> Diagnosis:
     row, now = facts.instance, facts.now
     due_at = row.run_at or row.updated_at
     since = "It is due" if now - due_at < _JUST_NOW else f"It has been due for {format_age(facts, due_at)}"
-    if (found := _explain_database(facts, since)) is not None:
+    if (found := _explain_stopped_claims(facts, since)) is not None:
         return found
     if (outage := _find_outage(facts)) is not None:
         return _explain_outage(facts, since, outage)
@@ -70,8 +70,14 @@ def explain_due(facts: Facts) -> Diagnosis:
     return build_diagnosis(facts, code, sentence, *start_worker_command(facts, consumers))
 
 
-def _explain_database(facts: Facts, since: str) -> Diagnosis | None:
-    """Return the diagnosis if the database itself keeps workers from claiming the run."""
+def _explain_stopped_claims(facts: Facts, since: str) -> Diagnosis | None:
+    """Return the diagnosis if a setting, or the database itself, keeps all workers from claiming the run."""
+    if not facts.is_execution_enabled:
+        sentence = (
+            f"{since}, but workers take no runs, because durable_execution_enabled is off. It continues when the "
+            "setting is on."
+        )
+        return build_diagnosis(facts, Code.EXECUTION_DISABLED, sentence)
     if facts.is_read_only:  # dispatchers cannot store their heartbeats, so they may seem to be missing
         sentence = f"{since}, but the database is read-only, so no worker can claim it. {READ_ONLY_REMEDY}"
         return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())

@@ -59,6 +59,8 @@ class Facts:
     """In which processes dispatchers run: the setting ``durable_dispatcher`` of this process."""
     lease: timedelta = timedelta(seconds=30)
     """For how long a worker claims a run: the setting ``durable_lease_seconds`` of this process."""
+    is_execution_enabled: bool = True
+    """The setting ``durable_execution_enabled`` of this process."""
     is_read_only: bool = False
     """Whether the database takes no writes."""
     locker: RowLocker | None = None

@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
-from celery_durable.errors import InstanceNotFound, InstanceTerminal, NameInvalid, ValueRefused, VersionMismatch
+from celery_durable.errors import (
+    CreateDisabled,
+    InstanceNotFound,
+    InstanceTerminal,
+    NameInvalid,
+    ValueRefused,
+    VersionMismatch,
+)
 from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Scope, Status, VersionedInstance
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runtime import Runtime
@@ -70,6 +77,11 @@ class OperationContext:
     def after_commit(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once the last change is committed: now, unless it joined a transaction of the caller."""
         self.store.after_commit(callback)
+
+    def check_create_enabled(self) -> None:
+        """Raise CreateDisabled if new instances are refused now. Workflows still create their children."""
+        if not self.settings.is_create_enabled:
+            raise CreateDisabled
 
     @property
     def grace(self) -> timedelta:

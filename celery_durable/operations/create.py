@@ -64,6 +64,7 @@ class CreateOperations:
 
         If it raises, nothing is written.
         """
+        self._context.check_create_enabled()
         definition = self._get_definition(workflow)
         if if_exists not in ("error", "return"):
             raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
@@ -123,6 +124,7 @@ class CreateOperations:
 
         Existing ids and repetitions in the batch are skipped. One invalid item rejects the whole batch.
         """
+        self._context.check_create_enabled()
         definition = self._get_definition(workflow)
         settings = self._context.settings
         _check_batch(batch, limit=settings.max_batch)
@@ -173,6 +175,7 @@ class CreateOperations:
         An instance in another status stays as it is ("unchanged"). A restart keeps the first parameters and the labels.
         Of several concurrent callers, only one starts the run.
         """
+        self._context.check_create_enabled()
         definition = self._get_definition(workflow)
         restartable = _read_conditions(if_status, if_version)
         instance_id = values.check_instance_id(id, self._context.settings.max_instance_id)

@@ -125,6 +125,7 @@ class QueryOperations:
                 locker=server_info.find_locker(tx, row.pk),
                 dispatcher=self._context.settings.dispatcher,
                 lease=self._context.settings.lease,
+                is_execution_enabled=self._context.settings.is_execution_enabled,
                 answered=history.count_answered_tasks(tx, row.pk, row.run_number),
                 unsent=outbox.find_existing(tx, [step.task_id for step in open_ if step.task_id is not None]),
                 unsent_items=outbox.count_by_step(

@@ -88,6 +88,7 @@ class RewindOperations:
         instance does not change.
         """
         context = self._context
+        context.check_create_enabled()
         max_length = context.settings.max_instance_id
         new_id = context.new_id() if id is None else values.check_instance_id(id, max_length)
         if context.scope is not None and not context.scope.allows_id(new_id):

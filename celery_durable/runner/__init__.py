@@ -39,7 +39,7 @@ from celery_durable.store.runs.step_rows import RunState
 logger = logging.getLogger("celery_durable.runner")
 
 NOT_DUE = "noop: not due, or claimed by another worker"
-STOPPING = "noop: this worker is stopping, and leaves the run to another worker"
+DECLINED = "noop: this worker takes no runs now, and leaves the run to a later sweep"
 
 
 class Runner:
@@ -77,7 +77,7 @@ class Runner:
             runtime,
             publish_runs,
             send_messages,
-            should_stop,
+            lambda: should_stop() or not settings.is_execution_enabled,
             stops_process,
             make_redaction,
             GroupCommit(store) if groups_commits else None,
@@ -114,11 +114,11 @@ class Runner:
     # --- the stages of a pass -------------------------------------------------------------------
 
     def _decline(self, ref: RunRef, definition: Definition | None) -> PassResult:
-        """Leave a run to another worker, because this one is stopping or does not know its workflow."""
+        """Leave a run to a later pass, because this worker takes none now or does not know its workflow."""
         if definition is not None:
             # Leave it to the sweep: its dispatch message is consumed, and a new one could reach this same worker again.
             self._store.transact(lambda tx: claims.postpone(tx, ref, delay=timedelta(0)))
-            return PassResult(STOPPING, was_executed=False)
+            return PassResult(DECLINED, was_executed=False)
         self._postpone(ref)
         logger.warning(
             "This worker does not know workflow %r; instance %s is left for one that does. Import the module that "

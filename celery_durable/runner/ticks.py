@@ -43,6 +43,8 @@ class Ticker:
         It ends when no more runs are due, or after ``max_instances`` passes. Once it has taken
         ``durable_pass_seconds``, it ends with the current pass.
         """
+        if not self._settings.is_execution_enabled:
+            return 0
         started, passes = self._runtime.monotonic(), 0
         for due in self._take_due_runs():
             passes += self._advance(due, max_steps)

@@ -102,8 +102,11 @@ class Sweeper:
     def sweep(self, *, max_rounds: int | None = None) -> int:
         """Publish all due work, resumed work before new work; returns the number of published messages.
 
-        ``max_rounds``: return after this many rounds, even if more work is due.
+        ``max_rounds``: return after this many rounds, even if more work is due. Nothing is published while
+        ``durable_execution_enabled`` is off.
         """
+        if not self._settings.is_execution_enabled:
+            return 0
         began, published, rounds = self._runtime.monotonic(), 0, 0
         with self._record_check():
             is_behind = True
@@ -361,7 +364,7 @@ class Dispatcher:
         if self._heartbeat is not None:
             self._heartbeat.record_check(seconds_ago=self._sweeper.seconds_since_check(), seconds_to_next=left)
             self._heartbeat.record_outages(self._list_outages())
-        if self._lost_search is not None:
+        if self._lost_search is not None and self._settings.is_execution_enabled:
             self._lost_search.check()
         # Rows that stay due because their queues are full must not make this loop spin.
         if left <= 0:

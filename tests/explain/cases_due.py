@@ -118,6 +118,14 @@ DUE = [
         id="the broker was away for a dispatcher that is silent",
     ),
     pytest.param(
+        told(OVERDUE, heartbeats=(worker(),), is_execution_enabled=False),
+        Code.EXECUTION_DISABLED,
+        "It has been due for 1 min, but workers take no runs, because durable_execution_enabled is off. It continues "
+        "when the setting is on.",
+        [],
+        id="execution is switched off",
+    ),
+    pytest.param(
         told(OVERDUE, is_read_only=True),
         Code.DUE_NOT_DISPATCHED,
         "It has been due for 1 min, but the database is read-only, so no worker can claim it. Name the server that "

@@ -96,7 +96,7 @@ def test_a_worker_that_is_to_stop_claims_nothing_and_the_next_sweep_offers_it_to
     world.messages.clear()
     leaving.should_stop = True
     before = instance.row
-    assert leaving.advance(instance.ref) == "noop: this worker is stopping, and leaves the run to another worker"
+    assert leaving.advance(instance.ref) == "noop: this worker takes no runs now, and leaves the run to a later sweep"
     assert world.messages == []  # they might come back to it
     assert (instance.row.claim_token, instance.row.version) == (None, before.version)
     world.sweeper.sweep()  # at once
@@ -113,7 +113,7 @@ def test_a_worker_that_is_to_stop_leaves_a_sleeper_its_alarm(world: World) -> No
     before = instance.row
     leaving = world.new_worker()
     leaving.should_stop = True
-    assert leaving.advance(instance.ref) == "noop: this worker is stopping, and leaves the run to another worker"
+    assert leaving.advance(instance.ref) == "noop: this worker takes no runs now, and leaves the run to a later sweep"
     assert instance.row == before
 
 
