@@ -208,7 +208,7 @@ def test_a_run_that_ends_while_it_is_read_does_not_diverge(trips: Shop) -> None:
 
 
 def test_progress_is_printed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    from celery_durable.cli.commands import preflight as command
+    from celery_durable.cli.commands import replay as command
 
     monkeypatch.setattr(command, "_RUNS_PER_NOTE", 2)
     deploy(shop, trip)

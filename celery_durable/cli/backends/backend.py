@@ -2,15 +2,18 @@
 
 The commands that both `celery -A proj durable` and `celery-durable` have use only this interface. Its methods raise
 DurableError, or CliError if the database or the server cannot be used.
+
+The first program does not call the HTTP application in its own process: to import FastAPI and to build the routes would
+take almost as much CPU as `import celery.bin.celery`, and a history would come in pages, not in one transaction.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (
@@ -145,3 +148,36 @@ class Connection(abc.ABC):
     @abc.abstractmethod
     def explain(self, exc: Exception) -> None:
         """Raise CliError if the error means that the database or the server cannot be used."""
+
+
+class Numbered(Protocol):
+    """A log line or an attempt."""
+
+    @property
+    def id(self) -> int: ...
+
+
+R = TypeVar("R", bound=Numbered)
+C = TypeVar("C")
+
+
+def make_tail(read_page: Callable[[C | None], tuple[Iterable[R], C | None, bool]]) -> Callable[[], Iterator[R]]:
+    """Return a reader of pages.
+
+    ``read_page``: takes a cursor, None at first. Returns the records behind it, the cursor at which to continue, and
+    whether there are more now. A page may be read twice and grow meanwhile: each record is returned once.
+    """
+    cursor: C | None = None
+    last_id = 0
+
+    def read_new() -> Iterator[R]:
+        nonlocal cursor, last_id
+        has_more = True
+        while has_more:
+            page, cursor, has_more = read_page(cursor)
+            for record in page:
+                if record.id > last_id:
+                    last_id = record.id
+                    yield record
+
+    return read_new

@@ -6,9 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from celery_durable.cli.backends.backend import AttemptTail, InstanceSnapshot, ListQuery, LogTail, WorkflowInfo
+from celery_durable.cli.backends.backend import (
+    AttemptTail,
+    InstanceSnapshot,
+    ListQuery,
+    LogTail,
+    WorkflowInfo,
+    make_tail,
+)
 from celery_durable.cli.backends.client import Client, Reply
-from celery_durable.cli.backends.tails import make_tail
 from celery_durable.cli.errors import CliError
 from celery_durable.explain import Diagnosis
 from celery_durable.model import (

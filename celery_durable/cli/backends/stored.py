@@ -17,9 +17,10 @@ from celery_durable.cli.backends.backend import (
     InstanceSnapshot,
     ListQuery,
     LogTail,
+    R,
     WorkflowInfo,
+    make_tail,
 )
-from celery_durable.cli.backends.tails import R, make_tail
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
 from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound

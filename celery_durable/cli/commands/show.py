@@ -1,16 +1,19 @@
-"""`show`: one instance with its status, steps and events."""
+"""`show` and `explain`: one instance, and why it does not move."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+import click
+
 from celery_durable.cli.backends.backend import InstanceSnapshot
-from celery_durable.cli.command import OpenBackend, Output, command, output_option
-from celery_durable.cli.commands.explain import print_diagnosis
+from celery_durable.cli.command import OpenBackend, Output, command, json_option, open_backend, output_option
+from celery_durable.cli.errors import adapt_commands
 from celery_durable.cli.inputs import Context, InstanceId, Option, RunNumber, Workflow
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Console, Styled, to_compact_json
 from celery_durable.cli.output.render import Times
+from celery_durable.explain import Code, Diagnosis
 from celery_durable.model import History, RunRef, Status
 
 _MAX_OUTPUT = 200
@@ -135,3 +138,52 @@ def _print_steps(console: Console, history: History, times: Times, *, full: bool
     console.print_section("step", columns, rows, results if full else [], heading="RESULTS")
     maps = [step for step in history.steps if step.items is not None]
     console.print_section("item", render.ITEM_COLUMNS, [row for step in maps for row in render.item_rows(step, times)])
+
+
+_STYLES = {
+    **dict.fromkeys((Code.DONE, Code.RUNNING), "green"),
+    **dict.fromkeys((Code.SLEEPING, Code.SCHEDULED, Code.DUE), "cyan"),
+    **dict.fromkeys(
+        (Code.WAITING_EVENT, Code.WAITING_TASKS, Code.WAITING_CHILD, Code.RETRY_SCHEDULED, Code.CRASHING), "yellow"
+    ),
+    **dict.fromkeys((Code.PAUSED, Code.TERMINATED), "magenta"),
+}
+
+
+@command("explain order order-42", "explain order/order-42 --json", options=[output_option, json_option])
+def explain(
+    ctx: Context,
+    console: Output,
+    workflow: Workflow,
+    id: InstanceId,
+) -> None:
+    """Explain why an instance does not move.
+
+    Use it to find out what an instance waits for, and whether you have to do something. It reads only the database: the
+    instance, and the heartbeats of dispatchers and workers. In a pipe: the code and the sentence, then one line per
+    action.
+    """
+    diagnosis = open_backend(ctx).explain(workflow, id)
+    if console.is_json:
+        console.print_json(documents.convert(diagnosis) | {"actions": adapted_actions(ctx, diagnosis)})
+    elif console.is_for_people:
+        console.print_line(
+            Styled(f"{workflow}/{id}", "bold"), Styled(diagnosis.code, _STYLES.get(diagnosis.code, "red"))
+        )
+        print_diagnosis(ctx, console, diagnosis)
+    else:
+        console.print_record(diagnosis.code, diagnosis.sentence)
+        for action in adapted_actions(ctx, diagnosis):
+            console.print_record("action", action)
+
+
+def print_diagnosis(ctx: click.Context, console: Console, diagnosis: Diagnosis) -> None:
+    """Print the sentence, and below it the commands to run, for people."""
+    console.print_line(diagnosis.sentence, indent=2)
+    for action in adapted_actions(ctx, diagnosis):
+        console.print_line(Styled(f"Try: {action}", "dim"), indent=2)
+
+
+def adapted_actions(ctx: click.Context, diagnosis: Diagnosis) -> list[str]:
+    """Return the commands to run, as this user can type them."""
+    return [adapt_commands(ctx, action) for action in diagnosis.actions]
