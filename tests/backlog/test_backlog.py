@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backlog.figures import Figure, table
+from tests.backlog.figures import Figure
 from tests.backlog.plans import dispatcher_plans
 from tests.backlog.room import ASIDE, Room
 from tests.backlog.scenarios import behind, half
@@ -61,12 +61,6 @@ def test_dispatch_messages_behind_those_of_others_are_not_sent_again(tmp_path: P
 def test_dispatch_messages_that_a_queue_has_lost_are_sent_again_and_no_others(tmp_path: Path) -> None:
     figures = figures_of(half(tmp_path, instances=1_000))
     assert figures["superfluous messages"] <= 100
-
-
-def test_a_broken_bound_is_shown() -> None:
-    kept, broken, plain = Figure("a", 1, "s", 1), Figure("b", 1.5, "s", 1), Figure("c", 7, "")
-    assert [each.is_broken for each in (kept, broken, plain)] == [False, True, False]
-    assert [line.split()[-1] for line in table([("x", kept), ("x", broken)]).splitlines()] == ["ok", "BROKEN"]
 
 
 def figures_of(figures: list[Figure]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos import __main__ as chaos
 from tests.chaos.arena import missing_programs
-from tests.chaos.report import Report, table
+from tests.chaos.report import Report
 from tests.smoke.proc import ROOT, python
 from tests.support.services import missing
 
@@ -60,17 +60,3 @@ def test_a_violation_fails_the_run_and_says_how_to_find_its_cause(
     assert folder is not None
     assert said.endswith(f"1 VIOLATIONS, seed 7, logs kept in {folder[1]}\n  {_PAIR}: I1 something was done twice\n")
     shutil.rmtree(folder[1])
-
-
-def test_the_table_has_a_row_for_each_number_and_a_column_for_each_pair() -> None:
-    faults = Counter({"beats killed": 2})
-    some = Report(
-        "a+b", 60.0, faults, 3, 9, 1, 4, 0, 1, 2, {"pool processes killed in a pass": [0.5, 0.25]}, [], still=1
-    )
-    other = Report("c+d", 60.0, Counter(), 1, 1, 0, 0, 0, 0, 0, {}, ["broken"])
-    rows = [re.split(r" {2,}", line.strip()) for line in table([some, other]).splitlines()]
-    assert rows[0] == ["a+b", "c+d"]
-    assert ["beats killed", "2", "0"] in rows
-    assert ["workers that stood still", "1", "0"] in rows
-    assert ["recovery, pool process killed, p50 / p99 of n", "0.50 / 0.50 s of 2", "-"] in rows
-    assert rows[-1] == ["VIOLATIONS", "0", "1"]

@@ -12,7 +12,6 @@ from celery_durable.errors import StoreUnavailable
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.faults import CommitInDoubt
-from celery_durable.store.engine.server_info import read_server_info
 from celery_durable.store.engine.time_limits import Timeouts
 from tests.chaos.arena import missing_programs
 from tests.chaos.galera import GaleraCluster
@@ -30,14 +29,6 @@ def cluster() -> Iterator[GaleraCluster]:
         yield cluster
     finally:
         cluster.clean_up()
-
-
-def test_a_node_is_recognized_by_its_variables(cluster: GaleraCluster) -> None:
-    store = Store(cluster.url)
-    try:
-        assert read_server_info(store).sync_wait == 7
-    finally:
-        store.close()
 
 
 def test_the_port_stays_and_so_does_what_was_committed(cluster: GaleraCluster) -> None:

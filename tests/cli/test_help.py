@@ -30,17 +30,6 @@ def examples_in(text: str) -> list[str]:
     return re.findall(r"^ +(celery .*)$", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_verb_says_what_it_does_when_to_use_it_and_how(command: str) -> None:
-    text = help_of(command)
-    assert "  Use it " in text
-    assert "  Examples:\n" in text
-    assert examples_in(text)
-    summary = durable.get_command(click.Context(durable), command).get_short_help_str(80)
-    assert not summary.endswith("...")
-    assert f"{command:<11} {summary}\n" in help_of()
-
-
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_every_example_can_be_typed(command: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -96,15 +96,6 @@ def test_start_and_wait_gives_the_output_or_fails_as_the_instance_did(shop: Shop
     )
 
 
-def test_waiting_ends_at_the_timeout_and_the_instance_goes_on(shop: Shop) -> None:
-    said = shop.pipe("start", "nap", "--id", "n-1", "--wait", "--timeout", "3 seconds")
-    assert said.code == 4
-    assert said.err == (
-        "error: Instance 'n-1' of workflow 'nap' is still active after 3 s.\n"
-        "hint: The instance continues by itself; ask again, or wait longer.\n"
-    )
-
-
 def test_start_limits_the_duration_of_runs(shop: Shop) -> None:
     assert shop.pipe("start", "nap", "--id", "n-1", "--max-run", "2 hours").code == 0
     shop.work("nap", "n-1")
@@ -155,15 +146,6 @@ def test_a_terminal_that_follows_sees_the_time_of_day(shop: Shop) -> None:
 # --- send-event ---------------------------------------------------------------------------------
 
 
-def test_an_event_is_sent_once_whatever_is_repeated(order: Shop) -> None:
-    words = ("send-event", "order", "o-1", "approval", "--payload", '{"by": "eve"}', "--event-id", "mail-7")
-    assert order.pipe(*words).rows == [["Sent", "approval", "order/o-1"]]
-    again = order.pipe(*words)
-    assert (again.rows, again.code) == ([["Repeated", "approval", "order/o-1"]], 0)
-    assert again.err == "This run had already accepted an event with id 'mail-7'; nothing was changed.\n"
-    assert order.work("order", "o-1") == "complete"
-
-
 def test_an_event_can_carry_nothing_or_a_file(order: Shop, tmp_path: Path) -> None:
     (tmp_path / "payload.json").write_text('["é"]')
     order.pipe("send-event", "order", "o-1", "one")
@@ -174,14 +156,6 @@ def test_an_event_can_carry_nothing_or_a_file(order: Shop, tmp_path: Path) -> No
 
 
 # --- lifecycle ----------------------------------------------------------------------------------
-
-
-def test_pause_and_resume_say_what_they_did(order: Shop) -> None:
-    assert order.pipe("resume", "order", "o-1").rows == [["Was not paused", "order/o-1"]]
-    assert order.pipe("pause", "order", "o-1").rows == [["Paused", "order/o-1"]]
-    assert order.pipe("show", "order", "o-1").rows[0][3] == "paused"
-    assert order.pipe("resume", "order", "o-1").rows == [["Resumed", "order/o-1"]]
-    assert order.pipe("show", "order", "o-1").rows[0][3] == "active"
 
 
 def test_a_pause_of_what_runs_waits_for_the_step(shop: Shop) -> None:

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from celery_durable import Step, StepTx, WorkflowEvent
-from celery_durable.cli import durable
-from celery_durable.cli.remote import celery_durable
-from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.cli.conftest import Shop
 from tests.cli.connections import Direct, served
 
 CREATED, COUNTED = "2030-01-01T00:00:00Z", "2030-01-01T00:00:02.012000Z"
-CLI_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
-READING = ("workflows", "ls", "show", "history", "logs", "watch", "explain")
-READING_THE_DATABASE = ("waiters", "waits", "leases", "stats", "outbox", "preflight", "replay", "doctor")
 WAIT = {
     "stepKey": "await approval",
     "name": "await approval",
@@ -42,14 +32,6 @@ def read(connection: Any, *words: str) -> Any:
     said = connection(*words, "-o", "json")
     assert said.code == 0, said.err
     return json.loads(said.out)
-
-
-def test_every_command_that_reads_has_the_option() -> None:
-    for group, names in ((durable, READING + READING_THE_DATABASE), (celery_durable, READING[1:])):
-        for name in names:
-            command = group.get_command(click.Context(group), name)
-            assert command is not None
-            assert "--output" in [opt for param in command.params for opt in param.opts], name
 
 
 @pytest.mark.parametrize(
@@ -186,70 +168,9 @@ def test_an_unknown_format_is_wrong_usage(shop: Shop) -> None:
     assert "'yaml' is not one of 'table', 'json', 'tsv'" in said.err
 
 
-def documented_fields() -> dict[str, set[str]]:
-    """The fields that docs/reference/cli.md names for each command that reads."""
-    page = CLI_PAGE.read_text(encoding="utf-8").partition("| Command | JSON |")[2].partition("\n\n")[0]
-    rows = [line.strip("| ").split(" | ", maxsplit=1) for line in page.splitlines() if line.startswith("| `")]
-    return {command.strip("`"): set(re.findall(r"`([a-zA-Z]+)`", fields)) for command, fields in rows}
-
-
 def printed_fields(document: Any) -> set[str]:
     """The fields of a document, and of the items of its lists."""
     if isinstance(document, list):
         return set().union(*map(printed_fields, document))
     items = [item for value in document.values() if isinstance(value, list) for item in value if isinstance(item, dict)]
     return set(document) | printed_fields(items)
-
-
-def test_the_page_lists_every_command_that_reads() -> None:
-    assert sorted(documented_fields()) == sorted(READING + READING_THE_DATABASE)
-
-
-@pytest.fixture
-def full(order: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What each list prints while a step runs, with an unsent task and a waiter."""
-    monkeypatch.setattr(
-        order.durable.internals.outbox, "_send", lambda sent: PublishReport.of(len(sent), SendState.UNSENT)
-    )
-    lists: dict[str, Any] = {}
-
-    def print_lists() -> None:
-        order.durable.internals.runner._renewer._renew_all()
-        for words in ("ls --limit 2", "workflows", "waiters prices --limit 1", "waits", "leases", "outbox", "stats"):
-            lists[words.split()[0]] = read(Direct(order), *words.split())
-        lists["explain"] = read(Direct(order), "explain", "order", "o-1")
-        lists["doctor"] = json.loads(order.pipe("doctor", "-o", "json").out)
-
-    def send(tx: StepTx) -> str:
-        return tx.send_task("shop.mail", 7)
-
-    @order.durable.workflow(name="busy")
-    def busy(event: WorkflowEvent[bool], step: Step) -> None:
-        if event.payload:
-            step.do("mail", send)
-            step.do("look", print_lists)
-        step.wait_for_topic("next price", "prices", timeout="1 hour")
-
-    for number, prints in enumerate((False, False, True)):
-        busy.create(prints, id=f"b-{number}")
-        assert order.work("busy", f"b-{number}").startswith("waiting until")
-    return lists
-
-
-def test_the_page_names_the_fields_of_every_list(full: dict[str, Any]) -> None:
-    documented = documented_fields()
-    other_words = {"ls": {"true"}, "stats": {"null"}, "outbox": {"null"}, "explain": {"json"}, "doctor": {"json"}}
-    found = {command: printed_fields(document) for command, document in full.items()}
-    stated = {command: documented[command] - other_words.get(command, set()) for command in found}
-    assert found["stats"] | {"count", "isExact", "oldest"} == stated.pop("stats")
-    assert {command: found[command] for command in stated} == stated
-
-
-def test_the_page_names_the_fields_of_a_run(order: Shop) -> None:
-    show, history, logs = (read(Direct(order), *words, "order", "o-1") for words in (["show"], ["history"], ["logs"]))
-    documented = documented_fields()
-    assert set(show) <= documented["show"]
-    assert set(show["run"]) - {"createdAt", "startedAt", "completedAt"} <= documented["show"]
-    assert set(history) == set(show) - {"published", "currentRunNumber"}
-    assert set(logs) <= documented["logs"]
-    assert set(read(Direct(order), "replay", "order", "o-1")) <= documented["replay"]

@@ -27,14 +27,6 @@ def test_a_step_that_is_not_there_is_refused_with_the_nearest(order: Shop) -> No
     )
 
 
-def test_what_failed_is_tried_again(shop: Shop) -> None:
-    shop.pipe("start", "bad", "--id", "b-1")
-    assert shop.pipe("retry", "bad", "b-1").code == 1
-    shop.work("bad", "b-1")
-    said = shop.pipe("retry", "bad", "b-1", "--reason", "there is paper")
-    assert said.out == "Retried\tbad/b-1\trun 2\n"
-
-
 def test_a_fork_prints_the_id_for_the_next_command(order: Shop) -> None:
     assert order.pipe("fork", "order", "o-1", "await approval").out == "id-1\n"
     order.no_color = True

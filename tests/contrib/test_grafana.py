@@ -40,8 +40,6 @@ EXPRESSIONS = {
 }
 SELECTOR = re.compile(r"\b(celery_durable_\w+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"[^"]*"')
-TOKEN = re.compile(r'\s*("[^"]*"|\$?\w+(?:\.\d+)?|=~|!~|!=|>=|<=|[=<>(){}\[\],])')
-FUNCTIONS = {"absent", "histogram_quantile", "increase", "max", "rate", "sum"}
 
 
 def order(event: WorkflowEvent[Any], step: Step) -> None:
@@ -114,59 +112,6 @@ def test_the_commands_that_a_rule_names_exist() -> None:
         assert command is not None, verb
         known = {option for parameter in command.params for option in parameter.opts}
         assert set(options.split()) <= known, f"{verb}{options}"
-
-
-def test_each_metric_is_on_the_dashboard_or_in_a_rule(scrape: dict[str, set[str]]) -> None:
-    used = {name for expression in EXPRESSIONS.values() for name, _ in SELECTOR.findall(expression)}
-    families = {re.sub(r"_(total|bucket|count|sum|created)$", "", name) for name in scrape}
-    assert families == {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in used}
-
-
-def test_each_expression_consists_of_known_words_in_balanced_brackets() -> None:
-    """The least that holds without Prometheus' own parser."""
-    for where, expression in EXPRESSIONS.items():
-        position, opened = 0, []
-        while position < len(expression.rstrip()):
-            found = TOKEN.match(expression, position)
-            assert found is not None, f"{where}: {expression[position:]}"
-            position, token = found.end(), found[1]
-            if token in "([{":
-                opened.append(token)
-            elif token in ")]}":
-                assert opened, where
-                assert opened.pop() + token in ("()", "[]", "{}"), where
-            elif re.fullmatch(r"[a-z_]+", token) and expression.startswith("(", position):
-                assert token in FUNCTIONS, f"{where}: {token}"
-        assert not opened, where
-
-
-def test_the_dashboard_asks_for_its_data_source_and_shows_its_panels_side_by_side() -> None:
-    variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
-    assert set(variables) == {"datasource", "workflow"}
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(ids) == len(set(ids))
-    cells = [
-        (x, y)
-        for panel in DASHBOARD["panels"]
-        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
-    ]
-    assert len(cells) == len(set(cells))
-    assert max(x for x, _ in cells) < 24
-    for panel in PANELS:
-        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
-        used = {name for target in panel["targets"] for name in re.findall(r"\$(\w+)", target["expr"])}
-        assert used <= {"workflow", "__rate_interval"}, panel["title"]
-
-
-def test_each_rule_says_what_is_wrong_and_what_to_do() -> None:
-    names = [rule["alert"] for rule in RULES]
-    assert len(names) == len(set(names)) >= 10
-    for rule in RULES:
-        assert set(rule["annotations"]) == {"summary", "action"}, rule["alert"]
-        assert rule["labels"]["severity"] in ("warning", "critical")
-    page = (ROOT / "docs" / "how-to" / "observability.md").read_text()
-    assert re.findall(r"^\| `(Durable\w+)` \|", page, re.MULTILINE) == names
 
 
 def test_the_signals_of_faults_are_counted() -> None:

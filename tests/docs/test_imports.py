@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
-from tests.docs.blocks import PAGES, ROOT, all_blocks, all_blocks_of
+from tests.docs.blocks import ROOT, all_blocks
 from tests.docs.public import documented_modules, exports
 
 MODULES = documented_modules()
@@ -36,30 +35,3 @@ def test_pages_and_examples_import_what_is_documented() -> None:
     assert sum("examples/" in where for where in found) > 5
     assert sum(".md:" in where for where in found) > 20
     assert {where: names for where, names in found.items() if names} == {}
-
-
-EXTRAS = {
-    "redis://": "redis",
-    "postgresql+psycopg://": "postgres",
-    "from fastapi import": "(?:fastapi|http)",
-    "from flask import": "flask",
-}
-"""The extra that a piece of code needs."""
-
-
-def test_a_page_installs_the_extras_that_its_first_code_needs() -> None:
-    """Pages for applications that exist already are left out: these have a broker, and its client."""
-    checked = []
-    for page in PAGES:
-        if page.name in ("README.md", "existing-app.md"):
-            continue
-        [first, *others] = all_blocks_of(page) or [None]
-        found = first and re.match(r"\$ pip install \"celery-durable\[([\w,]+)\]", first.text)
-        if found and others and others[0].language == "python":
-            extras = {extra for sign, extra in EXTRAS.items() if sign in others[0].text}
-            missing = {extra for extra in extras if not any(re.fullmatch(extra, each) for each in found[1].split(","))}
-            assert not missing, f"{page.name} needs {missing}, and installs {found[1]}"
-            if "sqlalchemy.ext.asyncio" in others[0].text:  # which SQLAlchemy 2.1 no longer brings
-                assert '"sqlalchemy[asyncio]"' in first.text
-            checked.append(page.name)
-    assert {"fastapi.md", "flask.md", "http.md"} <= set(checked)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import itertools
 import math
 import threading
@@ -17,12 +15,9 @@ from celery_durable import (
     CreateOptions,
     Durable,
     ResultTimeout,
-    Status,
     Step,
-    Workflow,
     WorkflowEvent,
     WorkflowFailed,
-    WorkflowInstance,
 )
 from celery_durable.errors import InstanceNotFound, ValueRefused
 from celery_durable.model import RunRef, to_us
@@ -191,56 +186,3 @@ def test_using_needs_a_project_of_django(durable: Durable, order) -> None:
         "a transaction of SQLAlchemy, pass session=."
     )
     assert order.list().items == ()
-
-
-# --- for async code -----------------------------------------------------------------------------
-
-NOT_TWINNED = {Workflow: {"name", "host"}, WorkflowInstance: set()}
-
-
-@pytest.mark.parametrize("handle", [Workflow, WorkflowInstance])
-def test_every_method_has_an_async_twin_with_the_same_parameters(handle: type) -> None:
-    methods = {name for name in vars(handle) if not name.startswith("_")} - NOT_TWINNED[handle]
-    twins = {name for name in methods if inspect.iscoroutinefunction(vars(handle)[name])}
-    assert twins == {f"a{name}" for name in methods - twins}
-    for name in methods - twins:
-        parameters, of_twin = (inspect.signature(vars(handle)[each]).parameters for each in (name, f"a{name}"))
-        wanted = [(each.name, each.kind, each.default) for each in parameters.values()]
-        assert [(each.name, each.kind, each.default) for each in of_twin.values()] == wanted, name
-
-
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_async_twins_do_what_the_methods_do(durable: Durable, order) -> None:
-    async def use() -> None:
-        (batched,) = await order.acreate_batch([CreateOptions(id="o-1", params="wait")])
-        instance = await order.acreate("wait", id="o-2", labels={"tenant": "acme"})
-        delayed = await order.adelay("wait")
-        assert [each.id for each in (await order.alist(labels={"tenant": "acme"})).items] == ["o-2"]
-        assert (await order.aget("o-1")).id == batched.id
-        durable.tick()
-        assert (await instance.astatus()).status is Status.WAITING
-        assert await instance.aexplain() == instance.explain()
-        assert await instance.ahistory() == instance.history()
-        assert await instance.alogs() == instance.logs()
-        assert await instance.apublished() == {}
-        await instance.apause()
-        assert instance.status().status is Status.PAUSED
-        await instance.aresume()
-        assert await instance.aset_result("approval", "yes", by="ann") == 1
-        assert (await instance.afork("approval", id="o-3")).id == "o-3"
-        assert await delayed.askip("approval", by="ann") == 1
-        assert await batched.asend_event("approval") is True
-        durable.tick()
-        assert await instance.aresult() == {"total": 5}
-        assert await instance.arestart() == 2
-        await instance.aterminate("changed our mind")
-        assert instance.status().status is Status.TERMINATED
-        again = await order.arestart_or_create("wait", id="o-2", reason="on second thoughts")
-        assert (again.outcome, again.run_number) == ("restarted", 3)
-        failed = await order.acreate("fail", id="o-4")
-        durable.tick()
-        assert await failed.aretry() == 2
-        assert (await durable.awaiters("prices")).items == ()
-        assert await durable.aemit("prices", {"EUR": 1}) == 0
-
-    asyncio.run(use())

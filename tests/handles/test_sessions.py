@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from celery import Celery
 from sqlalchemy.orm import Session
 
-from celery_durable import Durable, InstanceAlreadyExists, Step, StepTx, StoreMismatch, WorkflowEvent
+from celery_durable import Durable, InstanceAlreadyExists, Step, StepTx, WorkflowEvent
 from tests.support.brokerless import approval
 from tests.support.celery_apps import MakeApp
 from tests.support.databases import on_databases
@@ -53,17 +53,6 @@ def test_a_session_that_rolls_back_creates_and_publishes_nothing(
     workflow.create(id="i-1")
 
 
-def test_a_session_tells_of_each_transaction_once(app: Celery, durable: Durable, engine: sa.Engine) -> None:
-    workflow = approval(durable)
-    with Session(engine) as session:
-        for number in (1, 2):
-            workflow.create(id=f"i-{number}", session=session)
-            session.commit()
-            assert [message.payload[0][1] for message in messages(app)] == [f"i-{number}"]
-        session.commit()
-    assert messages(app) == []
-
-
 def test_an_id_that_exists_leaves_the_session_usable(app: Celery, durable: Durable, engine: sa.Engine) -> None:
     workflow = approval(durable)
     workflow.create(id="i-1")
@@ -96,15 +85,6 @@ def test_an_event_in_a_session_wakes_only_after_its_commit(app: Celery, durable:
         assert messages(app) == []
         session.commit()
     assert [message.payload[0] for message in messages(app)] == [["approval", "i-1", 1]]
-
-
-def test_a_session_of_another_database_is_refused(durable: Durable, tmp_path: Any) -> None:
-    workflow = approval(durable)
-    other = sa.create_engine(f"sqlite:///{tmp_path}/other.sqlite3")
-    with Session(other) as session, pytest.raises(StoreMismatch):
-        workflow.create(session=session)
-    other.dispose()
-    assert workflow.list().items == ()
 
 
 def test_what_a_step_creates_is_published_after_its_commit(app: Celery, durable: Durable) -> None:

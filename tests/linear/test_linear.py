@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Completed, Dead, LinearContext, LinearStep, LinearWorkflow, Retry, TaskType, Waiting
+from celery_durable import Completed, LinearContext, LinearStep, LinearWorkflow, Retry, TaskType, Waiting
 from celery_durable.definitions import define_linear
 from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, InstanceTerminal
 from tests.support.lines import Line, done, rows, state, waits_for
@@ -71,19 +71,6 @@ def test_a_claimed_step_is_running_and_one_whose_worker_died_is_ready_again(worl
 
 
 @everywhere
-def test_a_step_whose_workers_die_is_dead_when_its_attempts_are_used_up(world: World) -> None:
-    line = Line(world)
-    instance = line.flow.create()
-    while instance.status == "active":
-        world.new_worker().runtime.crash_at = "before-body"
-        world.run_after(100)
-    assert (rows(instance), state(instance)) == (["DEAD", "PENDING", "PENDING"], "FAILED")
-    assert instance.error == "LEASE_EXPIRED: the worker of the last attempt died"
-    assert instance.steps()[0].attempts == 3
-    assert line.calls == []
-
-
-@everywhere
 def test_waiting_ends_with_the_event(world: World) -> None:
     line = Line(world, PAY=waits_for("paid", "1 hour"))
     instance = line.flow.run()
@@ -116,31 +103,6 @@ def test_waiting_ends_with_its_time(world: World) -> None:
     world.run_after(1)
     assert line.called[1:3] == [("PAY", "RUN", 1), ("PAY", "WAITING_TIMEOUT", 1)]
     assert state(instance) == "COMPLETED"
-
-
-@everywhere
-def test_retry_waits_and_counts_until_the_step_is_dead(world: World) -> None:
-    line = Line(world, VALIDATE=lambda _: Retry("1 min", "out of stock"))
-    instance = line.flow.run()
-    step = instance.steps()[0]
-    assert (rows(instance)[0], step.attempts, step.next_retry_at) == ("READY", 1, world.now + timedelta(minutes=1))
-    assert step.error is not None
-    assert (step.error.message, state(instance), instance.status) == ("out of stock", "RUNNING", "waiting")
-    world.run_after(59)
-    assert len(line.calls) == 1
-    world.run_after(1)
-    world.run_after(60)
-    assert [ctx.attempt for ctx in line.calls] == [1, 2, 3]
-    assert (rows(instance), state(instance)) == (["DEAD", "PENDING", "PENDING"], "FAILED")
-    assert (instance.steps()[0].attempts, instance.error) == (3, "Retry: out of stock")
-
-
-@everywhere
-def test_dead_fails_the_instance(world: World) -> None:
-    instance = Line(world, PAY=lambda _: Dead("no such card")).flow.run()
-    assert (rows(instance), state(instance)) == (["DONE", "DEAD", "PENDING"], "FAILED")
-    assert instance.error == "Dead: no such card"
-    assert instance.steps()[1].attempts == 1
 
 
 def test_terminate_cancels_and_the_rows_stay_as_they_were(world: World) -> None:
@@ -252,29 +214,6 @@ def test_an_event_that_came_during_a_pause_is_found_after_it(world: World) -> No
     assert instance.steps()[1].result == "meanwhile"
 
 
-@everywhere
-def test_a_worker_that_overslept_its_lease_changes_nothing(world: World) -> None:
-    """A zombie: while its handler runs, another worker takes over and ends the run."""
-
-    def slow(ctx: LinearContext) -> Any:
-        if ctx.attempt == 1:
-            first.suspend()
-            world.advance(100)
-            world.sweeper.sweep()
-            world.messages.clear()
-            world.new_worker().advance(instance.ref)
-            first.wake_up()
-        return Completed(ctx.attempt)
-
-    line = Line(world, [LinearStep("PAY", timeout=None)], PAY=slow)
-    instance = line.flow.create()
-    first = world.new_worker()
-    first.suspend = first.runtime.suspend  # type: ignore[method-assign]
-    said = first.advance(instance.ref)
-    assert said == "superseded: the instance was taken over, restarted or ended meanwhile"
-    assert (instance.output, instance.steps()[0].attempts) == (2, 1)
-
-
 def test_a_message_that_comes_twice_changes_nothing(world: World) -> None:
     line = Line(world, PAY=waits_for())
     instance = line.flow.create()
@@ -282,24 +221,6 @@ def test_a_message_that_comes_twice_changes_nothing(world: World) -> None:
     world.run_until_idle()
     assert [line.called.count(call) for call in dict.fromkeys(line.called)] == [1, 1]
     assert world.worker.advance(instance.ref).startswith("noop")
-
-
-def test_a_handler_that_is_interrupted_is_called_again_as_the_same_attempt(world: World) -> None:
-    """What stops a worker is no attempt and no crash."""
-
-    def stop_once(ctx: LinearContext) -> Any:
-        if len(line.calls) == 1:
-            raise KeyboardInterrupt
-        return Completed()
-
-    line = Line(world, VALIDATE=stop_once)
-    instance = line.flow.create()
-    with pytest.raises(KeyboardInterrupt):
-        world.worker.advance(instance.ref)
-    assert (rows(instance)[0], instance.status, instance.row.crash_count) == ("READY", "active", 0)
-    world.run_until_idle()
-    assert line.called[:2] == [("VALIDATE", "RUN", 1), ("VALIDATE", "RUN", 1)]
-    assert state(instance) == "COMPLETED"
 
 
 def test_a_worker_that_shuts_down_hands_the_run_on_between_steps(world: World) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pydantic
 import pytest
-import sqlalchemy as sa
 
 from celery_durable import CreateOptions, Step, WorkflowEvent
-from celery_durable.errors import InstanceAlreadyExists, StoreMismatch
-from tests.support.world import World, insert_name
+from tests.support.world import World
 
 
 class OrderIn(pydantic.BaseModel):
@@ -30,34 +28,6 @@ GOOD = {"order_id": "42"}
 
 def ids(world: World) -> list[str]:
     return sorted(item.id for item in world.operations.queries.list("order").items)
-
-
-def test_an_instance_in_a_callers_transaction_is_there_when_that_commits(world: World, order) -> None:
-    with world.session() as session:
-        insert_name("row of the application")(session)
-        order.create(GOOD, id="o-1", session=session)
-        assert ids(world) == []
-        assert world.messages == []
-        session.commit()
-        assert [due.ref.instance_id for due in world.messages] == ["o-1"]
-        session.execute(sa.text("SELECT 1"))
-        session.commit()
-        assert len(world.messages) == 1  # told once
-    world.run_until_idle()
-    assert order.of("o-1").status == "complete"
-    assert world.names() == ["row of the application"]
-
-
-def test_an_instance_in_a_transaction_that_rolls_back_never_was(world: World, order) -> None:
-    with world.session() as session:
-        insert_name("row of the application")(session)
-        world.operations.create.instance("order", GOOD, id="o-1", session=session)
-        session.rollback()
-        insert_name("another")(session)
-        session.commit()
-    assert ids(world) == []
-    assert world.messages == []
-    assert world.names() == ["another"]
 
 
 def test_nobody_is_told_before_the_outer_transaction_commits(world: World, order) -> None:
@@ -91,26 +61,3 @@ def test_a_savepoint_that_rolls_back_takes_its_instance_with_it(world: World, or
         session.commit()
     assert ids(world) == ["kept"]
     assert sorted(world.tick()) == ["complete", "noop: not due, or claimed by another worker"]  # a message too many
-
-
-def test_an_existing_id_does_not_hurt_the_callers_transaction(world: World, order) -> None:
-    order.create(GOOD, id="o-1")
-    with world.session() as session:
-        insert_name("before")(session)
-        with pytest.raises(InstanceAlreadyExists):
-            order.create(GOOD, id="o-1", session=session)
-        order.create(GOOD, id="o-1", session=session, if_exists="return")
-        insert_name("after")(session)
-        session.commit()
-    assert world.names() == ["after", "before"]
-
-
-def test_a_session_of_another_database_is_refused(world: World, order) -> None:
-    elsewhere = sa.orm.Session(sa.create_engine("sqlite:///elsewhere.sqlite3"))
-    with elsewhere, pytest.raises(StoreMismatch) as caught:
-        order.create(GOOD, session=elsewhere)
-    store = sa.make_url(world.url).render_as_string()
-    assert str(caught.value) == (
-        f"The session is bound to sqlite:///elsewhere.sqlite3, but workflows are stored in {store}. One transaction "
-        "cannot span both: bind the session to the store's database, or leave out session=."
-    )

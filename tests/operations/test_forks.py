@@ -7,31 +7,14 @@ import pytest
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import InstanceAlreadyExists, ValueRefused, VersionMismatch
 from celery_durable.model import Origin, Status
-from tests.support.rewinds import fork, say
+from tests.support.rewinds import fork
 from tests.support.world import World
-
-
-@pytest.fixture
-def ran() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def order(world: World, ran: list[str]):
-    """a, b, c, one after the other; each says in which run it ran."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.do(name, say, ran, f"{name}{event.run_number}") for name in "abc"]
-
-    return order
-
 
 # --- fork ---------------------------------------------------------------------------------------
 
 
-def test_a_fork_is_an_instance_of_its_own_that_goes_on_from_there(world: World, order, ran: list[str]) -> None:
-    instance = order.run({"n": 1})
+def test_a_fork_is_an_instance_of_its_own_that_goes_on_from_there(world: World, abc, ran: list[str]) -> None:
+    instance = abc.run({"n": 1})
     before = instance.row
     other = fork(instance, "c")
     world.run_until_idle()
@@ -42,8 +25,8 @@ def test_a_fork_is_an_instance_of_its_own_that_goes_on_from_there(world: World, 
     assert (history.run_number, history.params, history.origin) == (1, {"n": 1}, Origin("i-1", 1, "c"))
 
 
-def test_a_fork_s_id_must_be_free(world: World, order) -> None:
-    instance = order.run()
+def test_a_fork_s_id_must_be_free(world: World, abc) -> None:
+    instance = abc.run()
     fork(instance, "c")
     with pytest.raises(InstanceAlreadyExists):
         fork(instance, "b")
@@ -71,7 +54,7 @@ def test_events_that_a_fork_takes_along_come_before_its_own(world: World) -> Non
 # --- restart or create --------------------------------------------------------------------------
 
 
-def test_restart_or_create_tells_which_happened(world: World, order) -> None:
+def test_restart_or_create_tells_which_happened(world: World, abc) -> None:
     def call(**options):
         done = world.operations.create.restart_or_create("order", {"n": 1}, id="i-1", **options)
         return done.outcome, done.run_number, str(done.status)
@@ -89,7 +72,7 @@ def test_restart_or_create_tells_which_happened(world: World, order) -> None:
     assert world.operations.history.read("order", "i-1").params == {"n": 1}
 
 
-def test_restart_or_create_checks_what_it_would_create(world: World, order) -> None:
+def test_restart_or_create_checks_what_it_would_create(world: World, abc) -> None:
     with pytest.raises(ValueRefused, match="asleep"):
         world.operations.create.restart_or_create("order", id="i-1", if_status=["asleep"])
     assert world.operations.queries.list("order").items == ()

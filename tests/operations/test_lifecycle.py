@@ -271,29 +271,6 @@ def test_terminate_ends_an_instance_for_good(world: World, everything, state: st
     assert instance.status == "terminated"
 
 
-def test_a_body_that_runs_when_its_instance_is_terminated_records_nothing(world: World) -> None:
-    ran = []
-
-    def book(tx, instance_id: str, run: int) -> None:
-        ran.append("begins")
-        instance.terminate()
-        world.book(tx, instance_id, run)
-        ran.append("ends")
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.do("book", book, event.instance_id, event.run_number)
-        finally:
-            step.do("after", lambda: ran.append("after"))
-
-    instance = order.create()
-    assert instance.advance() == "superseded: the instance was taken over, restarted or ended meanwhile"
-    world.run_until_idle()
-    assert instance.status == "terminated"
-    assert (ran, instance.statuses(), world.booked()) == (["begins", "ends"], {}, [])
-
-
 def test_a_reason_that_no_database_accepts_is_sanitized(world: World, everything) -> None:
     instance = everything.create()
     instance.terminate("NUL \x00 " + "x" * 3000)
@@ -348,23 +325,6 @@ def test_a_new_run_has_no_steps_and_no_events_of_the_old_one(world: World) -> No
     world.run_until_idle()
     assert instance.output == "for run 2"
     assert instance.statuses(run=1) == {"a": "completed", "approval": "waiting"}
-
-
-def test_a_body_that_runs_when_its_instance_is_restarted_records_nothing(world: World) -> None:
-    def book(tx, instance_id: str, run: int) -> str:
-        if run == 1:
-            instance.restart()
-        return world.book(tx, instance_id, run)
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("book", book, event.instance_id, event.run_number)
-
-    instance = order.create()
-    world.run_until_idle()
-    assert instance.output == "booked book"
-    assert (instance.statuses(run=1), instance.statuses()) == ({}, {"book": "completed"})
-    assert world.booked() == ["book"]
 
 
 def test_two_restarts_are_two_runs(world: World, everything) -> None:

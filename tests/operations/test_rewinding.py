@@ -15,27 +15,11 @@ from tests.support.world import World
 ONCE = StepConfig(retries=0)
 
 
-@pytest.fixture
-def ran() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def order(world: World, ran: list[str]):
-    """a, b, c, one after the other; each says in which run it ran."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.do(name, say, ran, f"{name}{event.run_number}") for name in "abc"]
-
-    return order
-
-
 # --- restart from a step ------------------------------------------------------------------------
 
 
-def test_a_run_from_a_step_keeps_what_was_before_it(world: World, order, ran: list[str]) -> None:
-    instance = order.run({"n": 1})
+def test_a_run_from_a_step_keeps_what_was_before_it(world: World, abc, ran: list[str]) -> None:
+    instance = abc.run({"n": 1})
     assert rewind(instance, "b") == 2
     world.run_until_idle()
     assert instance.output == ["a1", "b2", "c2"]
@@ -45,23 +29,23 @@ def test_a_run_from_a_step_keeps_what_was_before_it(world: World, order, ran: li
     assert (history.origin, history.params) == (Origin("i-1", 1, "b"), {"n": 1})
 
 
-def test_a_run_from_its_first_step_keeps_no_step(world: World, order, ran: list[str]) -> None:
-    instance = order.run()
+def test_a_run_from_its_first_step_keeps_no_step(world: World, abc, ran: list[str]) -> None:
+    instance = abc.run()
     rewind(instance, "a")
     world.run_until_idle()
     assert ran == ["a1", "b1", "c1", "a2", "b2", "c2"]
 
 
-def test_a_run_from_a_step_can_be_rewound_again(world: World, order) -> None:
-    instance = order.run()
+def test_a_run_from_a_step_can_be_rewound_again(world: World, abc) -> None:
+    instance = abc.run()
     assert [rewind(instance, "c"), rewind(instance, "b")] == [2, 3]
     world.run_until_idle()
     assert instance.output == ["a1", "b3", "c3"]
     assert instance.statuses(run=2) == {"a": "completed", "b": "completed"}
 
 
-def test_a_step_that_is_not_there_is_refused_with_the_nearest(world: World, order) -> None:
-    instance = order.run()
+def test_a_step_that_is_not_there_is_refused_with_the_nearest(world: World, abc) -> None:
+    instance = abc.run()
     before = instance.row
     with pytest.raises(StepNotFound) as caught:
         rewind(instance, "bb")
@@ -71,11 +55,11 @@ def test_a_step_that_is_not_there_is_refused_with_the_nearest(world: World, orde
     assert str(caught.value).endswith("has no step 'delta'. Did you mean 'a' or 'b' or 'c'?")
     assert instance.row == before
     with pytest.raises(StepNotFound, match=r" It has none yet\.$"):
-        rewind(order.create(id="i-2"), "a")
+        rewind(abc.create(id="i-2"), "a")
 
 
-def test_a_rewind_is_meant_for_a_version(world: World, order) -> None:
-    instance = order.run()
+def test_a_rewind_is_meant_for_a_version(world: World, abc) -> None:
+    instance = abc.run()
     with pytest.raises(VersionMismatch):
         world.operations.rewind.restart("order", "i-1", from_step="b", if_version=[1])
     assert instance.row.run_number == 1

@@ -16,22 +16,6 @@ from tests.support.world import World, on_one_database
 ONCE = StepConfig(retries=0)
 
 
-@pytest.fixture
-def ran() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def order(world: World, ran: list[str]):
-    """a, b, c, one after the other; each says in which run it ran."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.do(name, say, ran, f"{name}{event.run_number}") for name in "abc"]
-
-    return order
-
-
 def test_a_retry_gives_the_failed_step_fresh_attempts_and_keeps_the_rest(world: World, ran: list[str]) -> None:
     broken = [True]
 
@@ -219,7 +203,7 @@ def test_a_retry_with_a_delay_starts_after_it(world: World, ran: list[str]) -> N
     assert (instance.status, instance.output) == ("complete", ["a1", "b2"])
 
 
-def test_wake_starts_a_delayed_retry_early_and_a_pause_keeps_its_time(world: World, order, ran: list[str]) -> None:
+def test_wake_starts_a_delayed_retry_early_and_a_pause_keeps_its_time(world: World, abc, ran: list[str]) -> None:
     del ran[:]
 
     @world.workflow(name="fails")

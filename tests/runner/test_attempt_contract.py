@@ -78,6 +78,15 @@ class Failure:
     """The kind of steps that can fail so."""
 
 
+class GeventTimeout(BaseException):
+    """As gevent.Timeout, which is no Exception either."""
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise LookupError
+
+
 RETRIABLE = [
     Failure("exception", raises(ValueError("no card")), "ValueError: no card"),
     Failure("exception without a timeout", raises(ValueError("no card")), "ValueError: no card", timeout=None),
@@ -87,6 +96,8 @@ RETRIABLE = [
     Failure("SystemExit", raises(SystemExit(2)), "SystemExit: 2"),
     Failure("GeneratorExit", raises(GeneratorExit("done")), "GeneratorExit: done"),
     Failure("Suspend", raises(Suspend()), "Suspend: "),
+    Failure("gevent's Timeout", raises(GeventTimeout("2 s")), "GeventTimeout: 2 s"),
+    Failure("no text", raises(Unreadable()), "Unreadable: (its __str__ raised LookupError)"),
     Failure("mutate", mutates(lambda _: 1 / 0), "ZeroDivisionError: division by zero"),
     Failure("timeout", sleeps, "StepTimeout: attempt {attempt} took longer than 5 s", timeout=5),
     Failure("Retry", returns(Retry("10 s", "busy")), "Retry: busy", only="linear"),

@@ -7,8 +7,8 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import Step, StepTx, WorkflowEvent
-from tests.support.world import SerializationFailure, World
+from celery_durable import Step, WorkflowEvent
+from tests.support.world import World
 
 NOT_DUE = "noop: not due, or claimed by another worker"
 SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
@@ -69,53 +69,6 @@ def test_two_workers_at_the_same_moment_are_one(world: World) -> None:
         assert len(ran) == number + 1
         for worker in workers:
             worker.close()
-
-
-def test_a_worker_that_overslept_its_lease_changes_nothing(world: World) -> None:
-    slow, fast = world.new_worker(), world.new_worker()
-    attempts = []
-
-    def book(tx: StepTx, instance_id: str, run: int) -> str:
-        attempts.append(tx.attempt)
-        if tx.attempt == 1:
-            slow.runtime.suspend()  # it does not even notice
-            world.advance(31)
-            assert fast.advance(instance.ref) == "complete"
-        return world.book(tx, instance_id, run)
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        booked = step.do("book", book, event.instance_id, event.run_number)
-        step.do("after", lambda: 1)
-        return booked
-
-    instance = order.create()
-    assert slow.advance(instance.ref) == SUPERSEDED
-    assert instance.output == "booked book"
-    assert attempts == [1, 2]
-    assert world.booked() == ["book"]
-    assert instance.step("book").attempts == 2
-    assert instance.statuses() == {"book": "completed", "after": "completed"}
-
-
-def test_a_worker_that_overslept_in_a_plain_body_records_nothing(world: World) -> None:
-    slow, fast = world.new_worker(), world.new_worker()
-    results = iter(["slow", "fast"])
-
-    def work() -> str:
-        mine = next(results)
-        if mine == "slow":
-            world.advance(31)
-            assert fast.advance(instance.ref) == "complete"
-        return mine
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", work)
-
-    instance = order.create()
-    assert slow.advance(instance.ref) == SUPERSEDED
-    assert instance.output == "fast"
 
 
 @pytest.mark.parametrize("end", ["return", "raise", "sleep", "wait", "fail"])
@@ -228,27 +181,3 @@ def test_a_renewal_that_was_skipped_does_not_make_a_worker_believe_in_its_lease(
     instance = order.create()
     assert slow.advance(instance.ref) == SUPERSEDED
     assert ran == [1]
-
-
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_body_whose_transaction_was_lost_does_not_run_again_where_the_lease_is_lost_too(world: World) -> None:
-    slow, fast = world.new_worker(), world.new_worker()
-    ran = []
-
-    def work(tx: StepTx) -> str:
-        ran.append(1)
-        tx.session.execute(sa.select(1))
-        if len(ran) == 1:
-            world.advance(31)
-            assert fast.advance(instance.ref) == "complete"
-            raise sa.exc.OperationalError("UPDATE ...", {}, SerializationFailure("could not serialize access"))
-        return "worked"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", work)
-
-    instance = order.create()
-    assert slow.advance(instance.ref) == SUPERSEDED
-    assert len(ran) == 2
-    assert instance.output == "worked"

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from celery_durable import Retries, Step, StepConfig, StepFailed, StepMaxAttemptsExceeded, StepTx, WorkflowEvent
+from celery_durable import Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from tests.support.world import World
 
 LEASE = timedelta(seconds=31)
@@ -100,30 +100,6 @@ def test_a_step_that_was_recorded_in_between_clears_the_count_of_deaths(world: W
     assert len(deaths) == 16
 
 
-def test_a_step_that_kills_its_worker_uses_up_its_attempts_and_the_workflow_may_go_on(world: World) -> None:
-    attempts = []
-
-    def die(tx: StepTx) -> None:
-        attempts.append(tx.attempt)
-        world.worker.die()
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.do("deadly", StepConfig(retries=2), die)
-        except StepMaxAttemptsExceeded as exc:
-            return str(exc)
-
-    instance = order.create()
-    let_workers_die(world, instance)
-    assert instance.output == (
-        "Step 'deadly' failed after 3 attempts: StepMaxAttemptsExceeded: "
-        "3 of 3 attempts are used up, and the worker of the last one died"
-    )
-    assert attempts == [1, 2, 3]
-    assert instance.step("deadly").attempts == 3
-
-
 def test_a_worker_that_releases_the_run_in_between_does_not_clear_the_crash_count(world: World) -> None:
     attempts, leaving = [], []
 
@@ -167,27 +143,6 @@ def test_a_worker_that_makes_sure_of_its_lease_does_not_clear_the_count_of_death
     let_workers_die(world, instance)
     assert attempts == [1, 2, 3]
     assert instance.error.startswith("StepMaxAttemptsExceeded: ")
-
-
-def test_failures_and_deaths_count_together(world: World) -> None:
-    attempts = []
-
-    def work(tx: StepTx) -> str:
-        attempts.append(tx.attempt)
-        if tx.attempt in (2, 3):
-            world.worker.die()
-        if tx.attempt == 5:
-            return "done"
-        raise ValueError(f"attempt {tx.attempt}")
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", StepConfig(retries=Retries(limit=4, delay=1)), work)
-
-    instance = order.create()
-    let_workers_die(world, instance)
-    assert instance.output == "done"
-    assert attempts == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Completed, LinearContext, LinearStep, Retries, Step, StepConfig, StepTx, WorkflowEvent
+from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import StepInterrupted, Suspend
-from tests.support.lines import Line
 from tests.support.world import Instance, World
 
 
@@ -77,7 +76,7 @@ def advance_to_end(world: World, instance: Instance) -> int:
 
 
 @ends
-@pytest.mark.parametrize("where", ["do", "timed", "gather", "first", "mutate", "session"])
+@pytest.mark.parametrize("where", ["do", "timed", "gather", "first"])
 def test_a_body_that_leaves_by_any_exception_is_a_failed_attempt(
     world: World, make: Any, said: str, where: str
 ) -> None:
@@ -87,12 +86,7 @@ def test_a_body_that_leaves_by_any_exception_is_a_failed_attempt(
 
     def work(tx: StepTx) -> None:
         attempts.append(tx.attempt)
-        if where == "mutate":
-            tx.mutate(lambda _: leave())
-        else:
-            if where == "session":
-                tx.session.connection()
-            leave()
+        leave()
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step) -> None:
@@ -121,26 +115,6 @@ def test_a_function_that_leaves_by_any_exception_ends_its_instance(world: World,
 
     instance = order.run()
     assert (instance.error, calls) == (said, [1])
-
-
-@ends
-@pytest.mark.parametrize("where", ["handler", "timed", "mutate"])
-def test_a_handler_that_leaves_by_any_exception_is_a_failed_attempt(
-    world: World, make: Any, said: str, where: str
-) -> None:
-    leave = make()
-
-    def handler(ctx: LinearContext) -> Completed:
-        if where == "mutate":
-            ctx.tx.mutate(lambda _: leave())
-            return Completed()
-        return leave()
-
-    step = LinearStep("PAY", max_attempts=2, delay=5, timeout=60 if where == "timed" else None)
-    line = Line(world, [step], PAY=handler)
-    instance = line.flow.create()
-    assert advance_to_end(world, instance) < 5
-    assert (instance.error, [ctx.attempt for ctx in line.calls]) == (said, [1, 2])
 
 
 def test_an_internal_alarm_that_a_body_raises_itself_is_also_its_failure(world: World) -> None:

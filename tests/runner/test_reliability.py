@@ -5,10 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-import sqlalchemy as sa
 
 from celery_durable import (
-    CreateOptions,
     EventTimeout,
     Retries,
     Step,
@@ -18,40 +16,9 @@ from celery_durable import (
     WorkflowEvent,
 )
 from celery_durable.testing import START
-from tests.support.world import SerializationFailure, World, insert_name
+from tests.support.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
-
-@everywhere
-def test_batch_create_returns_without_awaiting_any_runner(world: World) -> None:
-    ran = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        ran.append(event.instance_id)
-
-    ids = [f"o-{n}" for n in range(20)]
-    assert world.operations.create.batch("order", [CreateOptions(id=id_) for id_ in ids]) == ids
-    assert ran == []
-    world.run_until_idle()
-    assert ran == ids
-
-
-@everywhere
-def test_an_instance_nobody_claims_is_claimable_whatever_an_old_lease_says(world: World) -> None:
-    """There the lease of a finished claim outlived it; here a released row has none, and none is asked for."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("a", lambda: 1)
-        step.sleep("rest", 1)  # far less than the lease of the pass that falls asleep here
-        return "done"
-
-    instance = order.run()
-    assert (instance.row.lease_until, instance.row.claim_token) == (None, None)
-    world.run_after(1)
-    assert instance.output == "done"
 
 
 @everywhere
@@ -100,38 +67,6 @@ def test_attempts_never_exceed_their_maximum_also_when_workers_overtake_each_oth
 
 
 @everywhere
-def test_wait_for_event_has_a_hard_timeout(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            return step.wait_for_event("approval", "approval", timeout=60).payload
-        except EventTimeout as exc:
-            return exc.error_message
-
-    instance = order.run()
-    world.advance(61)
-    instance.send("approval", "late")
-    world.run_until_idle()
-    assert instance.output == "No event 'approval' came within 1 min"
-    assert instance.statuses() == {"approval": "errored"}
-    assert instance.events() == [("approval", "late", None)]
-
-
-@everywhere
-def test_wait_for_event_takes_an_event_from_before_its_deadline_however_late_it_looks(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval", timeout=60).payload
-
-    instance = order.run()
-    world.advance(60)
-    instance.send("approval", "in time")
-    world.messages.clear()  # the wake-up is lost, and all workers are away
-    world.run_after(timedelta(days=7))
-    assert instance.output == "in time"
-
-
-@everywhere
 def test_no_clock_but_the_databases_decides(world: World) -> None:
     """A worker whose own clock is a year off retries, sleeps and times out when the database says so."""
     worker = world.new_worker()
@@ -156,66 +91,3 @@ def test_no_clock_but_the_databases_decides(world: World) -> None:
         START + timedelta(seconds=30),
         START + timedelta(seconds=60),
     ]
-
-
-@everywhere
-def test_the_second_page_of_a_list_and_of_a_log_follows_the_first(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        for n in "01234":
-            step.log.info(n)
-
-    for n in range(5):
-        order.run(id=f"o-{n}")
-    first = world.operations.queries.list("order", limit=3)
-    second = world.operations.queries.list("order", limit=3, cursor=first.cursor)
-    assert [item.id for item in (*first.items, *second.items)] == ["o-4", "o-3", "o-2", "o-1", "o-0"]
-    page = world.operations.history.logs("order", "o-0", limit=3)
-    rest = world.operations.history.logs("order", "o-0", limit=3, after_id=page[-1].id)
-    assert [line.message for line in (*page, *rest)] == ["0", "1", "2", "3", "4"]
-
-
-@pytest.mark.parametrize("times", [1, 3])
-@everywhere
-def test_a_serialization_failure_repeats_the_commit_and_not_the_body(world: World, times: int) -> None:
-    bodies, mutations = [], []
-
-    def fail_first(session) -> None:
-        mutations.append(1)
-        if len(mutations) <= times:
-            raise sa.exc.OperationalError("UPDATE ...", {}, SerializationFailure("could not serialize access"))
-        insert_name("written")(session)
-
-    def work(tx: StepTx) -> str:
-        bodies.append(1)
-        tx.mutate(fail_first)
-        return "worked"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", work)
-
-    instance = order.run()
-    assert instance.output == "worked"
-    assert (len(bodies), len(mutations), instance.step("work").attempts) == (1, times + 1, 1)
-    assert world.names() == ["written"]
-
-
-@everywhere
-def test_a_serialization_failure_in_a_session_runs_the_body_again_as_the_same_attempt(world: World) -> None:
-    attempts = []
-
-    def work(tx: StepTx) -> str:
-        attempts.append(tx.attempt)
-        insert_name("written")(tx.session)
-        if len(attempts) < 3:
-            raise sa.exc.OperationalError("UPDATE ...", {}, SerializationFailure("could not serialize access"))
-        return "worked"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", work)
-
-    assert order.run().output == "worked"
-    assert attempts == [1, 1, 1]
-    assert world.names() == ["written"]

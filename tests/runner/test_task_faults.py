@@ -7,27 +7,12 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Retries, Step, StepFailed, WorkflowEvent
+from celery_durable import Step, WorkflowEvent
 from tests.support.answers import answer, resize
 from tests.support.lost_connections import cut_commit
 from tests.support.world import World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
-
-@pytest.fixture
-def media(world: World) -> Any:
-    """A workflow with one task, which is sent twice at most; it tells what came of it."""
-
-    @world.workflow
-    def media(event: WorkflowEvent[int], step: Step) -> Any:
-        try:
-            retries = Retries(limit=1, delay=30)
-            return step.task("thumb", resize.s(event.payload, crop=True), timeout="1 hour", retries=retries)
-        except StepFailed as exc:
-            return [type(exc).__name__, exc.error_name, exc.error_message, exc.attempts]
-
-    return media
 
 
 @everywhere

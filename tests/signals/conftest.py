@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 from celery.utils.dispatch import Signal
 
 from celery_durable import signals
-from celery_durable.testing import DurableHarness
 
 ALL: dict[str, Signal] = {name: it for name, it in vars(signals).items() if isinstance(it, Signal)}
 
@@ -56,16 +55,3 @@ def ear() -> Iterator[Ear]:
     yield ear
     for signal in ALL.values():
         signal.disconnect(ear)
-
-
-@pytest.fixture
-def make_harness() -> Iterator[Callable[..., DurableHarness]]:
-    made: list[DurableHarness] = []
-
-    def make(*workflows: Any, **options: Any) -> DurableHarness:
-        made.append(DurableHarness(workflows, **options))
-        return made[-1]
-
-    yield make
-    for harness in made:
-        harness.close()

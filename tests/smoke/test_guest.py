@@ -61,15 +61,6 @@ POOLS = pytest.mark.parametrize("pool", ["gevent", "eventlet", "custom"])
 QUEUE = "durable"
 
 
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if RedisServer.program is None:
-        missing("a Redis of its own", "redis-server is not installed")
-    server = RedisServer(tmp_path)
-    yield server
-    server.proc.clean_up()
-
-
 @POOLS
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_worker_on_another_pool_does_its_own_tasks_and_answers_for_steps(

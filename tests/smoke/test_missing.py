@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 import redis
@@ -17,7 +16,6 @@ from celery_durable.explain import Code, Diagnosis
 from celery_durable.store import heartbeats
 from tests.smoke.proc import RedisServer, until
 from tests.smoke.site import Site
-from tests.support.services import missing
 
 pytestmark = [
     pytest.mark.smoke,
@@ -151,15 +149,6 @@ def test_a_worker_that_is_frozen_while_it_runs_a_step(
     wait_for(instance, Code.RUNNING)
     site.let_go()
     site.finish()
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if RedisServer.program is None:
-        missing("a Redis of its own", "redis-server is not installed")
-    server = RedisServer(tmp_path)
-    yield server
-    server.proc.clean_up()
 
 
 @pytest.mark.slow

@@ -120,27 +120,6 @@ def test_a_child_that_takes_too_long_is_not_waited_for(world: World, order, bill
     assert (child.output, instance.events()) == ({"cents": 107}, [])
 
 
-@on_one_database
-def test_a_child_that_is_ended_since_it_took_too_long_fails_its_step(world: World) -> None:
-    @world.workflow(max_run_duration="1 hour")
-    def billing(event: WorkflowEvent, step: Step) -> Any:
-        return step.wait_for_event("payment", "paid").payload
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        try:
-            return step.child("bill", billing, id="b-1")
-        except StepFailed as exc:
-            return [exc.error_name, exc.error_message]
-
-    instance = order.run()
-    world.run_after(3600)
-    assert instance.output == [
-        "ChildTerminated",
-        "Instance 'b-1' of workflow 'billing' was terminated: The run took longer than its max_run_duration of 1 h",
-    ]
-
-
 @everywhere
 def test_a_linear_child(world: World) -> None:
     shop = LinearWorkflow("packing", 1, steps=[LinearStep("PACK")])

@@ -62,22 +62,6 @@ def test_events_of_other_types_are_left_for_others(world: World, order) -> None:
     assert instance.events() == [("refusal", None, None), ("approval", "yes", "approval")]
 
 
-def test_events_are_consumed_oldest_first_and_each_once(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.wait_for_event(f"page {n}", "page").payload for n in range(4)]
-
-    instance = order.create()
-    for page in ("a", "b", "c"):  # at the same moment: order is by arrival, not by the clock
-        instance.send("page", page)
-    world.run_until_idle()
-    assert instance.status == "waiting"
-    instance.send("page", "d")
-    world.run_until_idle()
-    assert instance.output == ["a", "b", "c", "d"]
-    assert [consumer for _, _, consumer in instance.events()] == ["page 0", "page 1", "page 2", "page 3"]
-
-
 def test_a_wait_is_replayed_with_its_event(world: World) -> None:
     seen = []
 
@@ -173,21 +157,6 @@ def test_a_late_event_does_not_wake_and_does_not_complete_the_wait_that_expired(
     world.run_until_idle()
     assert "EventTimeout" in instance.output
     assert instance.events() == [("approval", "late", None)]
-
-
-def test_a_late_event_is_kept_for_the_next_wait_of_its_type(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.wait_for_event("first", "approval", timeout="1 minute")
-        except EventTimeout:
-            return step.wait_for_event("second", "approval").payload
-
-    instance = order.run()
-    world.advance(60.000001)
-    instance.send("approval", "late")
-    world.run_until_idle()
-    assert instance.output == "late"
 
 
 def test_the_default_deadline_is_a_day(world: World) -> None:

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from celery_durable import NonRetryableError, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
+from celery_durable import Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from tests.support.authors import names
 from tests.support.world import World, insert_name
 
@@ -38,21 +38,6 @@ def test_mutations_run_at_the_commit_and_in_order(world: World) -> None:
     assert world.names() == ["one", "two"]
 
 
-def test_mutations_of_a_failed_attempt_are_discarded(world: World) -> None:
-    def work(tx: StepTx) -> None:
-        tx.mutate(insert_name(f"attempt {tx.attempt}"))
-        if tx.attempt == 1:
-            raise ValueError("no")
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", ONCE_MORE, work)
-
-    order.run()
-    world.run_after(1)
-    assert world.names() == ["attempt 2"]
-
-
 def test_mutations_join_the_session_when_there_is_one(world: World) -> None:
     def work(tx: StepTx) -> None:
         tx.mutate(lambda session: session.execute(sa.update(names).values(name="changed")))
@@ -64,22 +49,6 @@ def test_mutations_join_the_session_when_there_is_one(world: World) -> None:
 
     assert order.run().status == "complete"
     assert world.names() == ["changed"]
-
-
-def test_a_mutation_that_raises_fails_the_attempt_and_leaves_nothing(world: World) -> None:
-    def work(tx: StepTx) -> None:
-        tx.mutate(insert_name(f"attempt {tx.attempt}"))
-        tx.mutate(lambda _: 1 / (tx.attempt - 1))
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", ONCE_MORE, work)
-
-    instance = order.run()
-    assert (instance.step("work").status, world.names()) == ("waiting", [])
-    assert instance.step("work").error.name == "ZeroDivisionError"
-    world.run_after(1)
-    assert world.names() == ["attempt 2"]
 
 
 @pytest.mark.parametrize("method", ["mutate", "on_terminal_error"])
@@ -168,46 +137,3 @@ def test_another_database_error_is_tried_again(world: World) -> None:
     assert instance.step("read").status == "waiting"
     world.run_after(1)
     assert instance.status == "complete"
-
-
-# --- on_terminal_error --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "written"),
-    [(None, []), (NonRetryableError("no"), ["told at 1"]), (ValueError("no"), ["told at 2"])],
-)
-def test_what_is_to_be_written_on_a_terminal_error_is_written_with_the_failure(world: World, error, written) -> None:
-    def work(tx: StepTx) -> None:
-        tx.on_terminal_error(insert_name(f"told at {tx.attempt}"))
-        if error is not None:
-            raise error
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.do("work", ONCE_MORE, work)
-        except StepFailed:
-            pass
-
-    instance = order.run()
-    assert world.names() == written[: isinstance(error, NonRetryableError)]  # never for a failure that is tried again
-    world.run_after(1)
-    assert instance.status == "complete"
-    assert world.names() == written
-
-
-def test_a_terminal_write_that_fails_does_not_hide_the_failure(world: World) -> None:
-    def work(tx: StepTx) -> None:
-        tx.on_terminal_error(lambda _: 1 / 0)
-        raise NonRetryableError("the card is stolen")
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", work)
-
-    instance = order.run()
-    assert instance.error == "NonRetryableError: the card is stolen"
-    assert [(line.level, line.category, line.message) for line in instance.logs()] == [
-        ("error", "system", "on_terminal_error of step 'work' failed: ZeroDivisionError('division by zero')")
-    ]

@@ -32,23 +32,6 @@ from tests.support.results import (
 from tests.support.world import World, on_one_database
 
 
-@pytest.mark.parametrize("value", [None, 0, False, "", [], {}, 0.0])
-def test_a_falsy_result_is_a_result(world: World, value: object) -> None:
-    ran = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        first = step.do("look", lambda: ran.append(1) or value)
-        step.sleep("rest", 60)
-        return [first, step.do("look", lambda: ran.append(1) or value)] if event.payload else [first]
-
-    instance = order.run()
-    world.run_after(60)
-    assert instance.output == [value]
-    assert type(instance.output[0]) is type(value)
-    assert ran == [1]
-
-
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

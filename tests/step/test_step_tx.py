@@ -6,66 +6,10 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import NonRetryableError, Retries, Step, StepConfig, StepTx, WorkflowEvent
-from celery_durable.errors import InstanceTerminal, StepTxMisuse
-from tests.support.authors import ledger, names
+from tests.support.authors import names
 from tests.support.world import World, insert_name
 
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
-
-
-def test_what_the_session_writes_commits_with_the_step(world: World) -> None:
-    seen = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("book", world.book, event.instance_id, event.run_number)
-
-    instance = order.create()
-    world.worker.runtime.at["after-body"] = lambda: seen.append((world.booked(), instance.statuses()))
-    world.run_until_idle()
-    assert seen == [([], {})]
-    assert (world.booked(), instance.statuses()) == (["book"], {"book": "completed"})
-
-
-def test_what_the_session_of_a_failed_attempt_wrote_is_gone(world: World) -> None:
-    def book(tx: StepTx, instance: str, run: int) -> None:
-        world.book(tx, instance, run)
-        tx.session.flush()
-        if tx.attempt == 1:
-            raise ValueError("after the write")
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("book", ONCE_MORE, book, event.instance_id, event.run_number)
-
-    instance = order.run()
-    assert world.booked() == []
-    world.run_after(1)
-    assert instance.status == "complete"
-    assert world.booked() == ["book"]
-
-
-def test_a_result_that_cannot_be_stored_rolls_the_session_back(world: World) -> None:
-    def book(tx: StepTx, instance: str, run: int) -> object:
-        world.book(tx, instance, run)
-        return object()
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("book", book, event.instance_id, event.run_number)
-
-    assert order.run().error.startswith("NotSerializable: Result of step 'book' cannot be stored as JSON: ")
-    assert world.booked() == []
-
-
-def test_several_session_steps_follow_each_other_in_one_pass(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        for n in range(3):
-            step.do(f"book {n}", world.book, event.instance_id, event.run_number)
-        return step.do("count", lambda tx: tx.session.scalar(sa.select(sa.func.count()).select_from(ledger)))
-
-    assert order.run().output == 3
 
 
 def test_the_session_sees_its_own_writes_and_is_one_for_the_attempt(world: World) -> None:
@@ -214,8 +158,3 @@ def test_a_step_that_repeats_has_a_key_for_each_occurrence(world: World) -> None
 
     order.run()
     assert len(set(keys)) == 2
-
-
-def test_misuse_is_not_retried_and_terminal_errors_are_what_they_are(world: World) -> None:
-    assert issubclass(StepTxMisuse, NonRetryableError)
-    assert not issubclass(InstanceTerminal, NonRetryableError)  # from a handle inside a body it may well pass

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from celery import chain
 
-from celery_durable import Retries, Step, StepFailed, WorkflowEvent, values
+from celery_durable import Step, WorkflowEvent, values
 from celery_durable.errors import NonRetryableError, StoreUnavailable, TaskRefused
 from celery_durable.model import AnswerResult, OutboxMessage, TaskReference
 from celery_durable.operations import OperationContext, Operations
@@ -23,21 +23,6 @@ from tests.support.answers import answer, resize
 from tests.support.world import World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
-
-@pytest.fixture
-def media(world: World) -> Any:
-    """A workflow with one task, which is sent twice at most; it tells what came of it."""
-
-    @world.workflow
-    def media(event: WorkflowEvent[int], step: Step) -> Any:
-        try:
-            retries = Retries(limit=1, delay=30)
-            return step.task("thumb", resize.s(event.payload, crop=True), timeout="1 hour", retries=retries)
-        except StepFailed as exc:
-            return [type(exc).__name__, exc.error_name, exc.error_message, exc.attempts]
-
-    return media
 
 
 @everywhere

@@ -9,7 +9,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import Retries, Step, StepConfig, StepFailed, StepTimeout, StepTx, WorkflowEvent
+from celery_durable import Step, StepConfig, StepFailed, StepTimeout, StepTx, WorkflowEvent
 from tests.support.world import SerializationFailure, World, insert_name, on_one_database
 
 # The timer may go off in the garbage collector's callback that hypothesis installs: Python drops what it raises there,
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <function 
 SHORT = 0.05
 LONG = 10
 ONCE = StepConfig(timeout=SHORT, retries=0)
-ONCE_MORE = StepConfig(timeout=SHORT, retries=Retries(limit=1, delay=1))
 
 
 @pytest.fixture(params=["main thread", "worker thread"])
@@ -41,30 +40,6 @@ def release():
     release = threading.Event()
     yield release
     release.set()
-
-
-def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(world: World, drive, release) -> None:
-    attempts = []
-
-    def work(tx: StepTx) -> str:
-        attempts.append(tx.attempt)
-        if tx.attempt == 1:
-            release.wait(LONG)
-        return "worked"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", ONCE_MORE, work)
-
-    instance = order.create()
-    drive()
-    step = instance.step("work")
-    assert (step.status, step.attempts, step.error.name) == ("waiting", 1, "StepTimeout")
-    assert step.error.message == "attempt 1 took longer than 50 ms"
-    world.advance(1)
-    drive()
-    assert instance.output == "worked"
-    assert attempts == [1, 2]
 
 
 def test_a_timeout_is_the_same_error_on_both_passes(world: World, drive, release) -> None:
@@ -111,60 +86,6 @@ def test_a_body_that_runs_again_because_its_transaction_was_lost_has_its_timeout
     assert attempts == [1, 1]
 
 
-def test_a_late_result_is_refused(world: World, release) -> None:
-    has_ended = threading.Event()
-
-    def work(tx: StepTx) -> str:
-        tx.mutate(lambda _: pytest.fail("a late attempt was committed"))
-        release.wait(LONG)
-        has_ended.set()
-        return "late"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.do("work", ONCE, work)
-        except StepTimeout:
-            release.set()
-            assert has_ended.wait(LONG)
-            return step.do("after", lambda: "after")
-
-    instance = order.create()
-    thread = threading.Thread(target=world.run_until_idle)
-    thread.start()
-    thread.join(LONG)
-    assert instance.output == "after"
-    assert instance.statuses() == {"work": "errored", "after": "completed"}
-
-
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-def test_what_a_late_body_writes_through_its_session_is_rolled_back(world: World, release) -> None:
-    has_ended = threading.Event()
-
-    def book(tx: StepTx, instance_id: str, run: int) -> str:
-        world.book(tx, instance_id, run)
-        release.wait(LONG)
-        try:
-            return world.book(tx, instance_id, run)
-        finally:
-            has_ended.set()
-
-    world.exempt["I9"] = "the body books twice"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("book", ONCE, book, event.instance_id, event.run_number)
-
-    instance = order.create()
-    thread = threading.Thread(target=world.run_until_idle)
-    thread.start()
-    thread.join(LONG)
-    assert instance.error.startswith("StepTimeout: ")
-    release.set()
-    assert has_ended.wait(LONG)
-    assert world.booked() == []
-
-
 @on_one_database
 @pytest.mark.parametrize("is_reading", [False, True], ids=["idle", "with a half-read query"])
 def test_on_sqlite_a_late_body_loses_the_write_lock_when_its_attempt_is_given_up(
@@ -203,58 +124,6 @@ def test_on_sqlite_a_late_body_loses_the_write_lock_when_its_attempt_is_given_up
     assert has_ended.wait(LONG)
     assert met == ["attempt to write a readonly database"]
     assert world.booked() == ["go on"]
-
-
-def test_the_session_of_an_attempt_that_a_timer_stopped_is_rolled_back(world: World, release) -> None:
-    def book(tx: StepTx, instance_id: str, run: int) -> str:
-        booked = world.book(tx, instance_id, run)
-        if tx.attempt == 1:
-            release.wait(LONG)
-        return booked
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("book", ONCE_MORE, book, event.instance_id, event.run_number)
-
-    instance = order.run()
-    assert (instance.step("book").status, world.booked()) == ("waiting", [])
-    world.run_after(1)
-    assert instance.output == "booked book"
-    assert world.booked() == ["book"]
-
-
-def test_a_body_that_catches_everything_has_timed_out_all_the_same(world: World, release) -> None:
-    caught = []
-
-    def stubborn() -> str:
-        try:
-            release.wait(LONG)
-        except BaseException as exc:
-            caught.append(type(exc).__name__)
-        return "worked"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", ONCE, stubborn)
-
-    instance = order.run()
-    assert instance.error == "StepTimeout: attempt 1 took longer than 50 ms"
-    assert caught == ["StepInterrupted"]
-
-
-def test_except_exception_in_a_body_does_not_catch_the_timer(world: World, release) -> None:
-    def careless() -> str:
-        try:
-            release.wait(LONG)
-        except Exception:
-            return "caught"
-        return "worked"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", ONCE, careless)
-
-    assert order.run().error == "StepTimeout: attempt 1 took longer than 50 ms"
 
 
 def test_each_branch_has_its_own_timeout(world: World, release) -> None:

@@ -36,15 +36,6 @@ def _create(tx: Tx, id: str) -> bool:
     return instances.insert(tx, workflow="order", instance_id=id, params="{}", queue="q", grace=GRACE, commit_id="c")
 
 
-def test_operations_in_a_joined_session_commit_with_it(world: World, session: Session) -> None:
-    assert _create(world.store.join(session), "o-1") is True
-    session.rollback()
-    assert world.read_all_rows()["workflow_instance"] == []
-    assert _create(world.store.join(session), "o-1") is True
-    session.commit()
-    assert world.row(RunRef("order", "o-1", 1)).instance_id == "o-1"
-
-
 def test_a_taken_id_leaves_a_joined_session_usable(world: World, session: Session) -> None:
     world.create("o-1")
     assert _create(world.store.join(session), "o-1") is False

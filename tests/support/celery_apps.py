@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from celery import Celery, current_app, signals
 from celery._state import _set_current_app, set_default_app
 
 from celery_durable import Durable
+from tests.smoke.proc import RedisServer
 from tests.support.brokerless import REFUSED, a_refused_port
+from tests.support.services import missing
 
 MakeApp = Callable[..., Celery]
 
@@ -69,3 +72,13 @@ def durable(app: Celery) -> Durable:
 def brokerless(request: pytest.FixtureRequest, make_app: MakeApp) -> Celery:
     """An app whose broker refuses connections."""
     return make_app(broker_url=f"{request.param}://127.0.0.1:{a_refused_port()}//")
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis that a test may flush and stop."""
+    if RedisServer.program is None:
+        missing("a Redis of its own", "redis-server is not installed")
+    server = RedisServer(tmp_path)
+    yield server
+    server.proc.clean_up()

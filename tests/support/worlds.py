@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.operations import Operations
+from celery_durable.testing import DurableHarness
 from tests.support import invariants
 from tests.support.attempts import Bench
 from tests.support.world import FlowControl, World
@@ -68,3 +69,16 @@ def order(world: World) -> FlowControl:
 def others(world: World) -> Operations:
     """The operations of another process, which acts while the outcome of a commit is unknown."""
     return world.new_producer().operations
+
+
+@pytest.fixture
+def make_harness() -> Iterator[Callable[..., DurableHarness]]:
+    made: list[DurableHarness] = []
+
+    def make(*workflows: Any, **options: Any) -> DurableHarness:
+        made.append(DurableHarness(workflows, **options))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.close()

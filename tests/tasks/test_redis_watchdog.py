@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +14,8 @@ from celery_durable.tasks.redis_watchdog import RedisWatchdog
 from tests.signals.conftest import hearing
 from tests.smoke.proc import RedisServer
 from tests.support.embedded import until
-from tests.support.services import missing
 
 Take = Callable[[], Message]
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if RedisServer.program is None:
-        missing("a Redis of its own", "redis-server is not installed")
-    server = RedisServer(tmp_path)
-    yield server
-    server.proc.clean_up()
 
 
 @pytest.fixture

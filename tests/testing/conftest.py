@@ -6,27 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from celery_durable.testing import DurableHarness
-
-
-@pytest.fixture
-def make_harness() -> Iterator[Callable[..., DurableHarness]]:
-    made: list[DurableHarness] = []
-
-    def make(*workflows: Any, **options: Any) -> DurableHarness:
-        made.append(DurableHarness(workflows, **options))
-        return made[-1]
-
-    yield make
-    for harness in made:
-        harness.close()
-
 
 OPTIONS = ("-p", "no:cacheprovider", "--strict-markers", "-W", "error")
 WORKFLOW = """

@@ -225,15 +225,6 @@ def test_a_memory_alarm_is_named_and_everything_is_delivered_after_it(
 
 
 @pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if RedisServer.program is None:
-        missing("a Redis of its own", "redis-server is not installed")
-    server = RedisServer(tmp_path)
-    yield server
-    server.proc.clean_up()
-
-
-@pytest.fixture
 def own_line(make_line: Callable[..., Line], own_redis: RedisServer) -> Iterator[tuple[Line, Any]]:
     line = make_line("redis", own_redis.url)
     with redis.Redis(port=own_redis.port) as client:
