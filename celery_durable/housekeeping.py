@@ -33,13 +33,21 @@ class Job:
     """Work to do again and again, by one thread at a time.
 
     ``run`` returns after how many seconds the job is due again; `math.inf` ends it. ``is_quick``: it never waits, so
-    the clock runs it. ``delays_forks``: whether a fork waits until it has run.
+    the clock runs it. ``delays_forks``: whether a fork waits until it has run. ``lane``: jobs of the same lane run one
+    after another.
     """
 
     def __init__(
-        self, name: str, run: Callable[[], float], *, is_quick: bool = False, delays_forks: bool = True
+        self,
+        name: str,
+        run: Callable[[], float],
+        *,
+        is_quick: bool = False,
+        delays_forks: bool = True,
+        lane: object = None,
     ) -> None:
         self.name, self.run, self.is_quick, self.delays_forks = name, run, is_quick, delays_forks
+        self.lane = lane or self
 
     def start(self, *, after: float = 0.0) -> None:
         """Let the job run in ``after`` seconds, if it is not due earlier. A running job runs once more."""
@@ -181,7 +189,8 @@ class _Process:
     def _take_due_job(self) -> Job:
         with self.changed:
             while True:
-                waiting = () if self.fork_count else self.due_at.keys() - self.running.keys()
+                busy = {job.lane for job in self.running}
+                waiting = [] if self.fork_count else [job for job in self.due_at if job.lane not in busy]
                 job = min(waiting, key=self.due_at.__getitem__, default=None)
                 left = math.inf if job is None else self.due_at[job] - time.monotonic()
                 if job is not None and left <= 0:

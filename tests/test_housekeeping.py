@@ -45,6 +45,22 @@ def test_jobs_that_hang_delay_no_other_and_leave_one_thread_behind() -> None:
     assert "durable-hanging" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_jobs_of_a_lane_run_one_after_another() -> None:
+    hang, ran, other_ran = Hang(), threading.Event(), threading.Event()
+    first = Job("durable-first", hang, lane="lane")
+    second = Job("durable-second", lambda: ran.set() or math.inf, lane="lane")
+    other = Job("durable-other", lambda: other_ran.set() or math.inf)
+    first.start()
+    assert hang.is_running.wait(30)
+    second.start()
+    other.start()
+    assert other_ran.wait(30)
+    assert not ran.is_set()
+    hang.may_end.set()
+    assert second.wait(30)
+    assert ran.is_set()
+
+
 def test_a_job_that_is_started_while_it_runs_runs_once_more_and_not_twice_at_the_same_time() -> None:
     hang = Hang()
     job = Job("durable-test", hang)

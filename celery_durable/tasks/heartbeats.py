@@ -24,6 +24,8 @@ logger = logging.getLogger("celery_durable.heartbeat")
 
 _PERIOD_SECONDS = HEARTBEAT_INTERVAL.total_seconds()
 _WRITES_PER_CLEANUP = 60
+LANE = "heartbeat row"
+"""The lane of the jobs that write the row of this process, so that they use one connection to the database."""
 
 
 class ProcessHeartbeat:
@@ -42,7 +44,7 @@ class ProcessHeartbeat:
         workflows: Callable[[], Sequence[str]],
     ) -> None:
         self._store, self._runtime, self._queues, self._workflows = store, runtime, queues, workflows
-        self._job = Job("durable-heartbeat", self.beat)
+        self._job = Job("durable-heartbeat", self.beat, lane=LANE)
         self.is_row_needed = False
         self._kind: Literal["dispatcher", "worker"] = "worker"
         self._pool: str | None = None

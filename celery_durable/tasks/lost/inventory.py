@@ -21,6 +21,7 @@ from celery_durable.store import inventories
 from celery_durable.store.engine import Store
 from celery_durable.store.engine.faults import describe_fault
 from celery_durable.store.inventories import RENEW_INTERVAL
+from celery_durable.tasks.heartbeats import LANE
 from celery_durable.tasks.lost.detection import STUCK_LOOP_SECONDS
 from celery_durable.tasks.lost.held_tasks import HeldTasks
 from celery_durable.tasks.pools import pool_name
@@ -45,7 +46,7 @@ class InventoryReporter:
         self, store: Callable[[], Store], runtime: Runtime, held: HeldTasks, *, heartbeat_id: Callable[[], str | None]
     ) -> None:
         self._store, self._runtime, self._held, self._heartbeat_id = store, runtime, held, heartbeat_id
-        self._job = Job("durable-inventory", self._try_report)
+        self._job = Job("durable-inventory", self._try_report, lane=LANE)
         self._consumer: Callable[[], Any] = lambda: None
         self._stored_markers: list[str] = []
         self._answered_number, self._requested_number, self._requested_at = 0, 0, -math.inf
