@@ -54,9 +54,10 @@ class Job:
         _process.start(self, after)
 
     def wake(self) -> None:
-        """Let the job run now, unless it has ended."""
-        if self.is_started():
-            self.start()
+        """Let the job run now, unless it has ended or was stopped."""
+        with _process.changed:
+            if self in _process.due_at or _process.running.get(self):
+                self.start()
 
     def stop(self, timeout: float = 0.0) -> None:
         """End the job, if it is running with this run, and wait for that for at most ``timeout`` seconds."""

@@ -83,6 +83,7 @@ def test_a_job_that_is_stopped_ends_with_its_run() -> None:
     job.start()
     assert is_running.wait(30)
     job.stop()
+    job.wake()
     assert job.is_started()
     may_end.set()
     assert job.wait(30)
