@@ -1,8 +1,14 @@
-"""How long something waits for this engine: from a call, an event or a due time to the start of a function."""
+"""How long something waits for this engine: from a call, an event, a due time or a kill to the start of a function.
+
+`python benchmarks/run.py event recovery takeover | grep '^{' > docs/pictures/latency.txt && make pictures` draws the
+picture of the README anew.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import statistics
 import struct
 import time
@@ -10,13 +16,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from measuring import PREFORK, SCRATCH, Answer, Question, beat, wait_for, worker
+from measuring import PREFORK, SCRATCH, Answer, Question, beat, kill, wait_for, worker
 from servers import query_one
 
 from celery_durable import CreateOptions
 
 STARTS = SCRATCH / "starts"
-WAITS, TIMERS = 200, 2_000
+VICTIM = STARTS.with_suffix(".pid")
+WAITS, TIMERS, KILLS = 200, 2_000, 5
 PAUSE_SECONDS = 0.02
 """Between the ends of two sleeps, so that the worker is idle at each."""
 
@@ -27,6 +34,8 @@ def questions(instances: int) -> dict[str, Question]:
         "start": Question("ms from create() to the start of the function, p50", None, lambda: start(waits)),
         "event": Question("ms from send_event() to the start of the next function, p50", None, lambda: event(waits)),
         "wakeup": Question("ms from due to the start of the function, p50", None, lambda: wake_up(waits)),
+        "recovery": Question("s from kill -9 of a pool process to the next start of its step, p50", None, recover),
+        "takeover": Question("s from kill -9 of a whole worker to the next start of its step", None, take_over),
         "noops_at_once": Question(
             f"ms from the first delay() to the start of the last of {timers:,} Celery tasks",
             None,
@@ -76,6 +85,42 @@ def burst(count: int) -> Answer:
         return {"last_ms": late[-1], "p50_ms": statistics.median(late)}
 
 
+def recover() -> Answer:
+    """How long after a pool process is killed its step starts in another one."""
+    with running(), dispatching():
+        took = []
+        for _ in range(KILLS):
+            pid = start_victim()
+            killed_at = time.time()
+            os.kill(pid, signal.SIGKILL)
+            took.append(started(2)[1] - killed_at)
+        return {"p50_s": statistics.median(took), "longest_s": max(took)}
+
+
+def take_over() -> Answer:
+    """How long after all processes of a worker are killed its step starts in another worker."""
+    with running() as first, dispatching():
+        start_victim()
+        query = "SELECT count(*) FROM workflow_heartbeat WHERE kind = 'worker'"
+        known = query_one(query)
+        with worker(*PREFORK, BENCH_LOG=str(STARTS)):
+            wait_for(lambda: query_one(query) > known)
+            killed_at = time.time()
+            kill(first)
+            return {"s": started(2)[1] - killed_at}
+
+
+def start_victim() -> int:
+    """The process that executes a step, which waits to be killed."""
+    from project import victim
+
+    STARTS.unlink(missing_ok=True)
+    VICTIM.unlink(missing_ok=True)
+    victim.create(None)
+    wait_for(lambda: VICTIM.exists() and VICTIM.read_text() != "")
+    return int(VICTIM.read_text())
+
+
 def noops_at_once(count: int) -> Answer:
     """How long after they are sent, one after the other without a pause, the last of so many tasks starts."""
     from project import stamp
@@ -89,16 +134,16 @@ def noops_at_once(count: int) -> Answer:
 
 
 @contextmanager
-def running(*options: str) -> Iterator[None]:
-    """A worker that has run a function, and whose functions note when they start."""
+def running(*options: str) -> Iterator[int]:
+    """A worker that has run a function, and whose functions note when they start. Its session."""
     from project import noting
 
     STARTS.unlink(missing_ok=True)
-    with worker(*PREFORK, *options, BENCH_LOG=str(STARTS)):
+    with worker(*PREFORK, *options, BENCH_LOG=str(STARTS)) as session:
         for handle in [noting.create(None) for _ in range(8)]:  # both processes have compiled their statements
             handle.result(timeout=60)
         STARTS.unlink()
-        yield
+        yield session
 
 
 @contextmanager

@@ -138,9 +138,16 @@ def program(*command: str, **environment: str) -> Iterator[int]:
         try:
             yield process.pid
         finally:
-            _running.remove(process)
+            if process in _running:
+                _running.remove(process)
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=30)
+
+
+def kill(pid: int) -> None:
+    """End a program and all its children at once, as a machine does that loses its power."""
+    _running[:] = [process for process in _running if process.pid != pid]
+    os.killpg(pid, signal.SIGKILL)
 
 
 def processes(*command: str, **environment: str):

@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 from servers import BROKER, DATABASE, KEY_PREFIX
 
-from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable import Durable, Step, StepTx, WorkflowEvent
 
 app = Celery("bench", broker=BROKER)
 app.conf.update(
@@ -108,3 +108,16 @@ def told(event: WorkflowEvent, step: Step) -> None:
 def alarm(event: WorkflowEvent[float], step: Step) -> None:
     step.sleep_until("due", datetime.fromtimestamp(event.payload, UTC))
     step.do("note", note_time)
+
+
+def note_process(tx: StepTx) -> None:
+    """Notes when it starts. At the first attempt, it also notes its process, and then waits to be killed."""
+    note_time()
+    if tx.attempt == 1:
+        Path(os.environ["BENCH_LOG"]).with_suffix(".pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+
+@durable.workflow
+def victim(event: WorkflowEvent, step: Step) -> None:
+    step.do("note", note_process)

@@ -47,25 +47,22 @@ class Meaning:
 
 
 MEANINGS: Mapping[Code, Meaning] = {
-    Code.SLEEPING: Meaning("The run sleeps. The sentence says when it wakes.", "Nothing."),
+    Code.SLEEPING: Meaning("The run sleeps.", "Nothing."),
     Code.WAITING_EVENT: Meaning(
-        "The run waits for an event or a topic. If one of a similar type is stored, the sentence names both types.",
+        "The run waits for an event or a topic.",
         "Send the event: `durable send-event`.",
     ),
     Code.WAITING_TASKS: Meaning(
-        "The run waits for the Celery tasks of `step.task` or `step.map`. The sentence says how many have answered, "
-        "and which is the oldest.",
+        "The run waits for the Celery tasks of `step.task` or `step.map`.",
         "Check the worker of the task.",
     ),
     Code.TASK_NOT_CONSUMED: Meaning(
         "The run waits for a Celery task, and no worker of this app consumes the task's queue.",
         "Start a worker of that queue. Workers of applications without Durable are not seen here.",
     ),
-    Code.WAITING_CHILD: Meaning(
-        "Another instance does the step. The sentence says which, and its status.", "`durable explain` of the child."
-    ),
+    Code.WAITING_CHILD: Meaning("Another instance does the step.", "`durable explain` of the child."),
     Code.RETRY_SCHEDULED: Meaning(
-        "An attempt of a step failed, and the next one comes later. The sentence says when, and why it failed.",
+        "An attempt of a step failed, and the next one comes later.",
         "Fix the cause and wait, or `durable terminate`.",
     ),
     Code.SCHEDULED: Meaning(
@@ -73,8 +70,7 @@ MEANINGS: Mapping[Code, Meaning] = {
     ),
     Code.PAUSED: Meaning("The instance is paused, or a pause was requested while a step runs.", "`durable resume`."),
     Code.RUNNING: Meaning(
-        "A worker executes the run. The sentence says which step, which attempt, for how long, and on which worker. "
-        "It also says how old this information is: up to a third of a lease, ten seconds by default.",
+        "A worker executes the run. What is said of its step is up to a third of a lease old, ten seconds by default.",
         "Wait. Give a step that takes too long a `timeout=`.",
     ),
     Code.WORKER_SILENT: Meaning(
@@ -93,14 +89,12 @@ MEANINGS: Mapping[Code, Meaning] = {
         "Start beat. If a session locks the row, end its transaction.",
     ),
     Code.BROKER_UNAVAILABLE: Meaning(
-        "The broker refuses connections or does not answer. The sentence has the time at which this began, the broker "
-        "and its error.",
-        "Start the broker, or correct `broker_url`. The dispatcher tries again every few seconds.",
+        "The broker refuses connections or does not answer.",
+        "Start the broker, or correct `broker_url`.",
     ),
     Code.QUEUE_REFUSED: Meaning(
-        "The broker refuses the messages of one queue. The sentence has the time at which this began, the "
-        "broker's error and a remedy.",
-        "Follow the sentence. A dispatcher tries the queue at least once a minute. Other queues are not affected.",
+        "The broker refuses the messages of one queue. Other queues are not affected.",
+        "Follow the sentence. A dispatcher tries the queue at least once a minute.",
     ),
     Code.QUEUE_FULL: Meaning(
         "The queue is as long as `durable_queue_high_water`, or as its own limit at the broker. The run waits in the "
@@ -136,11 +130,11 @@ MEANINGS: Mapping[Code, Meaning] = {
         "Give the step another name.",
     ),
     Code.FAILED: Meaning(
-        "The run failed with another error. The sentence has the error and the step.",
+        "The run failed with another error.",
         "Fix the cause, then `durable retry`.",
     ),
     Code.TERMINATED: Meaning(
-        "The instance was terminated. The sentence has the reason, if there was one.",
+        "The instance was terminated.",
         "If it was a mistake: `durable rewind` continues from a step, and `durable restart` runs all steps again.",
     ),
     Code.DONE: Meaning("The run completed.", "Nothing."),

@@ -1,4 +1,4 @@
-"""Draws what `benchmarks/series.py` measured: lines over a logarithmic axis."""
+"""Draws what `benchmarks` measured: lines over a logarithmic axis, and the bars of latencies."""
 
 from __future__ import annotations
 
@@ -76,3 +76,39 @@ def spread_notes(ends: dict[str, tuple[float, float]]) -> dict[str, float]:
         lowest = max(height, lowest + NOTE_STEP)
         heights[name] = lowest
     return {name: heights[name] for name in ends}
+
+
+BARS = {
+    "An approval: from send_event() to the start of the next function": {
+        "half of them": ("event", "p50_ms", "ms"),
+        "99 of 100": ("event", "p99_ms", "ms"),
+    },
+    "kill -9: until the step starts again in another process": {
+        "one pool process": ("recovery", "p50_s", "s"),
+        "a whole worker, lease of 30 s": ("takeover", "s", "s"),
+    },
+}
+"""The bars of a picture of latencies: the question of the benchmark, the number in its answer, and its unit."""
+
+
+def draw_latencies(recording: str) -> str:
+    """What `benchmarks/run.py` has answered, each in the quietest of its rounds."""
+    answers = sorted((json.loads(each) for each in recording.splitlines()), key=lambda each: -each["others_cpu"])
+    quietest = {each["question"]: each for each in answers}
+    left, width, top = 220, 300, 28
+    parts: list[str] = []
+    for title, bars in BARS.items():
+        parts.append(text(16, top, title, size=15))
+        most = max(quietest[question][number] for question, number, _ in bars.values())
+        for (name, (question, number, unit)), color in zip(bars.items(), (GREEN, BLUE), strict=True):
+            top += 28
+            value = quietest[question][number]
+            end = left + max(3.0, value / most * width)
+            parts.append(text(left - 10, top, name, size=13, anchor="end"))
+            parts.append(rect(left, top - 12, end - left, 15, color, ' rx="3"'))
+            parts.append(text(end + 8, top, f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}", size=13))
+        top += 44
+    used = max(quietest[question]["others_cpu"] for bars in BARS.values() for question, *_ in bars.values())
+    note = f"Prefork, PostgreSQL and Redis on two cores. Other programs used {used:.0%} of them meanwhile."
+    parts.append(text(16, top - 8, note, color=FAINT, size=12))
+    return picture(left + width + 100, top + 10, "Latency of an approval, and recovery after kill -9", parts)

@@ -2,7 +2,7 @@
 
 `demo.txt` is the output of `make demo`; `demo.svg` is its timeline. The other `*.txt` files are what
 a terminal showed; each becomes a picture of that terminal. `architecture.txt` lists boxes and arrows. What
-`benchmarks/series.py` measured is in `scale-*.txt`.
+`benchmarks/series.py` measured is in `scale-*.txt`, and what `benchmarks/run.py` did in `latency.txt`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from tests.docs.charts import draw_chart
+from tests.docs.charts import draw_chart, draw_latencies
 from tests.docs.svg import AMBER, BLUE, FAINT, GREEN, GREY, INK, MONO, RED, line, picture, rect, text
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
@@ -169,6 +169,8 @@ def draw(source: Path) -> str:
         return draw_demo(recording)
     if recording.startswith("size "):
         return draw_boxes(recording)
+    if source.stem == "latency":
+        return draw_latencies(recording)
     if recording.startswith("{"):
         return draw_chart(recording)
     return draw_terminal(source.stem, recording)
