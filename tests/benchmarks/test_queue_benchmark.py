@@ -171,11 +171,3 @@ def test_jobs_that_are_left_end_with_another_replica(start, environment: dict[st
     ended = leftovers["finish_jobs"](environment["DATABASE_URL"], FOLDER / "adapter.py")
     assert ended["jobs"] == ended["complete"] >= 100
     assert ended["not_complete"] == 0
-
-
-def test_percentiles_are_those_of_the_latencies() -> None:
-    meter = runpy.run_path(str(FOLDER / "meters.py"))["LatencyMeter"]()
-    assert meter.percentiles([0.5, 0.99]) == [0, 0]
-    for latency in range(1, 1001):
-        meter.note(latency)
-    assert meter.percentiles([0.5, 0.95, 0.99]) == pytest.approx([500, 950, 990], rel=0.01)

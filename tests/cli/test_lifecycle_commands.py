@@ -83,19 +83,6 @@ def test_what_cannot_be_read_is_wrong_usage(shop: Shop, words: tuple[str, ...], 
     assert shop.pipe("ls").out == ""
 
 
-def test_start_and_wait_gives_the_output_or_fails_as_the_instance_did(shop: Shop) -> None:
-    shop.work_at_once()
-    said = shop.pipe("start", "echo", "--params", '{"a": "é"}', "--wait")
-    assert (said.rows, said.code) == ([["id-1"], ["complete", '{"a":"é"}']], 0)
-    said = shop.pipe("start", "bad", "--wait")
-    assert (said.rows, said.code) == ([["id-2"]], 1)
-    assert said.err == "error: Instance 'id-2' of workflow 'bad' ended errored: NoPaper: out of paper\n"
-    shop.no_color = True
-    assert shop.terminal("start", "echo", "--params", "[1]", "--wait") == (
-        "Started   echo/id-3\ncomplete\n  [\n    1\n  ]"
-    )
-
-
 def test_start_limits_the_duration_of_runs(shop: Shop) -> None:
     assert shop.pipe("start", "nap", "--id", "n-1", "--max-run", "2 hours").code == 0
     shop.work("nap", "n-1")

@@ -11,7 +11,6 @@ import pytest
 from celery import Celery
 from pydantic import BaseModel
 
-from celery_durable import LinearWorkflow
 from celery_durable.definitions import LinearStep, Registry, WorkflowDefinition, define, define_linear
 from celery_durable.errors import (
     AsyncNotSupported,
@@ -140,12 +139,6 @@ def test_a_name_that_breaks_the_rules_is_refused(name: str) -> None:
         f"Workflow name {shown} is not allowed: "
         "use 1 to 255 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
     )
-
-
-def test_a_lambda_needs_a_name() -> None:
-    with pytest.raises(NameInvalid):
-        define(lambda event, step: None)
-    assert define(lambda event, step: None, name="order").name == "order"
 
 
 def test_a_queue_without_a_name_is_refused() -> None:
@@ -354,12 +347,6 @@ def test_what_is_no_task_is_refused_where_it_is_written(task: Any) -> None:
 def test_a_linear_workflow_refuses_it_too() -> None:
     with pytest.raises(DefinitionInvalid, match=r"^on_complete of linear workflow 'order' is 7, which is no task"):
         define_linear("order", module="shop", version=1, steps=[LinearStep("PAY")], on_complete=7)
-
-
-def test_a_linear_workflow_names_its_tasks_too() -> None:
-    line = LinearWorkflow("line_with_ends", 1, [LinearStep("PAY")], on_failure=done)
-    hooks = line.definition.hooks
-    assert (hooks.on_complete, hooks.on_failure and hooks.on_failure.name) == (None, "shop.done")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "shop\ndone"])

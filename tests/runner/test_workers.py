@@ -11,8 +11,10 @@ import sqlalchemy as sa
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import Registry
 from celery_durable.model import RunRef
+from tests.support.databases import on_databases
 from tests.support.world import World
 
+database = on_databases("sqlite", "postgresql", "mariadb")
 NOT_DUE = "noop: not due, or claimed by another worker"
 SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
 SECONDS = 10

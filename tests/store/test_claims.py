@@ -17,7 +17,6 @@ from celery_durable.model import (
     OpenWait,
     ReleaseOutcome,
     RunOutcome,
-    RunRef,
     Status,
     StepStatus,
     TaskSendingStep,
@@ -56,18 +55,6 @@ def test_a_due_run_can_be_claimed(world: World) -> None:
     assert (row.dispatch_count, row.version) == (0, 2)
 
 
-def test_an_unknown_instance_cannot_be_claimed(world: World) -> None:
-    assert world.try_claim(RunRef("order", "nobody", 1)) is None
-
-
-def test_a_run_that_is_not_due_yet_cannot_be_claimed(world: World) -> None:
-    ref = world.create(run_at=world.now + seconds(60))
-    world.advance(59)
-    assert world.try_claim(ref) is None
-    world.advance(1)
-    assert world.try_claim(ref) is not None
-
-
 def test_a_waiting_run_can_be_claimed_when_its_time_has_come(world: World) -> None:
     ref = world.create()
     assert world.wait(world.claim(ref), for_=60) is ReleaseOutcome.WAITING
@@ -78,43 +65,12 @@ def test_a_waiting_run_can_be_claimed_when_its_time_has_come(world: World) -> No
     assert world.row(ref).status is Status.ACTIVE
 
 
-def test_a_paused_instance_cannot_be_claimed(world: World) -> None:
-    ref = world.create()
-    world.pause(ref)
-    assert world.row(ref).status is Status.PAUSED
-    assert world.try_claim(ref) is None
-
-
 def test_an_instance_with_a_pause_request_cannot_be_taken_over(world: World) -> None:
     ref = world.create()
     world.claim(ref)
     world.pause(ref)
     world.advance(31)  # its worker died before it paused the instance
     assert world.try_claim(ref) is None
-
-
-@pytest.mark.parametrize("status", [Status.COMPLETE, Status.ERRORED])
-def test_an_instance_that_has_ended_cannot_be_claimed(world: World, status: Status) -> None:
-    ref = world.create()
-    world.end_run(world.claim(ref), RunOutcome(status, output="1"))
-    world.advance(3600)
-    assert world.try_claim(ref) is None
-
-
-def test_a_message_for_another_run_claims_nothing(world: World) -> None:
-    ref = world.create()
-    world.restart(ref)
-    assert world.try_claim(ref) is None
-    assert world.try_claim(RunRef("order", "o-1", 3)) is None
-    assert world.try_claim(RunRef("order", "o-1", 2)) is not None
-
-
-def test_a_second_claim_under_a_live_lease_returns_none(world: World) -> None:
-    ref = world.create()
-    first = world.claim(ref)
-    world.advance(29)
-    assert world.try_claim(ref) is None
-    assert world.row(ref).claim_token == first.token
 
 
 def test_taking_over_an_expired_claim_counts_a_crash(world: World) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.errors import Superseded
 from celery_durable.model import Claim, to_us
-from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.instances import instances
 from celery_durable.store.runs.step_rows import WrittenStep
-from tests.store.world import GRACE, World, step
-
-SERVERS = ["postgresql", "mariadb"]
+from tests.store.world import World, step
 
 
 def add_step(world: World, claim: Claim) -> WrittenStep:
@@ -38,28 +35,6 @@ def test_each_step_changes_the_version_tag_all_the_same(world: World) -> None:
         world.commit(claim, step(f"step {number}", seq=number + 1), changes_instance=False)
         tags.append(world.store.read(lambda tx: instances.read_with_tag(tx, ref.workflow, ref.instance_id)).tag)
     assert len(set(tags)) == 3
-
-
-@on_servers
-def test_it_sees_the_pause_that_it_waited_for(world: World) -> None:
-    ref = world.create()
-    claim = world.claim(ref)
-    with world.hold_transaction() as tx:
-        lifecycle.pause(tx, instances.lock(tx, ref.workflow, ref.instance_id))
-        runner = world.start_blocked(add_step, world, claim)
-    assert runner.result().pause_requested is True
-
-
-@on_servers
-def test_it_sees_the_restart_that_it_waited_for(world: World) -> None:
-    claim = world.claim(world.create())
-    with world.hold_transaction() as tx:
-        row = instances.lock(tx, claim.ref.workflow, claim.ref.instance_id)
-        lifecycle.restart(tx, row, grace=GRACE, commit_id="restarted", reason=None)
-        runner = world.start_blocked(add_step, world, claim)
-    with pytest.raises(Superseded):
-        runner.result()
-    assert world.steps(claim) == ()
 
 
 @on_servers

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.errors import InstanceNotFound
 from celery_durable.model import DueRun, Parent, RunOutcome, RunRef, Status, StepStatus, WakeReason
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances, lifecycle
@@ -77,22 +76,7 @@ def test_a_taken_id_changes_nothing_and_leaves_the_transaction_usable(world: Wor
     assert world.row(RunRef("order", "o-2", 1)).status is Status.ACTIVE
 
 
-def test_the_same_id_may_be_used_under_another_workflow(world: World) -> None:
-    world.create("o-1", workflow="order")
-    world.create("o-1", workflow="refund")
-
-
 # --- lock and read ------------------------------------------------------------------------------
-
-
-def test_an_instance_that_does_not_exist_is_named(world: World) -> None:
-    for look in (instances.lock, instances.read):
-        with pytest.raises(InstanceNotFound) as caught:
-            world.store.transact(lambda tx, look=look: look(tx, "order", "o-9"))
-        assert str(caught.value) == (
-            "Workflow 'order' has no instance 'o-9'. Check the id, or list the workflow's instances."
-        )
-    assert world.store.transact(lambda tx: instances.find_pk(tx, "order", "o-9")) is None
 
 
 def test_the_lock_reads_the_same_row_as_a_plain_read(world: World) -> None:
@@ -103,34 +87,6 @@ def test_the_lock_reads_the_same_row_as_a_plain_read(world: World) -> None:
 
 
 # --- transitions --------------------------------------------------------------------------------
-
-
-def test_pausing_an_idle_instance_takes_effect_at_once_and_keeps_its_time(world: World) -> None:
-    ref = world.create()
-    world.wait(world.claim(ref), for_=60)
-    before = world.row(ref)
-    world.pause(ref)
-    row = world.row(ref)
-    assert (row.status, row.next_check_at, row.run_at) == (Status.PAUSED, None, before.run_at)
-    assert row.version == before.version + 1
-
-
-def test_pausing_a_claimed_instance_only_requests_the_pause(world: World) -> None:
-    ref = world.create()
-    claim = world.claim(ref)
-    world.pause(ref)
-    row = world.row(ref)
-    assert (row.status, row.claim_token, row.pause_requested) == (Status.ACTIVE, claim.token, True)
-    world.change(ref, lifecycle.cancel_pause_request)
-    assert world.row(ref).pause_requested is False
-
-
-def test_pausing_twice_changes_nothing(world: World) -> None:
-    ref = world.create()
-    world.pause(ref)
-    before = world.read_all_rows()
-    world.pause(ref)
-    assert world.read_all_rows() == before
 
 
 def test_a_resumed_instance_is_due_now_before_new_instances(world: World) -> None:
@@ -254,22 +210,6 @@ def test_events_are_numbered_in_the_order_of_their_acceptance_not_by_the_clock(w
     assert sorted({event.seq for event in events}) == [event.seq for event in events]
 
 
-def test_an_event_id_is_accepted_once_per_run(world: World) -> None:
-    ref = world.create()
-
-    def send(payload: str) -> bool:
-        return world.change(
-            ref,
-            lambda tx, row: run_events.insert_event(tx, row, type_="a", payload=payload, event_id="e-1") is not None,
-        )
-
-    assert (send("1"), send("2")) == (True, False)
-    assert [event.payload for event in _events(world, ref)] == [1]
-    world.restart(ref)
-    assert send("3") is True
-    assert [event.payload for event in _events(world, ref, run=2)] == [3]
-
-
 def test_several_events_fit_in_one_transaction_under_one_lock(world: World) -> None:
     ref = world.create()
 
@@ -298,27 +238,12 @@ def test_a_wait_is_woken_by_its_event(world: World) -> None:
     assert world.send(ref, "approval") is False  # due already
 
 
-def test_a_wait_is_not_woken_by_an_event_of_another_type(world: World) -> None:
-    ref = world.create()
-    world.wait(world.claim(ref), event="approval")
-    assert world.send(ref, "refusal") is False
-    assert world.row(ref).status is Status.WAITING
-
-
 @pytest.mark.parametrize(("late", "is_woken"), [(3599.999999, True), (3600, False), (3600.5, False)])
 def test_a_wait_that_has_expired_is_not_woken(world: World, late: float, is_woken: bool) -> None:
     ref = world.create()
     world.wait(world.claim(ref), event="approval", for_=3600)
     world.advance(late)
     assert world.send(ref, "approval") is is_woken
-
-
-def test_a_wait_of_an_earlier_run_is_not_woken(world: World) -> None:
-    ref = world.create()
-    world.wait(world.claim(ref), "old", event="approval")
-    world.restart(ref)
-    world.wait(world.claim(RunRef("order", "o-1", 2)), "new", event="refusal")
-    assert world.send(ref, "approval") is False
 
 
 @pytest.mark.parametrize("state", ["claimed", "due", "paused"])

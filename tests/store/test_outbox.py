@@ -67,13 +67,6 @@ def due_at(world: World) -> int:
 # --- outbound events ----------------------------------------------------------------------------
 
 
-def test_only_one_worker_delivers_an_event(world: World) -> None:
-    insert(world, message())
-    assert started(world, "first").attempt == 1
-    assert begin(world, "second") is None
-    assert due_at(world) == to_us(world.now + LEASE)
-
-
 @SERVERS
 @pytest.mark.parametrize("first", ["commits", "rolls back"])
 def test_of_two_workers_at_once_one_gets_the_event(world: World, first: str) -> None:
@@ -86,23 +79,6 @@ def test_of_two_workers_at_once_one_gets_the_event(world: World, first: str) -> 
     got = second.result()
     assert (got is None) == (first == "commits")
     assert [(row.claim_token, row.attempts) for row in rows(world)] == [("first" if got is None else "second", 1)]
-
-
-def test_a_retry_of_an_event_does_not_start_early(world: World) -> None:
-    insert(world, message())
-    give_back(world, started(world, "first"), retry_in=seconds(60), error="OSError: away")
-    assert [row.claim_token for row in rows(world)] == [None]
-    world.advance(59.9)
-    assert begin(world, "early") is None
-    world.advance(0.1)
-    assert started(world, "in time").attempt == 2
-
-
-def test_an_event_that_was_given_up_is_not_delivered(world: World) -> None:
-    insert(world, message())
-    give_back(world, started(world, "first"), retry_in=None, error="OSError: away")
-    world.advance(86_400)
-    assert (begin(world, "second"), take(world)) == (None, [])
 
 
 def test_a_task_in_the_outbox_is_not_delivered_as_an_event(world: World) -> None:

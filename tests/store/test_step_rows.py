@@ -62,25 +62,6 @@ def test_a_sleep_until_an_instant_keeps_that_instant(world: World) -> None:
     assert world.steps(claim) == (written.row,)
 
 
-def test_a_step_commit_returns_a_pause_request(world: World) -> None:
-    ref = world.create()
-    claim = world.claim(ref)
-    assert world.commit(claim, step("one")).pause_requested is False
-    world.pause(ref)
-    assert world.commit(claim, step("two", seq=2)).pause_requested is True
-
-
-def test_a_step_commit_renews_the_lease_and_resets_the_crash_count(world: World) -> None:
-    ref = world.create()
-    world.claim(ref)
-    world.advance(30)
-    claim = world.claim(ref)
-    world.advance(10)
-    world.commit(claim, step())
-    row = world.row(ref)
-    assert (row.lease_until, row.crash_count) == (world.now + LEASE, 0)
-
-
 def test_a_step_key_is_recorded_once(world: World) -> None:
     claim = world.claim(world.create())
     first = world.commit(claim, step(result="1")).row
