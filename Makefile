@@ -14,8 +14,8 @@ find-python = $(firstword $(PYTHON) $(shell for p in python3.13 python3.12 pytho
 
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest --dist worksteal
-# Many of the quick tests wait for processes and servers.
-QUICK_JOBS := $(if $(filter file,$(origin JOBS)),6,$(JOBS))
+# Some of the quick tests wait for processes and servers; but each process more collects all tests again.
+QUICK_JOBS := $(if $(filter file,$(origin JOBS)),4,$(JOBS))
 
 # Set in many containers; each process would compile the package, the tests and the plugins of pytest anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -8,6 +8,7 @@ what a crash at each checkpoint costs stays on the servers in `make test`.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def mark_what_waits(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@functools.cache
 def _is_on_servers(module: Path) -> bool:
     names = (
         ON_SERVERS.get(module.parent.relative_to(TESTS).as_posix(), set()) if module.is_relative_to(TESTS) else set()
