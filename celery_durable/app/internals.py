@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from celery import Celery
 
-from celery_durable import tasks
+from celery_durable import remote, tasks
 from celery_durable.app.processes import CeleryProcesses
 from celery_durable.app.stores import open_read_store, open_store
 from celery_durable.config import Settings, name_as_written, read_settings
@@ -171,6 +171,7 @@ class Internals:
             stops_process=self._stops_process,
             groups_commits=self.has_threads_pool,
             make_redaction=self.redaction,
+            kinds=remote.KINDS,
         )
 
     @functools.cached_property

@@ -43,7 +43,7 @@ class WorkflowKind(StrEnum):
 
 
 class StepType(StrEnum):
-    """The kinds of step."""
+    """The kinds of step. Another package may have kinds of its own: a type that is not named here is one of them."""
 
     DO = "do"
     SLEEP = "sleep"
@@ -52,6 +52,15 @@ class StepType(StrEnum):
     CHILD = "child"  # a child instance does the work
     MAP = "map"  # Celery tasks do the work, one for each item
     LINEAR = "linear"  # a step of a linear workflow
+
+    @classmethod
+    def _missing_(cls, value: object) -> StepType | None:
+        if not isinstance(value, str):
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = member._value_ = value
+        cls._value2member_map_[value] = member
+        return member
 
 
 class StepStatus(StrEnum):

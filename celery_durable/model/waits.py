@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any, Protocol
 
 from celery_durable.model.public import OnLost
 from celery_durable.model.rows import RunRef, StepRow
@@ -31,16 +32,23 @@ class TaskSendingStep:
         return RunRef(self.workflow, self.instance_id, self.run_number)
 
 
+class WaitCondition(Protocol):
+    """What ends a wait besides an event: something that the database knows."""
+
+    def is_met(self, tx: Any, now: datetime) -> bool:
+        """Read it in the transaction that suspends the run, under its lock."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenWait:
-    """One wait of a run that suspends. It ends at ``due_at``, or earlier with an event of ``event_type``.
+    """One wait of a run that suspends.
 
-    The wait of a ``map_step`` also ends when one of its items needs a pass, or when all have answered.
+    It ends at ``due_at``, or earlier: with an event of ``event_type``, or when its ``condition`` is met.
     """
 
     due_at: datetime
     event_type: str | None = None
-    map_step: TaskSendingStep | None = None
+    condition: WaitCondition | None = None
 
     @classmethod
     def of(cls, row: StepRow) -> OpenWait | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from celery_durable import notify
 from celery_durable.config import Settings
@@ -15,6 +16,7 @@ from celery_durable.definitions import Definition, LinearDefinition, Registry, W
 from celery_durable.errors import Superseded, ValueRefused
 from celery_durable.model import Claim, DueRun, OutboxMessage, PassResult, RunRef, WorkerProcess
 from celery_durable.redaction import Redaction, make_no_redaction
+from celery_durable.runner.body_steps import BodyKind
 from celery_durable.runner.body_timer import body_timer
 from celery_durable.runner.committer import DatabaseCommitter
 from celery_durable.runner.environment import ClaimedRun, Environment
@@ -29,6 +31,8 @@ from celery_durable.runner.replay_check import DryRunCommitter, OnStep, ReplayCh
 from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runner.step_attempt import current_attempt, current_run
 from celery_durable.runner.step_commit import StepCommit
+from celery_durable.runner.step_kinds import StepKind, StepKinds
+from celery_durable.runner.waits import SleepKind, WaitKind
 from celery_durable.runner.watermark import Watermark
 from celery_durable.runtime import Runtime, is_ctrl_c
 from celery_durable.store.engine import Store, Tx
@@ -38,6 +42,7 @@ from celery_durable.store.runs.step_rows import RunState
 
 logger = logging.getLogger("celery_durable.runner")
 
+CORE_KINDS: tuple[StepKind[Any], ...] = (BodyKind(), SleepKind(), WaitKind())
 NOT_DUE = "noop: not due, or claimed by another worker"
 DECLINED = "noop: this worker takes no runs now, and leaves the run to a later sweep"
 
@@ -53,6 +58,7 @@ class Runner:
         stops_process: Returns whether an exception, such as SystemExit, stops the process. Such an exception does
             not fail a step.
         groups_commits: Whether passes run at the same time in this process, so that they commit together.
+        kinds: The kinds of steps besides bodies, sleeps and waits.
         make_redaction: Makes what applies the application's redaction to the errors of an instance before they are
             stored.
     """
@@ -70,7 +76,9 @@ class Runner:
         stops_process: Callable[[BaseException], bool] = is_ctrl_c,
         groups_commits: bool = False,
         make_redaction: Callable[[str, str], Redaction] = make_no_redaction,
+        kinds: Sequence[StepKind[Any]] = (),
     ) -> None:
+        self._kinds = StepKinds([*CORE_KINDS, *kinds])
         self._env = Environment(
             store,
             settings,
@@ -167,15 +175,18 @@ class Runner:
             state = RunState.of_new_run(claim.ref, claim.new_run)
         else:
             state = self._store.run_statement(lambda tx: step_rows.load(tx, claim), timeouts=LOAD)
-        return ClaimedRun(definition, lease, state, RunLimits(definition, claim, state), worker)
+        return ClaimedRun(definition, lease, state, self._limit(definition, claim, state), worker)
+
+    def _limit(self, definition: Definition, claim: Claim, state: RunState) -> RunLimits:
+        return RunLimits(definition, claim, state, self._kinds.is_satisfied)
 
     def _open_pass(self, run: ClaimedRun, max_steps: int | None) -> FunctionPass | LinearPass:
-        committer = DatabaseCommitter(self._env, run)
+        committer = DatabaseCommitter(self._env, run, self._kinds)
         if isinstance(run.definition, LinearDefinition):
             return LinearPass(run.definition, self._env, run, committer, max_commits=max_steps)
         assert isinstance(run.definition, WorkflowDefinition)
         context = open_context(run.definition, self._env, run, committer, max_commits=max_steps)
-        return FunctionPass(run.definition, context, ReplayContext(run.definition, context))
+        return FunctionPass(run.definition, context, ReplayContext(run.definition, context, self._kinds))
 
     @staticmethod
     def _execute(run: ClaimedRun, pass_: FunctionPass | LinearPass) -> StepCommit | None:
@@ -198,10 +209,10 @@ class Runner:
                 "began with."
             )
         lease = Lease(recorded.claim, self._settings.lease, self._runtime, requested_at=self._runtime.monotonic())
-        run_limits = RunLimits(definition, recorded.claim, recorded.run_state)
+        run_limits = self._limit(definition, recorded.claim, recorded.run_state)
         run, committer = ClaimedRun(definition, lease, recorded.run_state, run_limits), DryRunCommitter()
         context = open_context(definition, replace(self._env, should_stop=lambda: False), run, committer)
-        replay_check = ReplayCheck(definition, context, on_step)
+        replay_check = ReplayCheck(definition, context, self._kinds, on_step)
         pass_ = FunctionPass(definition, context, replay_check)
         outer_attempt = current_attempt.set(None)
         try:

@@ -17,13 +17,13 @@ from celery_durable.ancestry import Ancestry
 from celery_durable.errors import DurableError, Interruption, StepCommitConflict
 from celery_durable.errors.base import format_limit
 from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepType
+from celery_durable.runner.commit_parts import RunUserWrites, StepEffectFailed
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import BodyOutcome, PassOver, Raised, Returned, StepAttempt, TimedOut
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
-from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import PassInterrupted
 from celery_durable.runtime import ConcurrentBody
 
@@ -228,7 +228,7 @@ def commit_terminal_failure(
     writes = attempt.buffer.on_terminal_error
     if writes:
         try:
-            commit(replace(step_commit, user_writes=writes))
+            commit(replace(step_commit, parts=[*step_commit.parts, RunUserWrites(writes)]))
         except StepEffectFailed as exc:
             text = f"on_terminal_error of step {step!r} failed: {explain_conflict(env, step, exc.error)!r}"
             line = build_log_line(env, attempt, LogLevel.ERROR, text)

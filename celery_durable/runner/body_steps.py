@@ -3,34 +3,61 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
 from celery_durable import notify, values
-from celery_durable.errors import StepResultInvalid, ValueRefused
-from celery_durable.model import OpenWait, StepStatus, StepType
+from celery_durable.config import Settings
+from celery_durable.definitions import describe_step
+from celery_durable.errors import DefinitionInvalid, StepResultInvalid, ValueRefused
+from celery_durable.model import OpenWait, StepRow, StepStatus, StepType
 from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.attempts import Attempts, commit_terminal_failure, idempotency_key
+from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
+from celery_durable.runner.call_fingerprint import CallFingerprint
+from celery_durable.runner.commit_parts import FailedAttempts
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, record_failure
 from celery_durable.runner.retry_delays import plan_retry
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, build_suspension
-from celery_durable.runner.step_execution import OtherSteps, StepExecution
+from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
+from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
 from celery_durable.step import BodyCall, StepTx
-from celery_durable.values import ValidationFailed
+from celery_durable.values import StepPolicy, ValidationFailed
 
 
-class BodySteps:
-    """Advances the steps of a pass that have a body."""
+class BodyKind(StepKind[BodyCall]):
+    """Steps with a body: a function of the author."""
 
-    def __init__(self, context: ExecutionContext) -> None:
-        self._context, self._attempts = context, Attempts(context)
+    type, call_type, has_attempts, has_bodies = StepType.DO, BodyCall, True, True
 
-    def advance(self, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
+    def identify(self, call: BodyCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
+        del settings
+        fn = describe_step(call.fn)
+        for config in (fn.config, call.config):
+            policy = policy if config is None else policy.override_with(config)
+        name = fn.name if call.name is None else call.name
+        if name is None:
+            raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
+        return CallIdentity(name, CallFingerprint.of(call), policy, fn)
+
+    def decode(self, context: ExecutionContext, execution: StepExecution, row: StepRow) -> Any:
+        del context
+        if execution.decoded:
+            (result,), execution.decoded = execution.decoded, ()
+            return result
+        assert execution.fn is not None
+        return decode_result(execution.name, execution.fn.result, row.result or "null")
+
+    def find_changes(
+        self, execution: StepExecution, row: StepRow, settings: Settings
+    ) -> Iterable[tuple[str, str, str]]:
+        del settings
+        return compare_timeout(execution, row)
+
+    def advance(self, context: ExecutionContext, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
         """Run the bodies that are due."""
-        context = self._context
         due: list[FunctionStep] = []
         counted: list[FunctionStep] = []
         for execution in executions:
@@ -51,41 +78,43 @@ class BodySteps:
                 case WaitUntil(until):
                     execution.wait = OpenWait(until)
                 case AttemptsExhausted(attempts):
-                    error = self._build_exhausted_error(execution, attempts)
+                    error = _build_exhausted_error(context, execution, attempts)
                     write = context.build_write(execution, StepStatus.ERRORED, error=error, attempts=attempts)
                     context.commit_step(execution, write)
                 case _:
                     assert_never(decision)
         if counted:
-            self._count_in_advance(counted)
+            _count_in_advance(context, counted)
         if due:
-            self._attempts.run(due)
+            context.attempts.run(due)
 
-    def _count_in_advance(self, steps: Sequence[FunctionStep]) -> None:
-        """Commit an attempt of each of these steps before the bodies run.
 
-        With several open steps, a crash cannot be attributed to one of them.
-        """
-        commit_id = next(self._context.lease.commit_ids)
-        writes = [
-            self._context.build_write(step.execution, StepStatus.PENDING, attempts=step.number, commit_id=commit_id)
-            for step in steps
-        ]
-        self._context.commit(StepCommit(commit_id, writes))
-        self._context.counted_in_advance += [step.execution for step in steps]
+def _count_in_advance(context: ExecutionContext, steps: Sequence[FunctionStep]) -> None:
+    """Commit an attempt of each of these steps before the bodies run.
 
-    def _build_exhausted_error(self, execution: StepExecution, attempts: int) -> tuple[str, str]:
-        """The error of a step with no attempts left.
+    With several open steps, a crash cannot be attributed to one of them.
+    """
+    commit_id = next(context.lease.commit_ids)
+    writes = [
+        context.build_write(step.execution, StepStatus.PENDING, attempts=step.number, commit_id=commit_id)
+        for step in steps
+    ]
+    context.commit(StepCommit(commit_id, writes))
+    context.counted_in_advance += [step.execution for step in steps]
 
-        If the last attempt failed, this is its recorded error. That attempt did not fail the step, so a deploy has
-        lowered the limit since. Otherwise the worker of the last attempt died.
-        """
-        row = self._context.replay_state.rows.get(execution.key)
-        if row is not None and row.error_name is not None and row.attempts == attempts:
-            return row.error_name, row.error_message or ""
-        max_attempts = execution.policy.max_attempts
-        text = f"{attempts} of {max_attempts} attempts are used up, and the worker of the last one died"
-        return "StepMaxAttemptsExceeded", text
+
+def _build_exhausted_error(context: ExecutionContext, execution: StepExecution, attempts: int) -> tuple[str, str]:
+    """The error of a step with no attempts left.
+
+    If the last attempt failed, this is its recorded error. That attempt did not fail the step, so a deploy has
+    lowered the limit since. Otherwise the worker of the last attempt died.
+    """
+    row = context.replay_state.rows.get(execution.key)
+    if row is not None and row.error_name is not None and row.attempts == attempts:
+        return row.error_name, row.error_message or ""
+    max_attempts = execution.policy.max_attempts
+    text = f"{attempts} of {max_attempts} attempts are used up, and the worker of the last one died"
+    return "StepMaxAttemptsExceeded", text
 
 
 class FunctionStep:
@@ -180,7 +209,7 @@ class FunctionStep:
             number=self.number,
             ran_for=attempt.duration,
         )
-        step_commit = StepCommit(write.commit_id, writes, list(attempt.logs), failures=[failed])
+        step_commit = StepCommit(write.commit_id, writes, list(attempt.logs), parts=[FailedAttempts([failed])])
         if is_final:
             commit = functools.partial(context.commit, execution=execution)
             commit_terminal_failure(context.env, self.name, attempt, step_commit, commit)

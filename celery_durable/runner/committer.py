@@ -1,4 +1,4 @@
-"""Commits under one claim, each in the fastest way that is safe.
+"""Commits under one claim. A transaction can write every commit; `lanes` write the frequent ones in less.
 
 A commit without the body's transaction is *retryable*: it is repeated after a deadlock. It is also repeated after a
 commit in doubt, such as after a lost connection, if the database shows that the commit did not happen. A commit in the
@@ -8,34 +8,52 @@ body's transaction cannot be repeated: the body runs again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 
 from celery_durable import notify
 from celery_durable.errors import Superseded
-from celery_durable.model import OutboxMessage, Release, ReleaseOutcome, RunOutcome, Status, StepWrite
-from celery_durable.runner.commit_writer import CommitWriter
+from celery_durable.model import (
+    DueRun,
+    Release,
+    ReleaseOutcome,
+    RunOutcome,
+    Status,
+    StepRow,
+    StepStatus,
+    StepWrite,
+)
+from celery_durable.runner import lanes
+from celery_durable.runner.commit_parts import CommitPart, OpenCommit, RowKinds, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.failure_logs import log_attempts, log_end
-from celery_durable.runner.group_commit import GroupCommit
 from celery_durable.runner.published_values import PublishedValues
+from celery_durable.runner.run_end import RunEnd
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, StepCommit
-from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.store.engine import Tx
 from celery_durable.store.engine.sessions import StepTransaction
 from celery_durable.store.engine.time_limits import PASS
-from celery_durable.store.runs import claims, step_rows
-from celery_durable.store.runs.step_groups import GroupedStep
+from celery_durable.store.runs import claims, outputs, releases, step_rows
 
 
 class DatabaseCommitter:
     """The committer that writes to the store."""
 
-    def __init__(self, env: Environment, run: ClaimedRun) -> None:
-        self._env, self._store, self._run = env, env.store, run
-        self._lease, self._claim = run.lease, run.lease.claim
+    def __init__(self, env: Environment, run: ClaimedRun, kinds: RowKinds) -> None:
+        self._env, self._store, self._run, self._kinds = env, env.store, run, kinds
+        self._lease, self._claim, self._limits = run.lease, run.lease.claim, run.limits
         self._published = PublishedValues(env, run.lease)
-        self._writer = CommitWriter(env, run, self._published)
+        self.remaining_logs = env.settings.max_logs - run.state.log_count
+        """How many log lines the run may still store."""
+        self.kinds_with_rows = {
+            kind
+            for row in run.state.steps
+            if row.status is StepStatus.WAITING and (kind := kinds.of_row(row.type)).has_own_rows
+        }
+        """The kinds whose steps may have open rows of their own when the run ends."""
+        self._write_commit = lanes.build(env, run, self)
 
     def publish(self, key: str, text: str) -> None:
         self._published.publish(key, text)
@@ -43,17 +61,21 @@ class DatabaseCommitter:
     def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
         lease, published = self._lease, self._published
         requested_at = lease.mark_progress()
+        if published.pending:
+            step_commit = replace(step_commit, parts=[*step_commit.parts, published])
         transaction = None if attempt is None else attempt.buffer.transaction
-        has_user_code = transaction is not None or bool(step_commit.user_writes)
-        if has_user_code:  # it may take any length of time (LAW 7)
+        runs_user_code = bool(step_commit.parts) and step_commit.runs_user_code
+        if runs_user_code:  # it may take any length of time (LAW 7)
             lease.enter_user_code(step_commit)
         try:
-            run, work = self._choose_way(step_commit, transaction)
-            committed = run(work)
+            if transaction is None:
+                committed = self._write_commit(step_commit)
+            else:
+                committed = self.transact(step_commit, transaction)
         except (Superseded, Exception) as error:  # noqa: BLE001  # `_recover` raises it
             committed = self._recover(error, step_commit, transaction)
         finally:
-            if has_user_code:
+            if runs_user_code:
                 lease.exit_user_code(step_commit)
         if published.flushing:
             published.mark_flushed()
@@ -61,7 +83,7 @@ class DatabaseCommitter:
             lease.extend(requested_at=requested_at)
         if transaction is not None and attempt is not None:
             attempt.close_transaction()
-        self._writer.remaining_logs -= len(step_commit.logs)
+        self.remaining_logs -= len(step_commit.logs)
         return committed
 
     def announce(self, committed: Committed) -> None:
@@ -76,10 +98,8 @@ class DatabaseCommitter:
             notify.send_steps_recorded(self._claim, committed.writes, exceptions)
         else:
             notify.send_steps_recorded(self._claim, committed.writes)
-        for ref in committed.created:
-            notify.send_workflow_created(ref)
-        for event in committed.received:
-            notify.send_event_received(event)
+        for announce in committed.announcements:
+            announce()
         if (run_outcome := committed.run_outcome) is not None:
             if run_outcome.status is Status.ERRORED:
                 log_end(self._claim.ref, run_outcome, failures)
@@ -91,74 +111,128 @@ class DatabaseCommitter:
         if committed.messages:
             self._env.send_messages(list(committed.messages))
 
-    # --- the ways to commit ---------------------------------------------------------------------
+    # --- the transaction that can write every commit --------------------------------------------
 
-    def _choose_way(
-        self, step_commit: StepCommit, transaction: StepTransaction | None
-    ) -> tuple[Callable[..., Committed], Callable[[Tx], Committed]]:
-        """Return how to run the transaction of a commit, and what to do in it."""
-        writer, store = self._writer, self._store
-        last_messages = () if step_commit.ending is None else writer.build_last_messages(step_commit)
+    def transact(self, step_commit: StepCommit, transaction: StepTransaction | None = None) -> Committed:
+        """Write a commit in a transaction: that of the body, if it has opened one."""
+        parts = list(step_commit.parts)
+        if isinstance(step_commit.ending, RunOutcome):
+            parts.append(RunEnd(self._run, step_commit.ending, self.kinds_with_rows))
+        if parts:
+            self._encode(parts)
+        write = functools.partial(self._write, step_commit=step_commit, parts=parts)
         if transaction is not None:
-            write = self._build_write(step_commit, last_messages, transaction)
-            return functools.partial(store.transact_step, transaction), write
-        find_committed = functools.partial(self._find_committed, step_commit=step_commit)
-        if not self._published.pending:
-            run_statement = functools.partial(store.run_statement, find_committed=find_committed, timeouts=PASS)
-            if writer.fits_one_statement(step_commit):
-                write_row = functools.partial(writer.write_single_row, step_commit=step_commit)
-                group_commit, [row] = self._env.group_commit, step_commit.writes
-                if group_commit is None or step_commit.logs or writer.changes_instance(row):
-                    return run_statement, write_row
-                return functools.partial(self._commit_in_group, group_commit, row, run_statement), write_row
-            if writer.fits_sleep_statement(step_commit):
-                return run_statement, functools.partial(writer.write_sleep, step_commit=step_commit)
-            if (run_outcome := step_commit.bare_outcome) is not None:
-                end = functools.partial(writer.write_bare_outcome, run_outcome=run_outcome, last_messages=last_messages)
-                if not last_messages and self._claim.parent is None and not writer.may_have_open_maps:
-                    return run_statement, end
-                return functools.partial(store.transact, find_committed=find_committed, timeouts=PASS), end
-        write = self._build_write(step_commit, last_messages)
-        if step_commit.user_writes:
-            return functools.partial(store.transact_user_writes, find_committed=find_committed), write
-        return functools.partial(store.transact, find_committed=find_committed, timeouts=PASS), write
+            return self._store.transact_step(transaction, write)
+        find_committed = functools.partial(self.find_committed, step_commit=step_commit)
+        if step_commit.runs_user_code:
+            return self._store.transact_user_writes(write, find_committed=find_committed)
+        return self._store.transact(write, find_committed=find_committed, timeouts=PASS)
 
-    def _build_write(
-        self,
-        step_commit: StepCommit,
-        last_messages: Sequence[OutboxMessage],
-        transaction: StepTransaction | None = None,
-    ) -> Callable[[Tx], Committed]:
-        return functools.partial(
-            self._writer.write,
-            step_commit=step_commit,
-            last_messages=last_messages,
-            effects=self._writer.encode_effects(step_commit),
-            transaction=transaction,
+    def _encode(self, parts: Sequence[CommitPart]) -> None:
+        """Encode the values of a commit, before its transaction; raises StepEffectFailed."""
+        try:
+            with self._lease.user_code():
+                for part in parts:
+                    part.encode(self._env.settings)
+        except Exception as exc:
+            if self._env.stops_process(exc):
+                raise
+            raise StepEffectFailed(exc) from exc
+
+    def _write(self, tx: Tx, step_commit: StepCommit, parts: Sequence[CommitPart]) -> Committed:
+        """Write the rows of user code first, then the instances' rows, locked by ascending id (docs/design.md).
+
+        With the guard first, this would deadlock with a web transaction that updates an application row and then sends
+        an event.
+        """
+        claim = self._claim
+        for part in parts:
+            part.write_user_rows(tx, self._env)
+        targets = sorted({target for part in parts for target in part.find_lock_targets(tx)})
+        for target in targets:
+            if target.pk <= claim.pk:
+                target.lock(tx)
+        changes_instance = self.changes_instance(step_commit)
+        with self._store.conflict_as_superseded():
+            guard_result = self._guard(tx, step_commit, changes_instance=changes_instance)
+            writes = step_commit.writes
+            if step_commit.decide is not None:
+                decision = step_commit.decide(tx, guard_result)
+                writes, parts = [*writes, *decision.writes], [*parts, *decision.parts]
+            if writes:
+                self._limits.reset_suspension()
+            later_targets = [target for target in targets if target.pk > claim.pk]
+            commit = OpenCommit(tx, self._env, claim, guard_result, writes, later_targets)
+            rows = [self._write_row(commit, write) for write in writes]
+        outputs.write_logs(tx, claim, guard_result, step_commit.logs, remaining=self.remaining_logs)
+        for part in parts:
+            part.write(commit)
+        ending = step_commit.ending(rows) if callable(step_commit.ending) else step_commit.ending
+        released, until = self._release(commit, ending) if isinstance(ending, Release) else (None, None)
+        return Committed(
+            rows,
+            pause_requested=guard_result.pause_requested,
+            released=released,
+            until=until,
+            run_outcome=ending if isinstance(ending, RunOutcome) else None,
+            due_runs=commit.due_runs,
+            messages=commit.messages,
+            writes=writes,
+            failures=commit.failures,
+            announcements=commit.announcements,
+            renews_lease=changes_instance,
         )
 
-    def _commit_in_group(
-        self,
-        group_commit: GroupCommit,
-        write: StepWrite,
-        run_statement: Callable[..., Committed],
-        work: Callable[[Tx], Committed],
-    ) -> Committed:
-        """Commit a finished step together with those of other passes of this process."""
-        result = group_commit.commit(GroupedStep(self._claim, write), lambda: run_statement(work))
-        if isinstance(result, Committed):
-            return result
-        self._run.limits.reset_suspension()
-        return Committed([result.row], result.pause_requested, writes=[write], renews_lease=False)
+    def changes_instance(self, step_commit: StepCommit) -> bool:
+        """Whether the guard of a commit writes to the instance's row: only what has to change (LAW 2)."""
+        if step_commit.ending is not None or step_commit.logs or not step_commit.is_single_row:
+            return True
+        return self.row_changes_instance(step_commit.writes[0])
+
+    def row_changes_instance(self, write: StepWrite) -> bool:
+        """Whether it does if the commit is this row alone."""
+        adds_finished_step = write.replaces is None and write.status is StepStatus.COMPLETED
+        return not adds_finished_step or self._claim.crash_count > 0 or self._lease.is_renewal_due
+
+    def _guard(self, tx: Tx, step_commit: StepCommit, *, changes_instance: bool) -> claims.GuardResult:
+        if not changes_instance:
+            return claims.guard_without_change(tx, self._claim)
+        resets_crash_count = step_commit.resets_crash_count
+        return claims.guard(tx, self._claim, lease=self._lease.length, resets_crash_count=resets_crash_count)
+
+    def _write_row(self, commit: OpenCommit, write: StepWrite) -> StepRow:
+        kind = self._kinds.of_row(write.type)
+        if kind.has_own_rows:
+            self.kinds_with_rows.add(kind)
+        kind.prepare_write(commit, write)
+        return step_rows.write_step(commit.tx, commit.claim, commit.guard_result, write)
+
+    def _release(self, commit: OpenCommit, ending: Release) -> tuple[ReleaseOutcome, datetime | None]:
+        tx, claim, guard_result = commit.tx, commit.claim, commit.guard_result
+        if not self._run.state.is_start_recorded:
+            releases.mark_started(tx, claim)
+        if not ending.waits:
+            released, until = releases.release(tx, claim, guard_result, grace=commit.grace), None
+        else:
+            waits = [*ending.waits, *self._limits.deadlines(guard_result.now)]
+            if any(wait.condition is not None for wait in ending.waits):
+                waits.append(self._limits.next_check(guard_result.now))
+            until = min(wait.due_at for wait in ending.waits)
+            released = releases.suspend(tx, claim, guard_result, waits, grace=commit.grace)
+        if released is ReleaseOutcome.DUE:
+            commit.due_runs.append(DueRun(claim.ref, claim.queue))
+        return released, until
+
+    # --- commits in doubt -----------------------------------------------------------------------
 
     def _recover(self, error: BaseException, step_commit: StepCommit, transaction: StepTransaction | None) -> Committed:
         """Return what a commit has done although it failed with ``error``. Otherwise raise the error that it means."""
-        store, find_committed = self._store, functools.partial(self._find_committed, step_commit=step_commit)
+        store, find_committed = self._store, functools.partial(self.find_committed, step_commit=step_commit)
         is_in_doubt = transaction is not None and store.is_commit_in_doubt(error)
         # A single statement may have superseded this pass itself: the first try timed out, but the database applied it
         # before the second one.
-        is_statement = step_commit.is_sleep or (step_commit.is_single_row and not step_commit.ending)
-        if is_in_doubt or (isinstance(error, Superseded) and transaction is None and is_statement):
+        is_statement = transaction is None and step_commit.is_single_row
+        if is_in_doubt or (isinstance(error, Superseded) and is_statement):
             found = store.transact(find_committed)
             if found is not None:
                 return found
@@ -166,13 +240,11 @@ class DatabaseCommitter:
             raise error
         if is_in_doubt or (transaction is not None and store.is_transient(error)):
             raise BodyRerunRequired(str(error)) from error
-        if (transaction is not None or step_commit.user_writes) and store.is_rejection(error):
+        if step_commit.runs_user_code and store.is_rejection(error):
             raise StepEffectFailed(error) from error  # a deferred constraint, or an error that the body ignored
         raise error
 
-    # --- commits in doubt -----------------------------------------------------------------------
-
-    def _find_committed(self, tx: Tx, step_commit: StepCommit) -> Committed | None:
+    def find_committed(self, tx: Tx, step_commit: StepCommit) -> Committed | None:
         """Return what a commit in doubt has done, or None if it was rolled back; raises Superseded.
 
         It locks the instance first, and so waits until the database has committed or rolled back the commit.

@@ -16,24 +16,14 @@ from celery_durable.ancestry import AncestorRun
 from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend
 from celery_durable.model import LogLevel, LogLine, OpenWait, StepRow, StepStatus, StepType, StepWrite
 from celery_durable.replay_state import ReplayState
+from celery_durable.runner.attempts import Attempts
+from celery_durable.runner.commit_parts import StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.published_values import encode_published_value
 from celery_durable.runner.step_attempt import StepAttempt, current_attempt
 from celery_durable.runner.step_commit import BodyRerunRequired, Committed, Committer, StepCommit
-from celery_durable.runner.step_effects import StepEffectFailed
 from celery_durable.runner.step_execution import PassInterrupted, Race, RaceWon, StepExecution
-from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, TaskCall, WaitCall
 
-STEP_TYPES: dict[type[StepCall], StepType] = {
-    BodyCall: StepType.DO,
-    SleepCall: StepType.SLEEP,
-    WaitCall: StepType.WAIT,
-    TaskCall: StepType.TASK,
-    MapCall: StepType.MAP,
-    ChildCall: StepType.CHILD,
-}
-"""The step type that each kind of call is recorded with."""
-_WITH_ATTEMPTS = (BodyCall, TaskCall, MapCall)
 _FUNCTION_ENDED = (
     "A step method was called after its workflow function had ended. Use the step that the function was called with, "
     "while it runs."
@@ -69,6 +59,7 @@ class ExecutionContext:
         """
         self.counted_in_advance: list[StepExecution] = []
         """The steps whose attempts this pass counted before their bodies started."""
+        self.attempts = Attempts(self)
         self._thread: int | None = threading.get_ident()  # None: the function has returned or raised
         self._started = env.runtime.monotonic()
         self._commits, self._max_commits = 0, max_commits
@@ -156,12 +147,12 @@ class ExecutionContext:
     ) -> StepWrite:
         """Build the row to write for a step; ``error``: name and message."""
         row = self.replay_state.rows.get(execution.key)
-        has_attempts = isinstance(execution.call, _WITH_ATTEMPTS)
+        has_attempts = execution.kind.has_attempts
         return StepWrite(
             key=execution.key,
             seq=execution.entry.seq,
             name=execution.name,
-            type=STEP_TYPES[type(execution.call)],
+            type=execution.kind.type,
             status=status,
             replaces=None if row is None else row.commit_id,
             commit_id=commit_id or next(self.lease.commit_ids),

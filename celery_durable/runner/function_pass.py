@@ -22,6 +22,7 @@ from celery_durable.errors import (
 )
 from celery_durable.model import PassResult, RunOutcome, Status, WorkflowEvent
 from celery_durable.replay_state import ReplayState
+from celery_durable.runner.commit_parts import FailedAttempts
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import record_run_error
@@ -116,9 +117,10 @@ class FunctionPass:
 
     def _fail(self, error: BaseException) -> StepCommit:
         """Return the last commit of a function that raised. The attempt of a failed step is recorded already."""
-        is_recorded = isinstance(error, StepFailed)
-        failures = [] if is_recorded else [record_run_error(self._env, self._context.run, error)]
-        return StepCommit(ending=build_error_outcome(error), failures=failures)
+        step_commit = StepCommit(ending=build_error_outcome(error))
+        if not isinstance(error, StepFailed):
+            step_commit.parts = [FailedAttempts([record_run_error(self._env, self._context.run, error)])]
+        return step_commit
 
     def _build_outcome(self, output: Any) -> RunOutcome:
         codec, name = self._definition.output, self._definition.name

@@ -19,6 +19,7 @@ from celery_durable.linear import Completed, Dead, LinearContext, Retry, TaskTyp
 from celery_durable.model import Claim, LogLevel, LogLine, ReceivedEvent, Release, RunOutcome, Status, StepRow, to_us
 from celery_durable.runner import linear_rows
 from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
+from celery_durable.runner.commit_parts import FailedAttempts
 from celery_durable.runner.environment import ClaimedRun, Environment, encode_log_data
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, record_failure
 from celery_durable.runner.lease import Lease
@@ -237,13 +238,12 @@ class LinearStep:
             step_commit = linear_rows.build_failure_commit(
                 row, commit_id, error, ran_for=attempt.duration, exception=failure.error
             )
-            step_commit.logs, step_commit.failures = list(attempt.logs), [failed]
+            step_commit.logs, step_commit.parts = list(attempt.logs), [FailedAttempts([failed])]
             commit_terminal_failure(self._env, self.name, attempt, step_commit, self._pass.commit)
             return
         write = linear_rows.build_retry_write(row, commit_id, error, retry_in=retry_in, ran_for=attempt.duration)
-        self._pass.commit(
-            StepCommit(commit_id, [write], list(attempt.logs), ending=build_suspension, failures=[failed])
-        )
+        parts = [FailedAttempts([failed])]
+        self._pass.commit(StepCommit(commit_id, [write], list(attempt.logs), parts, ending=build_suspension))
 
 
 class _HandlerLog:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from celery_durable.definitions import LinearDefinition, Registry
-from celery_durable.runner.open_step_changes import Difference
 from celery_durable.runner.recorded_run import RecordedRun, from_open_run
 from celery_durable.runner.replay_check import ReplayResult
+from celery_durable.runner.step_kinds import Difference
 from celery_durable.store.engine import Store
 from celery_durable.store.runs import open_runs
 

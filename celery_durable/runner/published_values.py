@@ -14,6 +14,7 @@ from typing import Any
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.errors import Superseded
+from celery_durable.runner.commit_parts import CommitPart, OpenCommit
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
 from celery_durable.store.engine import Tx
@@ -40,7 +41,7 @@ def encode_published_value(settings: Settings, key: str, value: Any) -> str:
     return values.encode(value, what=f"Published value {key!r}", limits=settings.limits)
 
 
-class PublishedValues:
+class PublishedValues(CommitPart):
     """The published values of one pass. The threads of bodies and the thread of the pass share it."""
 
     def __init__(self, env: Environment, lease: Lease) -> None:
@@ -88,13 +89,12 @@ class PublishedValues:
         claims.guard_without_renewal(tx, self._lease.claim)
         return self._write_pending(tx)
 
-    def flush(self, tx: Tx) -> None:
-        """Write the pending values in a commit of the pass, after its guard."""
-        if self.pending:
-            self.flushing = self._write_pending(tx)
+    def write(self, commit: OpenCommit) -> None:
+        """Write the pending values in a commit of the pass."""
+        self.flushing = self._write_pending(commit.tx)
 
     def mark_flushed(self) -> None:
-        """Remove the values that `flush` wrote from the pending ones, after their commit has succeeded."""
+        """Remove the values that `write` wrote from the pending ones, after their commit has succeeded."""
         self._mark_written(self.flushing)
         self.flushing = {}
 

@@ -6,66 +6,48 @@ every further step call raises the interruption again and does nothing. So ``fin
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import Any, NoReturn, assert_never
+from datetime import datetime
+from typing import Any, NoReturn
 
 from celery_durable import values
-from celery_durable.definitions import WorkflowDefinition, describe_step
+from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import (
     BranchNeverGathered,
     DefinitionInvalid,
-    EventPayloadInvalid,
-    EventTimeout,
     NonRetryableError,
-    SleepTooFar,
     StepCancelled,
     StepFailed,
-    StepMaxAttemptsExceeded,
     StepNameReused,
-    StepTimeout,
     Suspend,
 )
 from celery_durable.model import (
     EPOCH,
     LogLevel,
     OpenWait,
-    ReceivedEvent,
-    StepRow,
     StepStatus,
     StepType,
-    from_us,
 )
 from celery_durable.replay_state import StepEntry
-from celery_durable.runner.body_steps import BodySteps
-from celery_durable.runner.call_fingerprint import CallFingerprint
 from celery_durable.runner.environment import encode_log_data
-from celery_durable.runner.execution_context import STEP_TYPES, ExecutionContext
-from celery_durable.runner.map_steps import MapSteps
-from celery_durable.runner.remote_steps import TASK_POLICY, RemoteSteps
+from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_commit import StepCommit
-from celery_durable.runner.step_execution import OtherSteps, Race, RaceWon, StepExecution, decode_result
-from celery_durable.runner.waits import WaitSteps
-from celery_durable.step import BodyCall, ChildCall, MapCall, SleepCall, StepCall, StepFuture, TaskCall, WaitCall
-from celery_durable.values import Codec, Duration
+from celery_durable.runner.step_execution import OtherSteps, Race, RaceWon, StepExecution, build_failure
+from celery_durable.runner.step_kinds import StepKinds
+from celery_durable.step import StepCall, StepFuture
+from celery_durable.values import Codec
 
-_SHORTEST_WAIT = timedelta(seconds=1)
 _ERRORED = StepStatus.ERRORED
-_FAILURES: dict[str, type[StepFailed]] = {
-    error_class.__name__: error_class
-    for error_class in (StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid)
-}
 
 
 class ReplayContext:
     """Executes the step calls of one pass: each is replayed, run, or suspends the pass."""
 
-    def __init__(self, definition: WorkflowDefinition, context: ExecutionContext) -> None:
-        self._definition, self._context = definition, context
-        self._waits, self._body_steps = WaitSteps(context), BodySteps(context)
-        self._remote_steps, self._map_steps = RemoteSteps(context, self._waits), MapSteps(context, self._waits)
+    def __init__(self, definition: WorkflowDefinition, context: ExecutionContext, kinds: StepKinds) -> None:
+        self._definition, self._context, self._kinds = definition, context, kinds
         self._max_name_length = context.env.settings.max_step_name
         self._policy = context.env.settings.step_policy.override_with(definition.step_defaults)
         self._last_finished_at = EPOCH
@@ -192,71 +174,23 @@ class ReplayContext:
 
     def _start_step(self, call: StepCall) -> StepExecution:
         """Check a call's arguments, find its step, and log a warning if its name is used again in this pass."""
-        fn, policy, name, type_ = None, self._policy, call.name, STEP_TYPES[type(call)]
-        if isinstance(call, BodyCall):
-            fn = describe_step(call.fn)
-            for config in (fn.config, call.config):
-                policy = policy if config is None else policy.override_with(config)
-            name = fn.name if name is None else name
-            if name is None:
-                raise DefinitionInvalid("A lambda has no name of its own: step.do('name', lambda: ...).")
-            identity: Any = CallFingerprint.of(call)
-        else:
-            if isinstance(call, (TaskCall, MapCall)):
-                policy = TASK_POLICY.override_with(call.config)
-            identity = self._identify_arguments(call)
-        name = values.check_text_name("Step name", name, self._max_name_length)
-        entry = self._context.replay_state.call(name, type_, identity, repeat=policy.repeat and type_ is StepType.DO)
-        if isinstance(identity, datetime) and entry.row is None:
-            # The limit is checked against a time that is the same in every pass. Otherwise a later pass could accept
-            # a call that an earlier pass refused, although the workflow function handled the refusal.
-            self._check_wake_time(identity)
+        context, settings = self._context, self._context.env.settings
+        kind = self._kinds.of_call(call)
+        identity = kind.identify(call, settings, self._policy)
+        name, policy = values.check_text_name("Step name", identity.name, self._max_name_length), identity.policy
+        repeat = kind.has_bodies and policy.repeat
+        entry = context.replay_state.call(name, kind.type, identity.work, repeat=repeat)
+        if entry.row is None:
+            kind.check_new(identity, settings, self._now)
         if entry.is_repeated:
-            self._context.add_log(
+            context.add_log(
                 LogLevel.WARNING,
                 f"Step name {name!r} is used again in one pass: the recorded result is returned.",
                 "system",
             )
-            entry = StepEntry(
-                entry.key, entry.name, entry.seq, self._context.replay_state.rows.get(entry.key), is_repeated=True
-            )
-        return StepExecution(call, entry, policy, fn)
-
-    def _check_wake_time(self, until: datetime) -> None:
-        maximum = self._context.env.settings.max_sleep
-        if until - self._now() > maximum:
-            raise SleepTooFar(until, maximum)
-
-    def _identify_arguments(self, call: SleepCall | WaitCall | TaskCall | MapCall | ChildCall) -> Any:
-        """Check a call's arguments, and return a value that identifies its work, as the fingerprint of a body does.
-
-        Two calls of one name in one pass must have equal values.
-        """
-        settings = self._context.env.settings
-        match call:
-            case SleepCall(until=None):
-                return values.parse_pause(call.duration, maximum=settings.max_sleep)
-            case SleepCall(until=until):
-                return values.to_utc(until, "sleep_until")
-            case WaitCall():
-                _ = Codec(call.schema, what=f"The schema of wait {call.name!r}").is_typed
-                if call.is_topic:
-                    values.check_topic(call.event_type)
-                else:
-                    values.check_event_type(call.event_type, settings.max_event_type)
-                return call.event_type, call.is_topic, self._parse_timeout(call.timeout)
-            case TaskCall():
-                return call.signature, call.config
-            case MapCall():
-                return call.task, call.items, call.config, call.max_concurrency
-            case ChildCall():
-                timeout = None if call.timeout is None else self._parse_timeout(call.timeout)
-                return call.definition.name, call.params, call.instance_id, timeout
-            case _:
-                assert_never(call)
-
-    def _parse_timeout(self, timeout: Duration) -> timedelta:
-        return values.parse_pause(timeout, minimum=_SHORTEST_WAIT, maximum=self._context.env.settings.max_sleep)
+            row = context.replay_state.rows.get(entry.key)
+            entry = StepEntry(entry.key, entry.name, entry.seq, row, is_repeated=True)
+        return StepExecution(kind, call, entry, policy, identity.fn)
 
     def _take_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
         """Return the branches of these futures, and release their names: the code may use them again."""
@@ -291,77 +225,24 @@ class ReplayContext:
         if row.status is StepStatus.CANCELLED:
             raise StepCancelled(execution.name)
         if row.status is StepStatus.ERRORED:
-            error_class = _FAILURES.get(row.error_name or "", StepFailed)
-            failure = error_class(execution.name, row.error_name or "", row.error_message or "", row.attempts)
-            failure.failed_keys, failure.failed_at_seq = (
-                tuple(failed) or (execution.key,),
-                self._context.replay_state.last_seq,
-            )
+            failure = build_failure(execution.name, row.error_name, row.error_message, row.attempts)
+            failed_keys = tuple(failed) or (execution.key,)
+            failure.failed_keys, failure.failed_at_seq = failed_keys, self._context.replay_state.last_seq
             raise failure from execution.cause
-        match execution.call:
-            case SleepCall():
-                return None
-            case WaitCall(schema=schema):
-                with self._context.lease.user_code():
-                    return _decode_event(execution.name, row, Codec(schema))
-            case TaskCall():
-                return Codec().decode(row.result or "null")
-            case MapCall():
-                return self._decode_map_results(execution, execution.call, row)
-            case ChildCall(definition=definition):
-                return decode_result(execution.name, definition.output, row.result or "null")
-            case BodyCall():
-                if execution.decoded:
-                    (result,), execution.decoded = execution.decoded, ()
-                    return result
-                assert execution.fn is not None
-                return decode_result(execution.name, execution.fn.result, row.result or "null")
-
-    def _decode_map_results(self, execution: StepExecution, call: MapCall, row: StepRow) -> list[Any]:
-        """Return the results of a map step's items.
-
-        For a failed item, the list contains the failure if the call returns exceptions. Otherwise this raises it.
-        """
-        results: list[Any] = []
-        for index, (answer, attempts) in enumerate(self._map_steps.read_item_answers(execution, row)):
-            error = values.read_answer_error(answer)
-            if error is None:
-                results.append(values.read_answer_output(answer))
-                continue
-            error_class = _FAILURES.get(error.name, StepFailed)
-            failure = error_class(f"{execution.name}[{index}]", error.name, error.message, attempts)
-            if not call.return_exceptions:  # the step was completed with it, and the code has changed since
-                failure.failed_keys, failure.failed_at_seq = (execution.key,), self._context.replay_state.last_seq
-                raise failure
-            results.append(failure)
-        return results
+        return execution.kind.decode(self._context, execution, row)
 
     def _advance(self, executions: list[StepExecution]) -> None:
         """Advance each step until it has finished or waits."""
         if len(executions) == 1:
-            open_steps, other_steps = executions, OtherSteps.NONE
-        else:
-            open_steps = [execution for execution in executions if execution.finished_row is None]
-            # Steps that only wait count as open, too. A commit that checks one of them resets the crash count, so the
-            # count no longer says how often the body's worker died.
-            other_steps = OtherSteps.FINISHED if len(open_steps) == 1 else OtherSteps.OPEN
-        with_body: list[StepExecution] = []
-        for execution in open_steps:
-            match execution.call:
-                case BodyCall():
-                    with_body.append(execution)
-                case SleepCall():
-                    self._waits.advance_sleep(execution, execution.call, other_steps)
-                case WaitCall():
-                    self._waits.advance_wait(execution, execution.call, other_steps)
-                case TaskCall():
-                    self._remote_steps.advance_task(execution, execution.call, other_steps)
-                case MapCall():
-                    self._map_steps.advance(execution, execution.call, other_steps)
-                case ChildCall():
-                    self._remote_steps.advance_child(execution, execution.call, other_steps)
-        if with_body:
-            self._body_steps.advance(with_body, other_steps)
+            executions[0].kind.advance(self._context, executions, OtherSteps.NONE)
+            return
+        open_steps = [execution for execution in executions if execution.finished_row is None]
+        # Steps that only wait count as open, too. A commit that checks one of them resets the crash count, so the
+        # count no longer says how often the body's worker died.
+        other_steps = OtherSteps.FINISHED if len(open_steps) == 1 else OtherSteps.OPEN
+        waits_first = sorted(open_steps, key=lambda each: each.kind.has_bodies)
+        for kind, steps in itertools.groupby(waits_first, key=lambda each: each.kind):
+            kind.advance(self._context, list(steps), other_steps)
 
     def _decide_race(self, race: Race) -> None:
         finished = [branch for branch in race.branches if branch.finished_row is not None]
@@ -377,13 +258,3 @@ class ReplayContext:
             return
         with suppress(RaceWon):
             self._advance(race.branches)
-
-
-def _decode_event(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
-    event = Codec().decode(row.result or "null")
-    payload = event["payload"]
-    if schema.is_typed:
-        payload = decode_result(
-            step, schema, values.encode(payload, what="Event payload", limits=values.ALREADY_CHECKED_LIMITS)
-        )
-    return ReceivedEvent(type=event["type"], payload=payload, timestamp=from_us(event["at"]))

@@ -6,7 +6,7 @@ next. It runs no body and writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
@@ -16,12 +16,12 @@ from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMis
 from celery_durable.model import RunOutcome, RunRef, Status, StepRow
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.open_step_changes import Difference, find_open_step_changes
 from celery_durable.runner.recorded_run import RecordedRun
 from celery_durable.runner.replay import ReplayContext
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import Committed, StepCommit
 from celery_durable.runner.step_execution import Race, StepExecution
+from celery_durable.runner.step_kinds import Difference, StepKinds
 from celery_durable.step import StepCall
 
 _KEEP_STEPS = (
@@ -82,9 +82,13 @@ class ReplayCheck(ReplayContext):
     """A `ReplayContext` that only reads the record, and collects the differences."""
 
     def __init__(
-        self, definition: WorkflowDefinition, context: ExecutionContext, on_step: OnStep | None = None
+        self,
+        definition: WorkflowDefinition,
+        context: ExecutionContext,
+        kinds: StepKinds,
+        on_step: OnStep | None = None,
     ) -> None:
-        super().__init__(definition, context)
+        super().__init__(definition, context, kinds)
         self._on_step = on_step
         self.next_steps: tuple[StepExecution, ...] = ()
         self.differences: dict[str, Difference] = {}
@@ -158,8 +162,14 @@ class ReplayCheck(ReplayContext):
         for execution in executions:
             row = self._context.replay_state.rows.get(execution.key)
             if row is not None and not row.is_finished:
-                self.open_step_changes += find_open_step_changes(execution, row, self._context.env.settings)
+                self.open_step_changes += self._find_changes(execution, row)
         raise self._context.interrupt(Suspend())
+
+    def _find_changes(self, execution: StepExecution, row: StepRow) -> Iterator[Difference]:
+        """Yield the differences between an open step's call in the code and its row."""
+        for was, now, advice in execution.kind.find_changes(execution, row, self._context.env.settings):
+            sentence = f"Open step {row.name!r} ({row.type}) was recorded with {was}, and the code has {now}."
+            yield Difference(sentence, advice)
 
 
 def compare(

@@ -1,25 +1,33 @@
-"""The time limits of a run, on the whole run and on a single suspension, and when a suspended map is checked."""
+"""The time limits of a run, on the whole run and on a single suspension, and when its conditions are checked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from celery_durable.definitions import Definition
 from celery_durable.errors.base import format_limit
-from celery_durable.model import Claim, OpenWait, StepRow, StepStatus, StepType
+from celery_durable.model import Claim, OpenWait, StepRow, StepStatus
 from celery_durable.store.engine import Tx
-from celery_durable.store.events import run_events
-from celery_durable.store.runs import items
 from celery_durable.store.runs.step_rows import RunState
 
-_MIN_MAP_CHECK_DELAY = timedelta(minutes=1)
+_MIN_CHECK_DELAY = timedelta(minutes=1)
 
 
 class RunLimits:
-    """The time limits of one run, for one pass. A worker claims a suspended run when it reaches a limit."""
+    """The time limits of one run, for one pass. A worker claims a suspended run when it reaches a limit.
 
-    def __init__(self, definition: Definition, claim: Claim, run_state: RunState) -> None:
-        self._definition, self._claim = definition, claim
+    ``is_satisfied``: returns whether what an open step waits for is there, before its time.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        claim: Claim,
+        run_state: RunState,
+        is_satisfied: Callable[[Tx, Claim, StepRow], bool],
+    ) -> None:
+        self._definition, self._claim, self._is_satisfied = definition, claim, is_satisfied
         self._open = [row for row in run_state.steps if row.status is StepStatus.WAITING]
         self._max_run = definition.max_run_duration if claim.max_run is None else claim.max_run
         started_at = run_state.started_at or claim.claimed_at
@@ -46,14 +54,14 @@ class RunLimits:
         ends = [self.ends_at, None if limit is None else (self._suspended_since or now) + limit]
         return [OpenWait(end) for end in ends if end is not None]
 
-    def next_map_check(self, now: datetime) -> OpenWait:
-        """When a run that is suspended now checks its maps although no answer has woken it.
+    def next_check(self, now: datetime) -> OpenWait:
+        """When a run that is suspended now checks the conditions of its waits although nothing has woken it.
 
-        The process that records the last answer wakes the run in a second transaction. If it dies in between, this
-        check finds the answers. The longer the run has waited, the later the next check: a day takes about ten.
+        The process that meets a condition wakes the run in a second transaction. If it dies in between, this check
+        finds it. The longer the run has waited, the later the next check: a day takes about ten.
         """
         waited = now - (self._suspended_since or now)
-        return OpenWait(now + max(_MIN_MAP_CHECK_DELAY, waited))
+        return OpenWait(now + max(_MIN_CHECK_DELAY, waited))
 
     def termination_reason(self, tx: Tx) -> str | None:
         """Return why the run that was just claimed must be terminated; None if it may continue.
@@ -67,20 +75,12 @@ class RunLimits:
             return f"The run took longer than its {name} of {format_limit(self._max_run)}"
         if limit is None or self._suspended_since is None or now < self._suspended_since + limit:
             return None
-        if any(self._is_satisfied(tx, row) for row in self._open):
+        due = [due_at <= now for row in self._open if (due_at := row.next_retry_at or row.wake_at) is not None]
+        awaiting = [row for row in self._open if row.wait_event_type is not None and row.wake_at is not None]
+        if any(due) or any(self._is_satisfied(tx, self._claim, row) for row in awaiting):
             return None
         names = ", ".join(repr(row.name) for row in self._open)
         return f"Waiting at {names} took longer than the max_suspend_duration of {format_limit(limit)}"
-
-    def _is_satisfied(self, tx: Tx, row: StepRow) -> bool:
-        due_at = row.next_retry_at or row.wake_at
-        if due_at is not None and due_at <= self._claim.claimed_at:
-            return True
-        if row.wait_event_type is None or row.wake_at is None:
-            return False
-        if row.type is StepType.MAP:
-            return items.are_all_finished(tx, self._claim.pk, self._claim.ref.run_number, row.step_key)
-        return run_events.find_oldest_event(tx, self._claim, row.wait_event_type, deadline=row.wake_at) is not None
 
 
 def find_waiting_start(row: StepRow) -> datetime:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from celery_durable import notify
 from celery_durable.model import (
     DueRun,
     Ending,
@@ -18,18 +17,23 @@ from celery_durable.model import (
     Release,
     ReleaseOutcome,
     RunOutcome,
-    RunRef,
-    Status,
     StepRow,
-    StepType,
     StepWrite,
     hot_dataclass,
 )
+from celery_durable.runner.commit_parts import (
+    ChangeLabels,
+    CommitPart,
+    CreateInstances,
+    EmitToTopics,
+    FailedAttempts,
+    RunUserWrites,
+    SendEvents,
+    SendMessages,
+)
 from celery_durable.runner.failed_attempts import FailedAttempt
 from celery_durable.runner.step_attempt import StepAttempt
-from celery_durable.step import NewEmission, NewEvent, NewInstance
 from celery_durable.store.engine import Tx
-from celery_durable.store.engine.sessions import UserWrite
 from celery_durable.store.runs.claims import GuardResult
 
 
@@ -39,23 +43,22 @@ class BodyRerunRequired(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The rows and messages that a commit writes, as decided under the lock. With no rows the step keeps its row."""
+    """The rows and the parts that a commit writes, as decided under the lock. With no rows the step keeps its row."""
 
     writes: Sequence[StepWrite] = ()
-    messages: Sequence[OutboxMessage] = ()
-    failures: Sequence[FailedAttempt] = ()
+    parts: Sequence[CommitPart] = ()
 
 
 @dataclass(slots=True, eq=False)
 class StepCommit:
     """The content of one commit. All its rows have the same ``commit_id``, which is empty if it cannot write any.
 
+    ``parts``: what it does besides writing rows and log lines.
+
     ``decide``: called after the guard has locked the instance; returns what to write in addition.
 
     ``ending``: how the pass leaves the run; the pass continues without one. A function is called with the rows as they
     were recorded.
-
-    ``failures``: the attempts that did not succeed and end with this commit.
 
     ``shows_progress``: whether the commit shows that the run's crashes are over; None if its rows say so.
     """
@@ -63,16 +66,10 @@ class StepCommit:
     commit_id: str = ""
     writes: Sequence[StepWrite] = ()
     logs: Sequence[LogLine] = ()
-    user_writes: Sequence[UserWrite] = ()
-    instances: Sequence[NewInstance] = ()
-    events: Sequence[NewEvent] = ()
-    emissions: Sequence[NewEmission] = ()
-    messages: Sequence[OutboxMessage] = ()
-    labels: Mapping[str, str | None] = field(default_factory=dict)
+    parts: Sequence[CommitPart] = ()
     decide: Callable[[Tx, GuardResult], Decision] | None = None
     ending: Ending | Callable[[Sequence[StepRow]], Release | None] | None = None
     shows_progress: bool | None = None
-    failures: Sequence[FailedAttempt] = ()
 
     @property
     def resets_crash_count(self) -> bool:
@@ -83,32 +80,18 @@ class StepCommit:
 
     @property
     def is_single_row(self) -> bool:
-        """Whether the commit is one row, besides its ending and log lines: one statement may be able to write it."""
-        return len(self.writes) == 1 and not (
-            self.decide
-            or self.user_writes
-            or self.instances
-            or self.events
-            or self.emissions
-            or self.messages
-            or self.labels
-            or self.failures
-        )
+        """Whether the commit is one row, besides its ending and log lines."""
+        return not self.parts and self.decide is None and len(self.writes) == 1
 
     @property
-    def is_sleep(self) -> bool:
-        """Whether the commit records a new sleep, suspends the run until its end, and does nothing else."""
-        if self.ending is not build_suspension or self.logs or not self.is_single_row:
-            return False
-        [write] = self.writes
-        return write.type is StepType.SLEEP and write.is_new
+    def runs_user_code(self) -> bool:
+        """Whether the transaction contains writes of user code."""
+        return any(part.runs_user_code for part in self.parts)
 
     @property
-    def bare_outcome(self) -> RunOutcome | None:
-        """The outcome of the run, if the commit records it and nothing else."""
-        if not isinstance(self.ending, RunOutcome) or self.ending.status is Status.TERMINATED:
-            return None
-        return None if self.writes or self.decide or self.logs or self.failures else self.ending
+    def failures(self) -> list[FailedAttempt]:
+        """The failed attempts that end with this commit, as far as they are known before it."""
+        return [failed for part in self.parts if isinstance(part, FailedAttempts) for failed in part.failures]
 
 
 def build_suspension(rows: Sequence[StepRow]) -> Release:
@@ -125,19 +108,26 @@ def build_attempt_commit(
     commit_id: str, writes: Sequence[StepWrite], attempt: StepAttempt, **options: Any
 ) -> StepCommit:
     """Build the commit of a successful attempt: its rows, its log lines, and the effects that its body requested."""
+    logs = list(attempt.logs)  # a thread of the body may outlive it
+    return StepCommit(commit_id, writes, logs, _build_parts(attempt), **options)
+
+
+def _build_parts(attempt: StepAttempt) -> list[CommitPart]:
     buffer = attempt.buffer
-    return StepCommit(
-        commit_id,
-        writes,
-        logs=list(attempt.logs),  # a thread of the body may outlive it
-        user_writes=buffer.user_writes,
-        instances=buffer.instances,
-        events=buffer.events,
-        emissions=buffer.emissions,
-        messages=buffer.messages,
-        labels=buffer.labels,
-        **options,
-    )
+    parts: list[CommitPart] = []
+    if buffer.user_writes or buffer.transaction is not None:
+        parts.append(RunUserWrites(buffer.user_writes, buffer.transaction))
+    if buffer.labels:
+        parts.append(ChangeLabels(buffer.labels))
+    if buffer.messages:
+        parts.append(SendMessages(buffer.messages))
+    if buffer.instances:
+        parts.append(CreateInstances(buffer.instances))
+    if buffer.events:
+        parts.append(SendEvents(buffer.events, buffer.instances))
+    if buffer.emissions:
+        parts.append(EmitToTopics(buffer.emissions))
+    return parts
 
 
 @hot_dataclass()
@@ -145,9 +135,9 @@ class Committed:
     """What a commit did. ``rows``: as recorded, in the order of the writes.
 
     ``released``: the state of the instance if the commit released it. ``until``: when its earliest wait is due.
-    ``run_outcome``: how the commit ended the run. ``writes``, ``created``, ``received`` and ``failures``: the rows,
-    instances, events and failed attempts for which `notify` sends signals. ``renews_lease``: whether the commit is
-    known to have renewed the lease.
+    ``run_outcome``: how the commit ended the run. ``writes`` and ``failures``: the rows and failed attempts for which
+    `notify` sends signals. ``announcements`` sends those of the parts. ``renews_lease``: whether the commit is known to
+    have renewed the lease.
 
     ``is_certain``: False if the commit was in doubt, the claim is gone, and no row shows that it happened: another
     worker may have taken over.
@@ -161,9 +151,8 @@ class Committed:
     due_runs: Sequence[DueRun] = ()
     messages: Sequence[OutboxMessage] = ()
     writes: Sequence[StepWrite] = ()
-    created: Sequence[RunRef] = ()
-    received: Sequence[notify.AcceptedEvent] = ()
     failures: Sequence[FailedAttempt] = ()
+    announcements: Sequence[Callable[[], object]] = ()
     is_certain: bool = True
     renews_lease: bool = True
 

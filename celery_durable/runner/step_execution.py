@@ -10,25 +10,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_durable.definitions import StepFunction
-from celery_durable.errors import Interruption, StepResultInvalid
+from celery_durable.errors import (
+    EventPayloadInvalid,
+    EventTimeout,
+    Interruption,
+    StepFailed,
+    StepMaxAttemptsExceeded,
+    StepResultInvalid,
+    StepTimeout,
+)
 from celery_durable.model import OpenWait, StepRow
 from celery_durable.replay_state import StepEntry
-from celery_durable.step import StepCall
 from celery_durable.values import Codec, StepPolicy, ValidationFailed
 
 
 class StepExecution:
-    """One step call in this pass.
+    """One step call in this pass. ``kind``: its `StepKind`.
 
     ``finished_row``: the step's row, once the step has finished. ``wait``: what the step waits for, unless the pass
     has set `ExecutionContext.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
     ``decoded``: a tuple of the result, decoded from its JSON, until the workflow function receives it; often empty.
     """
 
-    __slots__ = ("call", "cause", "decoded", "entry", "finished_row", "fn", "key", "name", "policy", "wait")
+    __slots__ = ("call", "cause", "decoded", "entry", "finished_row", "fn", "key", "kind", "name", "policy", "wait")
 
-    def __init__(self, call: StepCall, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:
-        self.call, self.entry, self.policy, self.fn = call, entry, policy, fn
+    def __init__(self, kind: Any, call: Any, entry: StepEntry, policy: StepPolicy, fn: StepFunction | None) -> None:
+        self.kind, self.call, self.entry, self.policy, self.fn = kind, call, entry, policy, fn
         self.key, self.name = entry.key, entry.name
         row = entry.row
         self.finished_row: StepRow | None = row if row is not None and row.is_finished else None
@@ -73,3 +80,15 @@ def decode_result(step: str, codec: Codec, text: str) -> Any:
         return codec.decode(text)
     except ValidationFailed as exc:
         raise StepResultInvalid(step, exc.problems) from exc
+
+
+_FAILURES: dict[str, type[StepFailed]] = {
+    error_class.__name__: error_class
+    for error_class in (StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid)
+}
+
+
+def build_failure(step: str, error_name: str | None, error_message: str | None, attempts: int) -> StepFailed:
+    """Build the exception of a failed step, of the class that its recorded error names."""
+    error_class = _FAILURES.get(error_name or "", StepFailed)
+    return error_class(step, error_name or "", error_message or "", attempts)

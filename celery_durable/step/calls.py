@@ -96,7 +96,12 @@ class ChildCall:
     labels: Mapping[str, str]
 
 
-StepCall = BodyCall | SleepCall | WaitCall | TaskCall | MapCall | ChildCall
+class StepCall(Protocol):
+    """A call of a step. Its class says of which kind; any kind that the runner knows may have one."""
+
+    @property
+    def name(self) -> str | None:
+        """The step's name; None if the kind derives it."""
 
 
 class StepContext(Protocol):

@@ -20,6 +20,7 @@ from celery_durable.step.call_builders import (
 )
 from celery_durable.step.calls import (
     SleepCall,
+    StepCall,
     StepContext,
     TypedWorkflow,
     WaitCall,
@@ -91,6 +92,10 @@ class Step(Branches):
             DefinitionInvalid: The arguments contain no function.
         """
         return self._context.call(build_body_call(args, kwargs))
+
+    def call(self, call: StepCall) -> Any:
+        """Call a step of a kind that another package has registered (`celery_durable.runner.step_kinds`)."""
+        return self._context.call(call)
 
     def sleep(self, name: str, duration: Duration) -> None:
         """Sleep without occupying a worker.

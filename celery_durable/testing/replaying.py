@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from celery_durable import remote
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
 from celery_durable.model import History
@@ -37,7 +38,7 @@ def assert_replays(workflow: Code, history: History | Mapping[str, Any]) -> None
     registry.add(definition_of(workflow))
     store = Store(f"sqlite:///{os.devnull}", runtime=runtime)  # no statement reaches it
     try:
-        runner = Runner(store, Settings(), registry, runtime, lambda _: None)
+        runner = Runner(store, Settings(), registry, runtime, lambda _: None, kinds=remote.KINDS)
         found = runner.check_replay(from_history(history) if isinstance(history, History) else from_export(history))
     finally:
         store.close()

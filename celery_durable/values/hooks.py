@@ -51,6 +51,10 @@ class CompletionHooks:
     on_complete: CompletionHook | None = None
     on_failure: CompletionHook | None = None
 
+    def of(self, *, is_complete: bool) -> CompletionHook | None:
+        """The hook of a run that completes, or of one that ends otherwise."""
+        return self.on_complete if is_complete else self.on_failure
+
     @classmethod
     def read(cls, owner: str, *, on_complete: Any, on_failure: Any) -> CompletionHooks:
         """Return the hooks of the workflow ``owner``. Raises DefinitionInvalid, NameInvalid."""

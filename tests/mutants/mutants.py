@@ -13,7 +13,7 @@ from tests.mutants.mutant import Mutant, mutant
 MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a failed attempt is not recorded",
-        ("runner.commit_writer:CommitWriter._write_failures", "if decision.failures:", "if False:"),
+        ("runner.commit_parts:FailedAttempts.write", "if not self.failures:", "if True:"),
     ),
     mutant(
         "a commit in doubt is taken for done",
@@ -38,8 +38,8 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "who is to hear of an end is not written down",
         (
-            "runner.commit_writer:CommitWriter.build_last_messages",
-            "return self._completion_messages.build(step_commit.ending)",
+            "runner.run_end:RunEnd.encode",
+            "self._messages = self._build_messages(settings)",
             "return []",
         ),
     ),
@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a child that failed is taken for done",
         (
-            "runner.completion_messages:build_child_answer",
+            "runner.run_end:build_child_answer",
             "case Status.COMPLETE:",
             "case Status.COMPLETE | Status.ERRORED:",
         ),
@@ -96,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "a task that is to be sent again waits for the answer that it had",
-        ("runner.remote_steps:RemoteSteps._build_task_wait", ", 'event_type': None}", "}"),
+        ("remote.steps:_build_task_wait", ", 'event_type': None}", "}"),
     ),
     mutant(
         "the renewer renews once per lease",

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from celery_durable import remote
 from celery_durable.model import OutboundEvent, OutboxMessage, RunRef
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.runner import Runner
@@ -133,6 +134,7 @@ class Worker(Machine):
             functools.partial(self.world.capture, self.runtime),
             send_messages=Outbox(self.store, self.world.settings, self.send).send_committed,
             should_stop=lambda: self.should_stop,
+            kinds=remote.KINDS,
             stops_process=ends_the_process,
         )
 

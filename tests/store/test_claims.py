@@ -22,6 +22,7 @@ from celery_durable.model import (
     TaskSendingStep,
     WakeReason,
 )
+from celery_durable.remote.maps import ItemsNeedPass
 from celery_durable.store.events import run_events
 from celery_durable.store.runs import claims, history, items, outputs, releases
 from tests.store.world import GRACE, LEASE, World, seconds, step
@@ -243,7 +244,7 @@ def test_a_wait_for_a_map_checks_its_items_under_the_lock(
         ref.workflow, ref.instance_id, claim.pk, ref.run_number, "m", seconds(60), max_concurrency=0
     )
     world.store.transact(lambda tx: items.start_map(tx, map_step, bodies, now=world.now))
-    assert world.suspend(claim, OpenWait(world.now + seconds(60), map_step=map_step)) is after
+    assert world.suspend(claim, OpenWait(world.now + seconds(60), condition=ItemsNeedPass(map_step))) is after
 
 
 @pytest.mark.parametrize("other", ["another type", "consumed", "too late"])

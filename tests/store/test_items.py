@@ -24,6 +24,7 @@ from celery_durable.model import (
     TaskSendingStep,
     task_event_type,
 )
+from celery_durable.remote.maps import ItemsNeedPass
 from celery_durable.store import lost_tasks
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
@@ -111,7 +112,7 @@ def test_a_suspension_sees_an_answer_that_came_after_the_pass_had_counted_the_it
     its_map = Map(world, 2)
     assert its_map.state().needs_pass(None) is False
     assert its_map.answer(0, payload).due_runs == ()  # the claim holds: its worker looks again before it releases
-    wait = OpenWait(world.now + seconds(TIMEOUT), map_step=its_map.step)
+    wait = OpenWait(world.now + seconds(TIMEOUT), condition=ItemsNeedPass(its_map.step))
     assert world.suspend(its_map.claim, wait) is after
 
 

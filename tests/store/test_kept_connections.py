@@ -16,7 +16,7 @@ from celery_durable.model import RunRef
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.connections import IDLE_SECONDS, MAX_KEPT
 from celery_durable.store.runs import claims, step_rows
-from tests.store.world import LEASE, World, step
+from tests.store.world import World, commit_in, step
 from tests.support.lost_connections import kill, session_id
 
 # --- kept connections ---------------------------------------------------------------------------
@@ -135,11 +135,11 @@ def test_a_single_statement_in_doubt_is_resolved(world: World, when: str) -> Non
     def work(tx: Tx) -> str:
         calls.append("work")
         if len(calls) > 1:
-            step_rows.guard_and_write_step(tx, claim, write, lease=LEASE)
+            commit_in(tx, claim, write)
             return "worked"
         victim = session_id(tx.conn)
         if when == "after":
-            step_rows.guard_and_write_step(tx, claim, write, lease=LEASE)
+            commit_in(tx, claim, write)
         kill(world.store, victim)
         session_id(tx.conn)
         raise AssertionError("unreachable")

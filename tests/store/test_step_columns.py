@@ -8,9 +8,8 @@ from datetime import timedelta
 import sqlalchemy as sa
 
 from celery_durable.model import StepRow, StepStatus, StepType, StepWrite, to_us
-from celery_durable.store.runs import step_rows
 from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS
-from tests.store.world import World
+from tests.store.world import World, commit_in
 
 
 def test_the_database_and_the_declaration_agree_on_every_time(world: World) -> None:
@@ -20,8 +19,7 @@ def test_the_database_and_the_declaration_agree_on_every_time(world: World) -> N
     write = StepWrite(
         "a", 1, "a", StepType.DO, StepStatus.COMPLETED, replaces=None, commit_id="c-1", result="1", **times
     )
-    lease = timedelta(seconds=30)
-    written = world.store.transact(lambda tx: step_rows.guard_and_write_step(tx, claim, write, lease=lease)).row
+    written = world.store.transact(lambda tx: commit_in(tx, claim, write)).row
     now = written.created_at
     assert now is not None
     assert (written.next_retry_at, written.wake_at) == (now + times["retry_in"], now + times["wake_in"])

@@ -19,8 +19,7 @@ from celery_durable.store.engine import Store, Tx, time_limits
 from celery_durable.store.engine.statements import CompiledStatement
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances
-from celery_durable.store.runs import step_rows
-from tests.store.world import GRACE, LEASE, World, step
+from tests.store.world import GRACE, World, commit_in, step
 from tests.support.lost_connections import cut_commit, kill, session_id
 
 SERVERS = ["postgresql", "mariadb"]
@@ -301,8 +300,7 @@ def test_a_violated_constraint_of_the_store_raises_superseded(world: World) -> N
     world.commit(claim, step())
 
     def work(tx: Tx) -> None:
-        with world.store.conflict_as_superseded():
-            step_rows.guard_and_write_step(tx, claim, step(), lease=LEASE)
+        commit_in(tx, claim, step())
 
     with pytest.raises(Superseded):
         world.store.run_statement(work)

@@ -132,9 +132,7 @@ class World:
 
     def commit(self, claim: Claim, write: StepWrite, *, changes_instance: bool = True) -> WrittenStep:
         """Commit a step in the form that is fastest on this database."""
-        return self.store.run_statement(
-            lambda tx: step_rows.guard_and_write_step(tx, claim, write, lease=LEASE, changes_instance=changes_instance)
-        )
+        return self.store.run_statement(lambda tx: commit_in(tx, claim, write, changes_instance=changes_instance))
 
     def write(self, claim: Claim, *writes: StepWrite) -> list[StepRow]:
         """Commit steps in a transaction of several statements."""
@@ -240,6 +238,18 @@ def send_in(tx: Tx, ref: RunRef, type_: str = "approval", payload: str = "{}", i
         return False
     lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=GRACE)
     return True
+
+
+def commit_in(tx: Tx, claim: Claim, write: StepWrite, *, changes_instance: bool = True) -> WrittenStep:
+    """Write the guard and a step in one statement, where the database can do that."""
+    if tx.store.database.can_combine_writes:
+        return step_rows.guard_and_write_step(tx, claim, write, lease=LEASE, changes_instance=changes_instance)
+    if changes_instance:
+        held = claims.guard(tx, claim, lease=LEASE, resets_crash_count=write.resets_crash_count)
+    else:
+        held = claims.guard_without_change(tx, claim)
+    with tx.store.conflict_as_superseded():
+        return WrittenStep(step_rows.write_step(tx, claim, held, write), held.pause_requested)
 
 
 def write_in(tx: Tx, claim: Claim, *writes: StepWrite) -> list[StepRow]:

@@ -25,7 +25,6 @@ from celery_durable.model import (
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement, statement_for
-from celery_durable.store.runs import items
 from celery_durable.store.runs.claims import RELEASED, RESUMING, GuardResult
 from celery_durable.store.runs.step_rows import hold_without_change, insert_values
 from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS
@@ -64,9 +63,7 @@ def suspend(
     waits = list(waits)
     next_at = min(wait.due_at for wait in waits)
     is_any_satisfied = _has_event_for(tx, claim, waits) or any(
-        items.read_map_state(tx, wait.map_step, now=guard_result.now).needs_pass(wait.map_step.max_concurrency)
-        for wait in waits
-        if wait.map_step is not None
+        wait.condition.is_met(tx, guard_result.now) for wait in waits if wait.condition is not None
     )
     if next_at > guard_result.now and not is_any_satisfied:
         return _release_claim(

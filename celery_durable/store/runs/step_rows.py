@@ -33,13 +33,10 @@ from celery_durable.store.engine.statements import Statement, param, statement, 
 from celery_durable.store.runs import outputs
 from celery_durable.store.runs.claims import (
     GuardResult,
-    guard,
     guard_params,
     guard_update,
-    guard_without_change,
     lock_held,
 )
-from celery_durable.store.schema.dialects import MARIADB
 from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS, Source, StepColumn, Written
 
 # --- load ---------------------------------------------------------------------------------------
@@ -240,27 +237,16 @@ def guard_and_write_step(
     log_lines: Sequence[LogLine] = (),
     changes_instance: bool = True,
 ) -> WrittenStep:
-    """Take the guard and write one step row: a boundary that writes nothing else, except perhaps log lines.
+    """Take the guard and write one step row, and perhaps log lines: one statement, if the database can combine writes.
 
-    If the database can combine writes (PostgreSQL), all is one statement. Only then there may be log lines, at most
-    `outputs.MAX_WITH_STEP`, and all are kept. On MariaDB, a new row of a finished step is one statement, unless a
-    pause is requested. Raises Superseded if the claim is lost, or if the row to overwrite has changed.
+    At most `outputs.MAX_WITH_STEP` lines; all are kept. Raises Superseded if the claim is lost, or if the row to
+    overwrite has changed.
 
     ``changes_instance``: False for a new row of a finished step if the guard need not write (`guard_without_change`).
     """
     is_new = write.replaces is None
-    # An open wait has to increment the version: `sent_events` relies on it.
+    # An open wait has to increment the version: `run_events` relies on it.
     assert changes_instance or (is_new and write.status is StepStatus.COMPLETED)
-    if not tx.store.database.can_combine_writes:
-        assert not log_lines
-        with tx.store.conflict_as_superseded():
-            if changes_instance:
-                guard_result = guard(tx, claim, lease=lease, resets_crash_count=write.resets_crash_count)
-            elif tx.store.database is MARIADB and (row := _lock_and_insert_unpaused(tx, claim, write)) is not None:
-                return WrittenStep(row, pause_requested=False)
-            else:
-                guard_result = guard_without_change(tx, claim)
-            return WrittenStep(write_step(tx, claim, guard_result, write), guard_result.pause_requested)
     parameters = STEPS.encode_write(write)
     fields = tuple(parameters)
     if changes_instance:
@@ -293,11 +279,8 @@ def _insert_if_unpaused(s: Store, fields: Sequence[str]) -> Any:
     return sa.insert(st).from_select(list(values), source).returning(st.c.created_at)
 
 
-def _lock_and_insert_unpaused(tx: Tx, claim: Claim, write: StepWrite) -> StepRow | None:
-    """Guard and insert a new row in one statement. Returns None if the claim is lost or a pause is requested.
-
-    This saves a round trip. On SQLite, which has none, two simple statements are faster.
-    """
+def lock_and_insert_unpaused(tx: Tx, claim: Claim, write: StepWrite) -> StepRow | None:
+    """Guard and insert a new row in one statement. Returns None if the claim is lost or a pause is requested."""
     parameters = STEPS.encode_write(write)
     fields = tuple(parameters)
     found = tx.run(_insert_if_unpaused(fields), pk=claim.pk, token=claim.token, **parameters).first()

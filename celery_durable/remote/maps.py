@@ -1,0 +1,308 @@
+"""Map steps: one step that runs a Celery task for each item of a list.
+
+Each item is a row of its own (`store.items`). The process that accepts the answer of one item sends the next item. The
+instance stays suspended until all items have answered, or until a pass must retry or fail one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery_durable import values
+from celery_durable.config import Settings
+from celery_durable.errors import PayloadTooLarge, RetryDelayInvalid
+from celery_durable.errors.base import format_limit
+from celery_durable.model import (
+    Claim,
+    FailedItem,
+    ItemRef,
+    OpenWait,
+    Release,
+    RetryDecision,
+    StepRow,
+    StepStatus,
+    StepType,
+    StepWrite,
+    TaskSendingStep,
+    task_event_type,
+    task_id,
+)
+from celery_durable.remote.steps import TASK_POLICY, compare_task, find_task_name
+from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
+from celery_durable.runner.commit_parts import FailedAttempts, OpenCommit, SendMessages
+from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.failed_attempts import FailedAttempt, record_task_timeout
+from celery_durable.runner.step_commit import Decision, StepCommit
+from celery_durable.runner.step_execution import OtherSteps, StepExecution, build_failure
+from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
+from celery_durable.runner.waits import retry_delay, wait_duration
+from celery_durable.step import MapCall
+from celery_durable.store.engine import Tx
+from celery_durable.store.runs import items
+from celery_durable.store.runs.claims import GuardResult
+from celery_durable.values import StepPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class _ItemOutcome:
+    """What becomes of a failed item: it is retried after ``pause``, or given up if that is None."""
+
+    answer: str
+    pause: timedelta | None
+    failures: Sequence[FailedAttempt]
+
+    def build_decision(self, item: FailedItem, now: datetime) -> RetryDecision:
+        return RetryDecision(item, self.answer, None if self.pause is None else now + self.pause)
+
+
+class MapKind(StepKind[MapCall]):
+    """Steps that run a Celery task for each item of a list: `step.map`."""
+
+    type, call_type, has_attempts, has_own_rows = StepType.MAP, MapCall, True, True
+
+    def identify(self, call: MapCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
+        del settings, policy
+        work = call.task, call.items, call.config, call.max_concurrency
+        return CallIdentity(call.name, work, TASK_POLICY.override_with(call.config))
+
+    def advance(self, context: ExecutionContext, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
+        for execution in executions:
+            match context.replay_state.decide_remote(execution.entry.row, now=context.now):
+                case ReplayStep(row):
+                    execution.finished_row = row
+                case RunAttempt() | WaitUntil():
+                    _start(context, execution, execution.call, other_steps)
+                case AwaitAnswer(row):
+                    _check_items(context, execution, execution.call, row)
+
+    def decode(self, context: ExecutionContext, execution: StepExecution, row: StepRow) -> list[Any]:
+        """Return the results of the items.
+
+        For a failed item, the list contains the failure if the call returns exceptions. Otherwise this raises it.
+        """
+        results: list[Any] = []
+        for index, (answer, attempts) in enumerate(_read_item_answers(context, execution, row)):
+            error = values.read_answer_error(answer)
+            if error is None:
+                results.append(values.read_answer_output(answer))
+                continue
+            failure = build_failure(f"{execution.name}[{index}]", error.name, error.message, attempts)
+            if not execution.call.return_exceptions:  # the step was completed with it, and the code has changed since
+                failure.failed_keys, failure.failed_at_seq = (execution.key,), context.replay_state.last_seq
+                raise failure
+            results.append(failure)
+        return results
+
+    def find_changes(
+        self, execution: StepExecution, row: StepRow, settings: Settings
+    ) -> Iterable[tuple[str, str, str]]:
+        del settings
+        yield from compare_task(row, find_task_name(execution.call.task))
+        yield from compare_timeout(execution, row)
+
+    def prepare_write(self, commit: OpenCommit, write: StepWrite) -> None:
+        if write.status is StepStatus.CANCELLED:
+            items.cancel_open(commit.tx, commit.claim.pk, commit.claim.ref.run_number, write.key)
+
+    def end_with_run(self, commit: OpenCommit) -> None:
+        items.cancel_open_of_run(commit.tx, commit.claim.pk, commit.claim.ref.run_number)
+
+    def is_satisfied(self, tx: Tx, claim: Claim, row: StepRow) -> bool:
+        return items.are_all_finished(tx, claim.pk, claim.ref.run_number, row.step_key)
+
+
+def _read_item_answers(context: ExecutionContext, execution: StepExecution, row: StepRow) -> list[tuple[str, int]]:
+    """Return the answer of each item of a finished map step, and the number of its attempts."""
+    if row.result is not None:  # completed with set-result, or read from an export
+        return [(json.dumps(each), 1) for each in json.loads(row.result) or ()]
+    claim = context.claim
+    step_fields: dict[str, Any] = {"pk": claim.pk, "run_number": claim.ref.run_number, "step_key": execution.key}
+    read = context.env.store.read
+    answers: list[tuple[str, int]] = context.run_or_interrupt(
+        lambda: read(lambda tx: items.read_answers(tx, **step_fields))
+    )
+    return answers
+
+
+def _build_map_step(context: ExecutionContext, execution: StepExecution, call: MapCall) -> TaskSendingStep:
+    claim = context.claim
+    assert execution.policy.timeout is not None
+    timeout = wait_duration(context, execution, execution.policy.timeout, "event")
+    instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
+    on_lost = call.on_lost or context.env.settings.task_on_lost
+    return TaskSendingStep(*instance_fields, execution.key, timeout, call.max_concurrency, on_lost)
+
+
+def _start(context: ExecutionContext, execution: StepExecution, call: MapCall, other_steps: OtherSteps) -> None:
+    """Record all items, and send the first ones, up to ``max_concurrency``."""
+    map_step, limits = _build_map_step(context, execution, call), context.limits
+    bodies = [values.encode_map_task(call.task, item, limits=limits) for item in call.items]
+    if not bodies:
+        context.commit_step(execution, context.build_write(execution, StepStatus.COMPLETED, attempts=1))
+        return
+    write = context.build_write(
+        execution,
+        StepStatus.WAITING,
+        attempts=1,
+        wake_in=map_step.timeout,
+        event_type=task_event_type(find_task_name(call.task), map_step.pk, execution.entry.seq, 0),
+    )
+
+    def send(tx: Tx, guard_result: GuardResult) -> Decision:
+        return Decision([write], [SendMessages(items.start_map(tx, map_step, bodies, now=guard_result.now))])
+
+    def find_ending(rows: Sequence[StepRow]) -> Release:
+        return Release([_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None])
+
+    step_commit = StepCommit(write.commit_id, decide=send)
+    if other_steps is OtherSteps.NONE:
+        step_commit.ending = find_ending
+        context.suspend_with(step_commit)
+    else:
+        _commit(context, execution, map_step, step_commit)
+
+
+def _check_items(context: ExecutionContext, execution: StepExecution, call: MapCall, row: StepRow) -> None:
+    """Retry or fail items, and send those that are due. Finish the step if no item is open, else keep waiting.
+
+    `MapState.needs_pass` first checks without a lock, which avoids a commit if nothing has changed. The commit that
+    suspends the instance checks it again under the lock.
+    """
+    map_step = _build_map_step(context, execution, call)
+    assert row.wake_at is not None
+    if row.wake_at > context.now and not context.run_or_interrupt(
+        lambda: context.env.store.read(lambda tx: items.read_map_state(tx, map_step, now=context.now))
+    ).needs_pass(map_step.max_concurrency):
+        execution.wait = _wait_for_items(map_step, row.wake_at)
+        return
+    outcomes = _prepare_outcomes(context, map_step, execution)
+    commit_id = next(context.lease.commit_ids)
+    build_write = functools.partial(
+        context.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
+    )
+
+    def decide(tx: Tx, guard_result: GuardResult) -> Decision:
+        locked_items = items.lock_failed_items(tx, map_step, now=guard_result.now)
+        known = [(each, outcomes[each]) for each in locked_items if each in outcomes]
+        items.apply_decisions(tx, map_step, [outcome.build_decision(each, guard_result.now) for each, outcome in known])
+        failures = [failed for _, outcome in known for failed in outcome.failures]
+        state = items.read_map_state(tx, map_step, now=guard_result.now)
+        messages = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
+        parts = [SendMessages(messages), FailedAttempts(failures)]
+        state = items.read_map_state(tx, map_step, now=guard_result.now)
+        if not state.is_finished:
+            # An item that has failed since it was read above is left to the next pass, which is due at once.
+            next_at = state.next_at if len(known) == len(locked_items) else guard_result.now
+            assert next_at is not None
+            return Decision([build_write(StepStatus.WAITING, wake_at=next_at)], parts)
+        failure = _find_failure(context, tx, call, map_step)
+        end = build_write(StepStatus.COMPLETED) if failure is None else build_write(StepStatus.ERRORED, **failure)
+        return Decision([end, *context.build_race_writes(execution, end)], parts)
+
+    _commit(context, execution, map_step, StepCommit(commit_id, decide=decide))
+
+
+def _find_failure(context: ExecutionContext, tx: Tx, call: MapCall, map_step: TaskSendingStep) -> dict[str, Any] | None:
+    """Return why a map has failed whose items have ended, as arguments of `build_write`; None if it has not."""
+    first_error = None if call.return_exceptions else items.find_first_error(tx, map_step)
+    if first_error is not None:
+        return _error_of_first_failure(first_error)
+    # Each pass of the run reads all results into memory.
+    size, limit = items.measure_answers(tx, map_step), context.env.settings.max_map_result_bytes
+    if size <= limit:
+        return None
+    error = PayloadTooLarge(f"The list of results of map {call.name!r}", size, limit, "durable_max_map_result_bytes")
+    return {"error": values.sanitize_error(type(error).__name__, str(error)), "attempts": 1}
+
+
+def _prepare_outcomes(
+    context: ExecutionContext, map_step: TaskSendingStep, execution: StepExecution
+) -> dict[FailedItem, _ItemOutcome]:
+    """Decide about the items that have failed. User code runs here, before the commit, which locks the instance."""
+    read, now = context.env.store.read, context.now
+    failed_items: list[FailedItem] = context.run_or_interrupt(
+        lambda: read(lambda tx: items.read_failed_items(tx, map_step, now=now))
+    )
+    outcomes = {}
+    for item in failed_items:
+        with context.lease.user_code():
+            answer, pause = _choose_retry(context, execution, item)
+            # The process that takes the answer of a failed item records that attempt.
+            failures = [_record_timeout(context, map_step, execution, item, answer)] if item.is_late else []
+        outcomes[item] = _ItemOutcome(answer, pause, failures)
+    return outcomes
+
+
+def _choose_retry(
+    context: ExecutionContext, execution: StepExecution, item: FailedItem
+) -> tuple[str, timedelta | None]:
+    """Return the answer of an item whose attempt failed, and the delay of its retry; None if it is not retried.
+
+    The step's policy decides, as for the body of `step.do`: the item is retried, or it fails.
+    """
+    policy, answer = execution.policy, item.answer
+    if answer is None:
+        timeout = format_limit(policy.timeout or context.env.settings.max_sleep)
+        answer = values.encode_error_answer("StepTimeout", f"no answer within {timeout}")
+    error = values.read_answer_error(answer)
+    is_used_up = policy.max_attempts is not None and item.attempts >= policy.max_attempts
+    if is_used_up or error is None or error.is_non_retryable:
+        return answer, None
+    try:
+        return answer, retry_delay(context, execution, item.attempts, (error.name, error.message))
+    except RetryDelayInvalid as exc:
+        return values.encode_error_answer(*values.describe_error(exc)), None
+
+
+def _record_timeout(
+    context: ExecutionContext, map_step: TaskSendingStep, execution: StepExecution, item: FailedItem, answer: str
+) -> FailedAttempt:
+    """Build the record of an item's attempt that has timed out."""
+    error = values.read_answer_error(answer)
+    assert error is not None
+    ref = ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts)
+    return record_task_timeout(
+        context.env,
+        context.run,
+        (error.name, error.message),
+        step=execution.name,
+        step_key=execution.key,
+        number=item.attempts,
+        task_id=task_id(ref.type, map_step.pk, map_step.run_number),
+        item=item.position,
+    )
+
+
+def _commit(
+    context: ExecutionContext, execution: StepExecution, map_step: TaskSendingStep, step_commit: StepCommit
+) -> None:
+    context.commit(step_commit, execution)
+    if execution.wait is not None:
+        execution.wait = _wait_for_items(map_step, execution.wait.due_at)
+
+
+def _error_of_first_failure(first_error: tuple[int, str, int]) -> dict[str, Any]:
+    """The error and the number of attempts of the first failed item, as arguments of `build_write`."""
+    position, answer, attempts = first_error
+    error = values.read_answer_error(answer)
+    assert error is not None
+    return {"error": values.sanitize_error(error.name, f"item {position}: {error.message}"), "attempts": attempts}
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsNeedPass:
+    """The condition of a map's wait: one of its items needs a pass, or all have answered."""
+
+    map_step: TaskSendingStep
+
+    def is_met(self, tx: Tx, now: datetime) -> bool:
+        return items.read_map_state(tx, self.map_step, now=now).needs_pass(self.map_step.max_concurrency)
+
+
+def _wait_for_items(map_step: TaskSendingStep, due_at: datetime) -> OpenWait:
+    return OpenWait(due_at, condition=ItemsNeedPass(map_step))

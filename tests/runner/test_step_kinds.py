@@ -1,0 +1,38 @@
+"""A kind of step from outside the package: nothing in the package knows it."""
+
+from __future__ import annotations
+
+from celery_durable import Step, WorkflowEvent
+from celery_durable.model import RunRef
+from celery_durable.runner import Runner
+from tests.runner.barrier import BarrierKind, barrier
+from tests.support.world import World
+
+
+def test_a_kind_of_another_package_waits_and_wakes_other_runs(world: World) -> None:
+    woken: list[RunRef] = []
+    runner = Runner(
+        world.store,
+        world.settings,
+        world.registry,
+        world.store.runtime,
+        lambda runs: woken.extend(due.ref for due in runs),
+        kinds=[BarrierKind()],
+    )
+
+    @world.workflow
+    def lorry(event: WorkflowEvent[str], step: Step) -> list[object]:
+        loaded = step.do("load", lambda: f"{event.payload} is loaded")
+        return [loaded, barrier(step, "all loaded", 2), step.do("leave", lambda: "gone")]
+
+    first, second = lorry.create("north", id="north"), lorry.create("south", id="south")
+    advance = [runner.advance(each.ref, task_id="t", node="n").summary for each in (first, second)]
+    assert [summary.split(" until")[0] for summary in advance] == ["waiting", "released: due again"]
+    assert woken == [first.ref, second.ref]
+    for each in (first, second):
+        assert runner.advance(each.ref, task_id="t", node="n").summary == "complete"
+    assert [first.output, second.output] == [
+        ["north is loaded", 2, "gone"],
+        ["south is loaded", 2, "gone"],
+    ]
+    assert [each.type for each in first.steps()] == ["do", "barrier", "do"]
