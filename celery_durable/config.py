@@ -73,6 +73,8 @@ class Settings:
     for its timeout. A step can override it."""
     lost_limit: int = 3
     """A task that is lost this many times ends as TaskLost."""
+    worker_lost_seconds: float = 10.0
+    """A worker that does not report for this long counts as dead, and the tasks of steps that it holds as lost."""
 
     retention_seconds: float | None = None
     """How long an instance is kept after its end. None: forever. A workflow can override it."""
@@ -109,6 +111,9 @@ class Settings:
         except NameInvalid:
             remedy = "use text of 1 to 255 characters without control characters"
             raise ConfigInvalid("durable_queue", self.queue, remedy) from None
+        if self.worker_lost_seconds < _MIN_WORKER_LOST_SECONDS:
+            remedy = f"use at least {_MIN_WORKER_LOST_SECONDS}: a worker reports every two seconds"
+            raise ConfigInvalid("durable_worker_lost_seconds", self.worker_lost_seconds, remedy)
         if not _TABLE_PREFIX.fullmatch(self.table_prefix):
             remedy = "use up to 33 characters, without %, ` and control characters"
             raise ConfigInvalid("durable_table_prefix", self.table_prefix, remedy)
@@ -182,6 +187,7 @@ _BOUNDS = {
     "max_payload_depth": (200, "pydantic reads JSON of up to 200 levels"),
 }
 
+_MIN_WORKER_LOST_SECONDS = 5
 _TABLE_PREFIX = re.compile(r"[^%`\x00-\x1f\x7f]{0,33}")
 """With the longest name of an index, 33 characters are 63, the limit of PostgreSQL.
 

@@ -113,6 +113,7 @@ PREFIX = "use up to 33 characters, without %, ` and control characters"
         ("lease_seconds", float("inf"), SECONDS),
         ("lease_seconds", "30", SECONDS),
         ("lease_seconds", True, SECONDS),
+        ("worker_lost_seconds", 4.9, "use at least 5: a worker reports every two seconds"),
         ("lease_seconds", timedelta(30), SECONDS),
         ("prepared_statements", 1, "use True or False"),
         ("prepared_statements", "off", "use True or False"),

@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -25,13 +26,12 @@ from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
 from celery_durable.runtime import CallAsync, Runtime
 from celery_durable.store.engine import Store
-from celery_durable.store.lost_tasks import SentTask
 from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.dispatch_publisher import DispatchPublisher
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.heartbeats import ProcessHeartbeat, SweepTaskHeartbeat
 from celery_durable.tasks.lost.message_broker import CeleryMessageBroker
-from celery_durable.tasks.lost.search import LOSS_REASON, LostTaskSearch
+from celery_durable.tasks.lost.search import LOSS_REASON, Lost, LostTaskSearch
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.process_stops import make_process_stop_check
@@ -281,28 +281,25 @@ class Internals:
     def lost_task_search(self) -> LostTaskSearch:
         """Finds the tasks that were lost with a worker. The dispatcher runs it."""
 
-        def report(lost: Sequence[SentTask]) -> int:
-            return self.operations.answers.report_lost(
-                [(each.reference, each.sent_us) for each in lost], why=LOSS_REASON
-            )
+        def report(lost: Sequence[Lost]) -> int:
+            return self.operations.answers.report_lost(lost, why=LOSS_REASON)
 
-        messages = self.message_broker
-        return LostTaskSearch(self.store, self.runtime, messages, report, heartbeat_id=lambda: self.heartbeat.row_id)
+        dead_after = timedelta(seconds=self.settings.worker_lost_seconds)
+        return LostTaskSearch(self.store, self.runtime, self.message_broker, report, dead_after=dead_after)
 
     @functools.cached_property
     def message_broker(self) -> CeleryMessageBroker:
         """Knows the destinations of tasks."""
-        return CeleryMessageBroker(self.app, self.publisher, tasks.MARKER)
+        return CeleryMessageBroker(self.app, self.publisher.queue_length)
 
     @functools.cached_property
     def worker_loss_tracker(self) -> WorkerLossTracker:
-        """Answers, in a worker, which tasks that worker holds."""
+        """Reports, in a worker, which tasks that worker holds."""
         return WorkerLossTracker(
             lambda: self.store,
             self.runtime,
             self.background_queue,
             lambda: self.operations.answers,
-            marker=tasks.MARKER,
             heartbeat_id=lambda: self.heartbeat.row_id,
         )
 

@@ -171,20 +171,20 @@ class CeleryProcesses:
         self._internals.stop_flag.set()
         self.stop_jobs()
 
-    def start_inventories(self, consumer: Callable[[], Any]) -> None:
-        """Start to answer which tasks this worker holds. ``consumer`` returns what receives its messages, or None."""
+    def start_reports(self, consumer: Callable[[], Any]) -> None:
+        """Start to report which tasks this worker holds. ``consumer`` returns what receives its messages, or None."""
         self._internals.heartbeat.is_row_needed = True
-        self._internals.worker_loss_tracker.inventories.start(consumer)
+        self._internals.worker_loss_tracker.reporter.start(consumer)
 
-    def stop_inventories(self) -> None:
-        """Stop to answer: the worker's pool has ended, or Celery is about to kill it."""
-        self._internals.worker_loss_tracker.inventories.stop(_STOP_SECONDS)
+    def stop_reports(self) -> None:
+        """Stop to report: the worker's pool has ended, or Celery is about to kill it."""
+        self._internals.worker_loss_tracker.reporter.stop(_STOP_SECONDS)
         self._internals.heartbeat.is_row_needed = False
         self._internals.heartbeat.stop(_STOP_SECONDS)
 
     def _end_worker(self, sender: Any, **_: Any) -> None:
         if self._is_own(sender.app):
-            self.stop_inventories()
+            self.stop_reports()
 
     def stop_jobs(self) -> None:
         """End the jobs of this process; waits `_STOP_SECONDS` at most, so that a slow database delays nothing."""

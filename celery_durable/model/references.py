@@ -33,6 +33,11 @@ class TaskReference:
     queue: str | None = None
     delivery: int = 0
 
+    @property
+    def attempt(self) -> tuple[RunRef, str]:
+        """What the deliveries of one attempt have in common."""
+        return (self.ref, self.event_type)
+
     def with_queue(self, queue: str) -> TaskReference:
         """Return a copy with the queue for answers."""
         return replace(self, queue=queue)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from celery_durable import notify, values
 from celery_durable.errors import InstanceNotFound
@@ -27,8 +28,8 @@ from celery_durable.store.events import answers
 from celery_durable.store.events.answers import AnswerOutcome, TaskFailure
 from celery_durable.store.lost_tasks import GiveUp, Resend
 
-LostDelivery = tuple[TaskReference, int | None]
-"""A lost delivery, and when its message was sent, in microseconds; None if the reporter does not know."""
+LostDelivery = tuple[TaskReference, datetime | None]
+"""A lost delivery, and by when its message had been sent; None if the reporter saw the task die."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +185,11 @@ class AnswerOperations:
             given_up.clear()
             resent.clear()
             messages = []
-            for reference, sent_us in lost:
+            for reference, sent_by in lost:
+                if ItemRef.read(reference.event_type) is None and not self._lock(tx, reference.ref):
+                    continue
                 limit, grace = settings.lost_limit, self._context.grace
-                match lost_tasks.report_loss(tx, reference, sent_us=sent_us, limit=limit, grace=grace):
+                match lost_tasks.report_loss(tx, reference, sent_by=sent_by, limit=limit, grace=grace):
                     case Resend(message):
                         messages.append(message)
                         resent.append(reference.ref)
@@ -209,3 +212,11 @@ class AnswerOperations:
                 failed += 1
                 notify.send_task_lost(reference.ref, outcome="failed")
         return len(messages) + failed
+
+    def _lock(self, tx: Tx, ref: RunRef) -> bool:
+        """Lock an instance; returns False if it does not exist."""
+        try:
+            self._context.lock_row(tx, ref.workflow, ref.instance_id)
+        except InstanceNotFound:
+            return False
+        return True

@@ -1,7 +1,7 @@
 """Heartbeats: one row per process that sweeps or works, renewed every ten seconds.
 
-They explain to an operator why nothing moves. Only the search for lost tasks (`inventories`) bases decisions on them.
-They are written without locks and at best effort.
+They explain to an operator why nothing moves. Only the search for lost tasks (`tasks.lost`) bases decisions on them: a
+worker also writes into its row which tasks it holds. They are written without locks and at best effort.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from celery_durable.model import MAX_SWEEP_AGE, Heartbeat, Outage, duration_us, from_us, from_us_or_none, to_us
+from celery_durable.model import (
+    MAX_SWEEP_AGE,
+    Heartbeat,
+    Outage,
+    TaskReference,
+    duration_us,
+    from_us,
+    from_us_or_none,
+    to_us,
+)
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.schema import dialects
@@ -22,6 +31,8 @@ from celery_durable.store.schema import dialects
 KEEP_SILENT_FOR = timedelta(hours=1)
 """How long the row of a silent process is kept."""
 
+_STUCK = 0
+"""As ``listed_at``: the main loop of the worker is stuck."""
 _MAX_ROWS = 1000
 _MAX_ERROR_LENGTH = 1000
 
@@ -131,7 +142,7 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
     """Return the database's time, and the processes, most recently seen first."""
     now = _read_now(tx)
     h = tx.t.heartbeat
-    columns = [each for each in h.c if each.name not in ("held_tasks", "received_markers")]  # these may be long
+    columns = [each for each in h.c if each.name != "held_tasks"]  # it may be long
     rows = tx.execute(sa.select(*columns).order_by(h.c.seen_at.desc(), h.c.id).limit(_MAX_ROWS))
     return now, tuple(
         Heartbeat(
@@ -150,6 +161,98 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
         )
         for row in rows
     )
+
+
+# --- the tasks that workers hold ----------------------------------------------------------------
+
+
+@statement
+def _renew(s: Store) -> Any:
+    h = s.tables.heartbeat
+    listed_at = sa.case(
+        (param("is_stuck", sa.Boolean), _STUCK), (param("is_current", sa.Boolean), h.c.seen_at), else_=h.c.listed_at
+    )
+    return (
+        sa.update(h)
+        .where(h.c.id == param("id", sa.String))
+        .ordered_values(  # MariaDB lets later assignments see earlier ones
+            (h.c.listed_at, listed_at),
+            (h.c.seen_at, s.clock()),
+            (h.c.held_tasks, sa.func.coalesce(param("held", sa.Text), h.c.held_tasks)),
+        )
+    )
+
+
+def renew_worker(tx: Tx, id_: str, *, held: str | None, is_current: bool, is_stuck: bool = False) -> bool:
+    """Renew a worker's row. Returns False if it does not exist yet: the ordinary heartbeat inserts it.
+
+    ``held``: the tasks that the worker holds (`encode_held`); None if they have not changed. ``is_current``: the list
+    contains all that had reached the worker when the row was last renewed. ``is_stuck``: see `WorkerRow`.
+    """
+    return bool(tx.run(_renew, id=id_, held=held, is_current=is_current, is_stuck=is_stuck).rowcount)
+
+
+def encode_held(references: Sequence[TaskReference]) -> str:
+    """Encode the tasks that a worker holds, for `renew_worker`."""
+    return json.dumps([each.to_json() for each in references])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker with a heartbeat row, alive or dead. ``listed_at``: its list has all that had reached it by this time.
+
+    ``is_stuck``: its main loop neither receives nor starts tasks. ``silent_at``: when a dispatcher noticed that the
+    worker was silent, unless it was seen later.
+    """
+
+    id: str
+    node: str
+    queues: frozenset[str]
+    seen_at: datetime
+    listed_at: datetime | None
+    silent_at: datetime | None
+    is_stuck: bool
+    has_list: bool
+
+
+def read_workers(tx: Tx) -> tuple[datetime, list[WorkerRow]]:
+    """Return the database's time, and all workers."""
+    h = tx.t.heartbeat.c
+    columns = (h.id, h.node, h.queues, h.seen_at, h.listed_at, h.silent_at, h.held_tasks.is_not(None).label("has_list"))
+    rows = tx.execute(sa.select(*columns).where(h.kind == "worker"))
+    return _read_now(tx), [
+        WorkerRow(
+            row.id,
+            row.node,
+            frozenset(json.loads(row.queues)),
+            from_us(row.seen_at),
+            from_us_or_none(row.listed_at),
+            None if row.silent_at is None or row.silent_at < row.seen_at else from_us(row.silent_at),
+            row.listed_at == _STUCK,
+            bool(row.has_list),
+        )
+        for row in rows
+    ]
+
+
+def read_held(tx: Tx, ids: Sequence[str]) -> dict[str, list[TaskReference]]:
+    """Return the tasks that these workers hold, by the worker's id."""
+    h = tx.t.heartbeat.c
+    rows = tx.execute(sa.select(h.id, h.held_tasks).where(h.id.in_(ids), h.held_tasks.is_not(None)))
+    held = {row.id: map(TaskReference.read, json.loads(row.held_tasks)) for row in rows}
+    return {id_: [each for each in references if each is not None] for id_, references in held.items()}
+
+
+def record_silence(tx: Tx, ids: Sequence[str], *, since: datetime) -> None:
+    """Record that these workers are silent, if none has been seen after ``since``."""
+    h = tx.t.heartbeat
+    tx.execute(sa.update(h).where(h.c.id.in_(ids), h.c.seen_at <= to_us(since)).values(silent_at=tx.store.clock()))
+
+
+def forget_held(tx: Tx, id_: str) -> None:
+    """Forget the list of a dead worker, whose tasks have been reported. If it lives after all, it writes another."""
+    h = tx.t.heartbeat
+    tx.execute(sa.update(h).where(h.c.id == id_).values(held_tasks=None))
 
 
 def _read_now(tx: Tx) -> datetime:

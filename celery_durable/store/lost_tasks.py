@@ -2,8 +2,8 @@
 
 A lost task is sent again under the same task id and attempt, with the next delivery number. This number is the item's
 ``loss_count``: 0 for the first message of an attempt, and 1 more for each loss. A report of a loss names the delivery
-that was lost. Only a report of the newest delivery counts, so several reports have one effect. A loss locks the item's
-row alone, not the instance's. It may race with an answer: the first write wins.
+that was lost. Only a report of the newest delivery counts, so several reports have one effect. The loss of a map's item
+locks the item's row alone, not the instance's. It may race with an answer: the first write wins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -30,12 +30,12 @@ from celery_durable.model import (
     duration_us,
     from_us,
     task_id,
+    to_us,
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.server_info import find_database_id
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.runs import items, outbox
-from celery_durable.store.schema.step_format import is_of_step
 from celery_durable.values import build_replying_task_message
 
 _ENDED = [status.value for status in Status if status.is_terminal]
@@ -44,73 +44,78 @@ _MAX_OLDEST = 1000
 _FAIL: OnLost = "fail"
 _WAIT: OnLost = "wait"
 
+StepKey = tuple[int, int, str]
+"""The key of a step: the instance's row, the run's number, the step's key."""
+
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """A task that is out according to the database. ``sent_us`` is when its newest message was sent."""
+    """A task that is out according to the database. ``sent_at`` is when its newest message was sent.
+
+    ``missing_at``: when a dispatcher noticed that this message has left its queue and no worker holds it.
+    """
 
     reference: TaskReference
-    pk: int
-    step_key: str
+    step: StepKey
     position: int
-    sent_us: int
+    sent_at: datetime
+    missing_at: datetime | None = None
 
     @property
     def id(self) -> str:
         """The Celery task id."""
-        return task_id(self.reference.event_type, self.pk, self.reference.ref.run_number)
+        return task_id(self.reference.event_type, *self.step[:2])
 
     @property
-    def key(self) -> tuple[int, int, str, int]:
-        return (self.pk, self.reference.ref.run_number, self.step_key, self.position)
+    def is_of_map(self) -> bool:
+        return ItemRef.read(self.reference.event_type) is not None
 
 
 # --- what is out --------------------------------------------------------------------------------
 
 
-SentCursor = tuple[int, int, int, str, int]
-"""The end of a page of tasks: when the last task was sent, and its key."""
+def read_sent(tx: Tx, *, before: datetime, limit: int, offset: int = 0) -> tuple[list[SentTask], bool]:
+    """Return tasks to search for, oldest first, and whether there are more: those that were sent before this time.
 
-
-@dataclass(frozen=True, slots=True)
-class SentPage:
-    """One page of tasks that are out. ``next`` is where the next page starts, or None after the last."""
-
-    tasks: Sequence[SentTask]
-    next: SentCursor | None
-
-
-def read_sent(tx: Tx, *, age: timedelta, after: SentCursor | None, limit: int) -> SentPage:
-    """Return tasks to search for: those whose newest message was sent at least ``age`` ago, oldest first.
-
-    The items of a run that has ended may stay ``sent`` forever. They count towards ``limit`` but are left out of the
-    page, so a page may be empty and still have a ``next``.
+    A message that is still in the outbox is not lost, and is left out.
     """
-    item, i, st = tx.t.item, tx.t.instance, tx.t.step
-    key = (item.c.sent_at, item.c.instance_pk, item.c.run_number, item.c.step_key, item.c.position)
+    item, st = tx.t.item.c, tx.t.step.c
+    key = (item.sent_at, item.instance_pk, item.run_number, item.step_key, item.position)
     query = (
-        sa.select(*key, item.c.attempts, item.c.loss_count, item.c.attempt_token, i.c.workflow, i.c.instance_id)
-        .add_columns(i.c.run_number.label("current"), i.c.status, st.c.type, st.c.status.label("step_status"))
-        .add_columns(st.c.wait_event_type)
-        .select_from(item.outerjoin(i, i.c.id == item.c.instance_pk).outerjoin(st, is_of_step(item, st)))
-        .where(
-            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"), item.c.sent_at > sa.literal_column("0")
-        )
-        .where(item.c.sent_at <= tx.store.clock() - duration_us(age))
-        .where(item.c.on_lost != _WAIT)
+        _select_awaited(tx.store)
+        .add_columns(item.missing_at, st.type, st.wait_event_type)
+        .where(*_is_searched(tx), item.sent_at <= to_us(before), item.on_lost != _WAIT)
         .order_by(*key)
-        .limit(limit)
     )
-    if after is not None:
-        later = sa.and_(key[0] == after[0], sa.tuple_(*key[1:]) > after[1:])
-        query = query.where(key[0] >= after[0], sa.or_(key[0] > after[0], later))
-    rows = tx.execute(query).all()
-    last = rows[-1] if len(rows) == limit else None
-    awaited = [row for row in rows if _is_awaited(row)]
-    database_id = find_database_id(tx) if awaited else None
+    rows = tx.execute(query.limit(limit).offset(offset)).all()
+    database_id = find_database_id(tx) if rows else None
     # Without an id, which only emptied tables lack, no answer to these tasks would be accepted.
-    tasks = [] if database_id is None else [_sent_task(row, database_id) for row in awaited]
-    return SentPage(tasks, None if last is None else _cursor_at(last))
+    tasks = [] if database_id is None else [_sent_task(row, database_id) for row in rows]
+    unsent: set[str] = set()
+    for start in range(0, len(tasks), _CHUNK):
+        unsent |= outbox.find_existing(tx, [each.id for each in tasks[start : start + _CHUNK]])
+    return [each for each in tasks if each.id not in unsent], len(rows) == limit
+
+
+def _is_searched(tx: Tx) -> tuple[sa.ColumnElement[bool], ...]:
+    """The condition of the index of sent items."""
+    item = tx.t.item.c
+    return item.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"), item.sent_at > sa.literal_column("0")
+
+
+def _select_awaited(s: Store) -> sa.Select[Any]:
+    """Select the attempts of tasks with the steps of current runs that wait for them."""
+    i, item, st = s.tables.instance, s.tables.item.c, s.tables.step.c
+    columns = (
+        item.instance_pk, item.run_number, item.step_key, item.position, item.attempts, item.loss_count,
+        item.attempt_token, item.sent_at, item.on_lost, i.c.workflow, i.c.instance_id, st.name,
+    )  # fmt: skip
+    mine = sa.and_(i.c.id == item.instance_pk, i.c.run_number == item.run_number)
+    is_awaited = (
+        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        i.c.status.not_in([sa.literal_column(f"'{status}'") for status in _ENDED]),
+    )
+    return sa.select(*columns).select_from(items.join_step(s).join(i, mine)).where(*is_awaited)
 
 
 def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int]]:
@@ -119,15 +124,7 @@ def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int
     Each comes with the time of the oldest task and how many there are.
     """
     item, i, st = tx.t.item, tx.t.instance, tx.t.step
-    oldest = (
-        sa.select(item)
-        .where(
-            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"), item.c.sent_at > sa.literal_column("0")
-        )
-        .order_by(item.c.sent_at)
-        .limit(_MAX_OLDEST)
-        .subquery()
-    )
+    oldest = sa.select(item).where(*_is_searched(tx)).order_by(item.c.sent_at).limit(_MAX_OLDEST).subquery()
     o = oldest.c
     routed = sa.case((o.queue.is_(None), o.task)).label("routed")
     is_awaited = (i.c.status.not_in(_ENDED), st.c.status == StepStatus.WAITING.value)
@@ -142,54 +139,48 @@ def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int
     return [(row.queue, row.routed, from_us(row.at), row.n) for row in tx.execute(query)]
 
 
-def _cursor_at(row: Any) -> SentCursor:
-    return row.sent_at, row.instance_pk, row.run_number, row.step_key, row.position
-
-
-def _is_awaited(row: Any) -> bool:
-    is_current = row.current == row.run_number and row.status not in _ENDED
-    return is_current and row.step_status == StepStatus.WAITING.value
-
-
 def _sent_task(row: Any, database_id: str) -> SentTask:
     event_type = row.wait_event_type
     if row.type == StepType.MAP.value:
         event_type = ItemRef(row.instance_pk, row.step_key, row.position, row.attempts).type
     ref = RunRef(row.workflow, row.instance_id, row.run_number)
     reference = TaskReference(database_id, ref, event_type, row.attempt_token, delivery=row.loss_count)
-    return SentTask(reference, row.instance_pk, row.step_key, row.position, row.sent_at)
+    missing_at = None if row.missing_at is None or row.missing_at < row.sent_at else from_us(row.missing_at)
+    return SentTask(
+        reference, (row.instance_pk, row.run_number, row.step_key), row.position, from_us(row.sent_at), missing_at
+    )
 
 
-def _item_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
-    item = s.tables.item.c
-    return [
-        item.instance_pk == param("pk", sa.BigInteger),
-        item.run_number == param("run", sa.Integer),
-        item.step_key == param("key", sa.String),
-        item.position == param("position", sa.Integer),
-    ]
-
-
-def exclude_unsent(tx: Tx, tasks: Sequence[SentTask]) -> list[SentTask]:
-    """Return the tasks whose message has left the outbox. A message that is still there is not lost."""
-    left: list[SentTask] = []
-    for start in range(0, len(tasks), _CHUNK):
-        part = tasks[start : start + _CHUNK]
-        there = outbox.find_existing(tx, [each.id for each in part])
-        left += [each for each in part if each.id not in there]
-    return left
-
-
-def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[tuple[int, int, str, int], str]:
-    """Return the stored bodies of these tasks by their keys, for `values.build_replying_task_message`."""
+def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[StepKey, str]:
+    """Return the stored body of one task of each step, for `values.build_replying_task_message`."""
     item = tx.t.item.c
     key = (item.instance_pk, item.run_number, item.step_key, item.position)
-    found: dict[tuple[int, int, str, int], str] = {}
-    for start in range(0, len(tasks), _CHUNK):
-        wanted = [each.key for each in tasks[start : start + _CHUNK]]
-        for row in tx.execute(sa.select(*key, item.task).where(sa.tuple_(*key).in_(wanted))):
-            found[row.instance_pk, row.run_number, row.step_key, row.position] = row.task
+    firsts = list({each.step: (*each.step, each.position) for each in tasks}.values())
+    found: dict[StepKey, str] = {}
+    for start in range(0, len(firsts), _CHUNK):
+        wanted = sa.tuple_(*key).in_(firsts[start : start + _CHUNK])
+        for row in tx.execute(sa.select(*key, item.task).where(wanted)):
+            found[row.instance_pk, row.run_number, row.step_key] = row.task
     return found
+
+
+def read_last_answered(tx: Tx, step: StepKey) -> dict[datetime, int]:
+    """Return by the time of sending the last position among the answered items of a map."""
+    item = tx.t.item.c
+    query = sa.select(item.sent_at, sa.func.max(item.position).label("last")).group_by(item.sent_at)
+    is_answered = (item.status != ItemStatus.SENT.value, item.sent_at.is_not(None))
+    return {from_us(row.sent_at): row.last for row in tx.execute(query.where(*_is_of_step(item, step), *is_answered))}
+
+
+def record_missing(tx: Tx, step: StepKey, positions: Sequence[int]) -> None:
+    """Record that no worker holds these tasks of a step, and that their messages have left the queue."""
+    item = tx.t.item
+    is_out = (item.c.position.in_(positions), item.c.status == ItemStatus.SENT.value)
+    tx.execute(sa.update(item).where(*_is_of_step(item.c, step), *is_out).values(missing_at=tx.store.clock()))
+
+
+def _is_of_step(columns: Any, step: StepKey) -> tuple[sa.ColumnElement[bool], ...]:
+    return columns.instance_pk == step[0], columns.run_number == step[1], columns.step_key == step[2]
 
 
 # --- what is lost -------------------------------------------------------------------------------
@@ -211,36 +202,35 @@ class GiveUp:
 
 
 def report_loss(
-    tx: Tx, reference: TaskReference, *, sent_us: int | None, limit: int, grace: timedelta
+    tx: Tx, reference: TaskReference, *, sent_by: datetime | None, limit: int, grace: timedelta
 ) -> Resend | GiveUp | None:
     """Report that a delivery of a task is lost. Returns whether the task is sent again or given up.
 
     Returns None if there is nothing to do: the attempt has ended, another delivery is under way, or the step says
     ``on_lost="wait"`` and the reporter did not see the task die.
 
-    ``sent_us`` is when the message was sent, as the reporter read it. A task that has since sent itself again (a
-    retry) is not lost. None means that the reporter saw the task die. At its ``limit``-th loss a task is given up.
+    ``sent_by``: the lost message was sent by this time. A task that has since sent itself again (a retry) is not lost.
+    None means that the reporter saw the task die. At its ``limit``-th loss a task is given up.
+
+    A task that is sent again gets the time anew that it had when it was sent. The deadline of a task step is in the
+    step's row, so the caller has locked the instance. A pass finds the later deadlines of a map's items by itself.
     """
     row = _find_attempt(tx, reference)
-    if row is None or row.loss_count != reference.delivery or sent_us not in (None, row.sent_at):
+    if row is None or row.loss_count != reference.delivery:
+        return None
+    if sent_by is not None and (row.on_lost == _WAIT or row.sent_at is None or row.sent_at > to_us(sent_by)):
         return None
     if not hmac.compare_digest(row.attempt_token.encode(), reference.token.encode()):
-        return None
-    if row.on_lost == _WAIT and sent_us is not None:
         return None
     if row.on_lost == _FAIL or row.loss_count + 1 >= limit:
         return GiveUp(json.loads(row.task)["name"], row.loss_count + 1)
     where = {"pk": row.instance_pk, "run": row.run_number, "key": row.step_key, "position": row.position}
-    mine = {"attempt": row.attempts, "delivery": reference.delivery}
-    if sent_us is None:
-        updated = tx.run(_count_loss, **where, **mine)
-    else:
-        updated = tx.run(_count_loss_if_sent_at, **where, **mine, sent=sent_us)
-    if updated.rowcount == 0:
+    mine = {"attempt": row.attempts, "delivery": reference.delivery, "sent_us": row.sent_at}
+    if tx.run(_count_loss, **where, **mine).rowcount == 0:
         return None
-    next_delivery = TaskReference(
-        reference.database_id, reference.ref, reference.event_type, row.attempt_token, delivery=reference.delivery + 1
-    )
+    if ItemRef.read(reference.event_type) is None:
+        _extend_wait(tx, (row.instance_pk, row.run_number, row.step_key))
+    next_delivery = replace(reference, queue=None, delivery=reference.delivery + 1)
     id_ = task_id(reference.event_type, row.instance_pk, row.run_number)
     message = build_replying_task_message(row.task, id_=id_, reference=next_delivery)
     outbox.insert(tx, [message], pk=row.instance_pk, run_number=row.run_number, step_key=row.step_key, grace=grace)
@@ -249,48 +239,40 @@ def report_loss(
 
 @statement
 def _count_loss(s: Store) -> Any:
-    item = s.tables.item
+    item, now = s.tables.item, s.clock()
     return (
         sa.update(item)
         .where(
-            *_item_conditions(s),
+            item.c.instance_pk == param("pk", sa.BigInteger),
+            item.c.run_number == param("run", sa.Integer),
+            item.c.step_key == param("key", sa.String),
+            item.c.position == param("position", sa.Integer),
             item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
             item.c.attempts == param("attempt", sa.Integer),
             item.c.loss_count == param("delivery", sa.Integer),
+            sa.func.coalesce(item.c.sent_at, 0) == sa.func.coalesce(param("sent_us", sa.BigInteger), 0),
         )
-        .values(loss_count=item.c.loss_count + 1, sent_at=s.clock())
+        .ordered_values(  # MariaDB lets later assignments see earlier ones
+            (item.c.due_at, item.c.due_at + now - sa.func.coalesce(item.c.sent_at, now)),
+            (item.c.sent_at, now),
+            (item.c.loss_count, item.c.loss_count + 1),
+        )
     )
 
 
-@statement
-def _count_loss_if_sent_at(s: Store) -> Any:
-    return _count_loss.build(s).where(s.tables.item.c.sent_at == param("sent", sa.BigInteger))
+def _extend_wait(tx: Tx, step: StepKey) -> None:
+    """Give a task step the new deadline of its task."""
+    item, st, i = tx.t.item.c, tx.t.step, tx.t.instance
+    due_at = sa.select(item.due_at).where(*_is_of_step(item, step)).scalar_subquery()
+    tx.execute(sa.update(st).where(*_is_of_step(st.c, step)).values(wake_at=due_at))
+    tx.execute(sa.update(i).where(i.c.id == step[0]).values(version=i.c.version + 1))
 
 
 def _select_unanswered(s: Store) -> sa.Select[Any]:
-    i, item = s.tables.instance, s.tables.item
-    columns = (
-        "instance_pk",
-        "run_number",
-        "step_key",
-        "position",
-        "attempts",
-        "loss_count",
-        "attempt_token",
-        "sent_at",
-        "on_lost",
-    )
-    mine = sa.and_(i.c.id == item.c.instance_pk, i.c.run_number == item.c.run_number)
-    return (
-        sa.select(*[item.c[name] for name in columns], item.c.task, s.tables.step.c.name)
-        .select_from(items.join_step(s).join(i, mine))
-        .where(
-            i.c.workflow == param("workflow", sa.String),
-            i.c.instance_id == param("instance", sa.String),
-            i.c.run_number == param("run", sa.Integer),
-            i.c.status.not_in([sa.literal_column(f"'{status}'") for status in _ENDED]),
-        )
-    )
+    i = s.tables.instance.c
+    named = (i.workflow == param("workflow", sa.String), i.instance_id == param("instance", sa.String))
+    query = _select_awaited(s).add_columns(s.tables.item.c.task)
+    return query.where(*named, i.run_number == param("run", sa.Integer))
 
 
 @statement
@@ -350,6 +332,6 @@ def _update_sent_at(tx: Tx, reference: TaskReference, sent_at: Any) -> None:
     if row is None or row.loss_count != reference.delivery or row.sent_at is None:
         return
     item = tx.t.item.c
-    mine = (item.instance_pk == row.instance_pk, item.run_number == row.run_number, item.step_key == row.step_key)
+    mine = _is_of_step(item, (row.instance_pk, row.run_number, row.step_key))
     more = (item.position == row.position, item.attempts == row.attempts, item.loss_count == row.loss_count)
     tx.execute(sa.update(tx.t.item).where(*mine, *more, item.sent_at.is_not(None)).values(sent_at=sent_at))

@@ -25,6 +25,7 @@ from celery_durable.store.runs import sweeps
 from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
+from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.nodes import get_node_name
 from celery_durable.tasks.options import INTERNAL_OPTIONS, send_past_routes
@@ -42,7 +43,6 @@ SWEEP = "celery_durable.sweep"
 DELIVER = "celery_durable.deliver"
 TASK_DONE = "celery_durable.task_done"
 TASK_FAILED = "celery_durable.task_failed"
-MARKER = "celery_durable.marker"
 _SWEEP_SECONDS = 5
 _MAX_RUN_NUMBER = 2**31 - 1
 _DONE_ARGUMENT_COUNT = 2  # the result, and the `TaskReference` of the waiting step
@@ -74,6 +74,8 @@ class TaskDependencies(Protocol):
     def deliveries(self) -> OutboundDeliverer: ...
     @property
     def answers(self) -> AnswerCommitter: ...
+    @property
+    def lost_task_search(self) -> LostTaskSearch: ...
     @property
     def worker_loss_tracker(self) -> WorkerLossTracker: ...
     @property
@@ -138,6 +140,7 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
                 else dependencies.sweeper.sweep()
             )
             dependencies.sweeper.delete_expired()
+            dependencies.lost_task_search.check()
         dependencies.sweep_task_heartbeat.write_if_due(get_node_name(self.request))
         return f"{published} published"
 
@@ -149,11 +152,6 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
         consequence = f"The delivery of event {id_} ended early, and a sweep will repeat it"
         with _report_outage(dependencies.store, consequence):
             return dependencies.deliveries.deliver(id_)
-
-    @app.task(name=MARKER, **INTERNAL_OPTIONS)
-    def marker() -> str:
-        """Do nothing: the search for lost tasks only needs a worker to receive the message (see `tasks.lost`)."""
-        return "noop"
 
     _install_answers(app, dependencies)
 

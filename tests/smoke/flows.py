@@ -249,8 +249,8 @@ def notes(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     """A map of tasks that leave a trace of each of their bodies."""
     given = event.payload
     task = signature(given["task"], kwargs={"seconds": given["seconds"]})
-    options = given.get("options", {})
-    results = step.map("notes", task, range(given["count"]), timeout="10 minutes", return_exceptions=True, **options)
+    options = {"timeout": "10 minutes"} | given.get("options", {})
+    results = step.map("notes", task, range(given["count"]), return_exceptions=True, **options)
     return [each.error_name if isinstance(each, StepFailed) else each for each in results]
 
 

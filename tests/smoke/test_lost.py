@@ -1,4 +1,4 @@
-"""Tasks of steps that are lost with a worker, a machine or a queue: found by an inventory, and sent again."""
+"""Tasks of steps that are lost with a worker, a machine or a queue: found, and sent again."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ HELD = PROCESSES * (1 + 4)
 ALL_DONE_SECONDS = 90.0
 """After the last kill; with what a busy machine may add."""
 SLACK = 2.0
+STORM_SECONDS, STORM_RUNS, BEAT_SECONDS = 90, 390, 5
 
 
 def kill(worker: Proc) -> float:
@@ -71,8 +72,11 @@ def check_runs(site: Site, count: int, most_again: int) -> None:
 
 
 def site_of(make_site: Callable[..., Site], broker_url: str, store_url: str, **settings: Any) -> Site:
-    """Workers that prefetch, as they do by default: what a kill takes with it is more than what runs."""
-    return make_site(broker_url, store_url, worker_prefetch_multiplier=4, **settings)
+    """Workers that prefetch, as they do by default: what a kill takes with it is more than what runs.
+
+    A sender of 300 messages may take longer than the half second of other tests, and then a sweep sends copies.
+    """
+    return make_site(broker_url, store_url, worker_prefetch_multiplier=4, durable_grace_seconds=5, **settings)
 
 
 @pytest.mark.gate
@@ -89,6 +93,27 @@ def test_a_worker_that_is_killed_loses_no_item_of_a_map(
     killed_at = kill(workers[0])
     assert await_result(instance, killed_at) == list(range(300))
     check_runs(site, 300, PROCESSES)
+
+
+@pytest.mark.parametrize("kills", [1, 3, 5])
+@PAIRS
+def test_kills_amidst_a_map_with_a_short_timeout_cost_no_item_its_time(
+    make_site: Callable[..., Site], broker_url: str, store_url: str, kills: int
+) -> None:
+    """What a worker had taken in its last second is in no list that it has written."""
+    site = site_of(make_site, broker_url, store_url)
+    site.beat()
+    workers = [site.worker(wait=False) for _ in range(kills + 1)]
+    for worker in workers:
+        worker.wait_for_log(r"ready\.")
+    options = {"timeout": "30 seconds"}
+    instance = site.create("notes", {"task": "media.note", "seconds": 0.05, "count": 300, "options": options})
+    killed_at = 0.0
+    for nth in range(kills):
+        wait_for_notes(site, 30 * (nth + 1))
+        killed_at = kill(workers[nth])
+    assert await_result(instance, killed_at) == list(range(300))
+    check_runs(site, 300, kills * PROCESSES)
 
 
 @REDIS_AND_POSTGRESQL
@@ -124,6 +149,37 @@ def test_with_on_lost_fail_exactly_what_was_lost_fails(
     assert [each for each in result if each != "TaskLost"] == [n for n in range(100) if n not in lost]
     assert 1 <= len(lost) <= HELD
     assert all(len(ids) == 1 for ids in notes(site).values())
+
+
+@PAIRS
+def test_a_storm_of_kills_ends_no_run_although_beat_restarts_all_the_time(
+    make_site: Callable[..., Site], broker_url: str, store_url: str
+) -> None:
+    """No dispatcher lives as long as it takes to notice that a worker is dead."""
+    site = site_of(make_site, broker_url, store_url, durable_lost_limit=20)
+    workers, beat = [site.worker(wait=False) for _ in range(3)], site.beat()
+    given = {"task": "media.note", "seconds": 0.1, "count": 4, "options": {"timeout": "3 minutes"}}
+    began, runs, under_way = time.monotonic(), 0, list[WorkflowInstance[Any]]()
+    while runs < STORM_RUNS or under_way:
+        until_restart = time.monotonic() + BEAT_SECONDS
+        while time.monotonic() < until_restart:
+            while runs < min(STORM_RUNS, (time.monotonic() - began) / STORM_SECONDS * STORM_RUNS):
+                under_way.append(site.create("notes", given))
+                runs += 1
+            time.sleep(0.05)
+        kill(beat)
+        beat = site.beat()
+        if runs < STORM_RUNS:
+            kill(workers.pop(0))
+            workers.append(site.worker(wait=False))
+        under_way = [run for run in under_way if not has_ended(run)]
+
+
+def has_ended(run: WorkflowInstance[Any]) -> bool:
+    """Whether a run has ended well; one that has ended otherwise is a failure."""
+    found = run.status()
+    assert found.status != "complete" or found.output == [0, 1, 2, 3]
+    return found.status == "complete"
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

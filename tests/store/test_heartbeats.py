@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.model import Heartbeat, Outage
-from celery_durable.store import heartbeats, inventories
+from celery_durable.model import Heartbeat, Outage, RunRef, TaskReference
+from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from tests.store.world import World
@@ -68,7 +68,7 @@ def test_outages_are_read_by_the_clock_of_the_database_until_they_are_over(world
         replace(away, since=world.now - timedelta(seconds=4), error="e" * 1000),
     )
     world.advance(10)
-    world.store.transact_once(lambda tx: inventories.renew_worker(tx, DISPATCHER.id))
+    world.store.transact_once(lambda tx: heartbeats.renew_worker(tx, DISPATCHER.id, held=None, is_current=True))
     assert [found.outages for found in read(world)] == [said]
     beat(world, DISPATCHER)
     assert [found.outages for found in read(world)] == [()]
@@ -133,3 +133,62 @@ def test_an_attempt_is_made_once(store: Store) -> None:
     with pytest.raises(sa.exc.OperationalError):
         store.transact_once(lost)
     assert tries == [1]
+
+
+# --- the tasks that a worker holds ---------------------------------------------------------------
+
+HELD = TaskReference("db", RunRef("order", "größe", 1), "item:1:pages:7:1", "t" * 32, "celery", 2)
+
+
+def renew(world: World, held: str | None = None, **state: bool) -> bool:
+    state = {"is_current": True} | state
+    return world.store.transact_once(lambda tx: heartbeats.renew_worker(tx, WORKER.id, held=held, **state))
+
+
+def worker(world: World) -> heartbeats.WorkerRow:
+    now, (found,) = world.store.read(heartbeats.read_workers)
+    assert now == world.now
+    return found
+
+
+def test_a_worker_has_listed_its_tasks_as_of_its_last_report(world: World) -> None:
+    assert not renew(world)
+    beat(world, WORKER)
+    beat(world, DISPATCHER)
+    started = world.now
+    assert worker(world) == heartbeats.WorkerRow(
+        "id-1", "celery@a", frozenset({"celery", "durable"}), started, None, None, is_stuck=False, has_list=False
+    )
+    world.advance(2)
+    assert renew(world, heartbeats.encode_held([HELD]))
+    reported = world.now
+    world.advance(2)
+    assert renew(world, is_current=False)  # what came since may not be in the list
+    found = worker(world)
+    assert (found.seen_at, found.listed_at, found.has_list) == (world.now, started, True)
+    renew(world)
+    assert worker(world).listed_at == world.now
+    assert reported < world.now
+    assert world.store.read(lambda tx: heartbeats.read_held(tx, ["id-1", "id-2"])) == {"id-1": [HELD]}
+    world.store.transact_once(lambda tx: heartbeats.forget_held(tx, "id-1"))
+    assert world.store.read(lambda tx: heartbeats.read_held(tx, ["id-1"])) == {}
+
+
+def test_a_worker_whose_loop_is_stuck_says_so_until_it_turns(world: World) -> None:
+    beat(world, WORKER)
+    renew(world, is_current=False, is_stuck=True)
+    assert worker(world).is_stuck
+    renew(world)
+    assert not worker(world).is_stuck
+
+
+def test_a_worker_is_silent_until_it_is_seen_again(world: World) -> None:
+    beat(world, WORKER)
+    world.advance(5)
+    for seconds in (6, 4):  # the first time it was seen meanwhile
+        since = world.now - timedelta(seconds=seconds)
+        world.store.transact_once(lambda tx, since=since: heartbeats.record_silence(tx, ["id-1"], since=since))
+    assert worker(world).silent_at == world.now
+    world.advance(1)
+    renew(world)
+    assert worker(world).silent_at is None

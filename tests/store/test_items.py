@@ -93,7 +93,7 @@ class Map:
     def lose(self, reference: TaskReference) -> Any:
         """Report that a task is lost, as the process that saw it die does."""
         return self.world.store.transact(
-            lambda tx: lost_tasks.report_loss(tx, reference, sent_us=None, limit=3, grace=GRACE)
+            lambda tx: lost_tasks.report_loss(tx, reference, sent_by=None, limit=3, grace=GRACE)
         )
 
     def rows(self) -> list[tuple[str, int, int, str | None]]:
@@ -154,10 +154,12 @@ def test_a_loss_that_is_reported_while_a_pass_decides_waits_for_the_decision(wor
     assert its_map.rows() == [("pending", 1, 0, FAILED)]
 
 
-def test_a_loss_that_is_reported_before_a_pass_locks_its_items_leaves_them_late(world: World) -> None:
+def test_a_loss_that_is_reported_before_a_pass_locks_its_items_gives_them_their_time_anew(world: World) -> None:
     its_map = Map(world, 1)
     world.advance(TIMEOUT)
     assert isinstance(its_map.lose(its_map.reference(0)), Resend)
+    assert world.store.transact(its_map.lock_failed) == []
+    world.advance(TIMEOUT)
     late = world.store.transact(its_map.lock_failed)
     its_map.apply(*(RetryDecision(each, FAILED, None) for each in late))
     assert its_map.rows() == [("dead", 1, 1, FAILED)]

@@ -111,6 +111,22 @@ def add_column(op: Operations, table: str, column: sa.Column[Any], *, schema: st
             )
 
 
+def drop_column(op: Operations, table: str, name: str, *, schema: str | None) -> None:
+    """Drop a column that nothing needs any more. It waits for the table as `add_column` does."""
+    context = op.get_context()
+    match context.dialect.name:
+        case "postgresql" | "sqlite":
+            if context.dialect.name == "postgresql" and context.opts[ONLINE]:
+                op.execute(f"SET LOCAL lock_timeout = '{_COLUMN_LOCK_WAIT_SECONDS}s'")
+            op.drop_column(table, name, schema=schema)
+        case _:
+            of = context.dialect.identifier_preparer.format_table(sa.Table(table, sa.MetaData(), schema=schema))
+            op.execute(
+                f"SET STATEMENT lock_wait_timeout = {_COLUMN_LOCK_WAIT_SECONDS} FOR ALTER TABLE {of}"
+                f" DROP COLUMN IF EXISTS {name}"
+            )
+
+
 def _is_unfinished(op: Operations, name: str, schema: str | None) -> bool:
     """Whether an interrupted CREATE INDEX CONCURRENTLY has left an invalid index of this name."""
     query = sa.text(

@@ -42,7 +42,7 @@ from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import Database, big_id, choose_options, full_index_only, long_text
 from celery_durable.store.schema.step_format import STEP_COLUMNS
 
-REVISION = "0001"
+REVISION = "0002"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
@@ -272,14 +272,14 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         sa.Column("swept_at", sa.BigInteger),
         sa.Column("next_sweep_at", sa.BigInteger),
         sa.Column("pool", sa.String(255)),
-        # The search for lost tasks (`store.inventories`): a dispatcher starts an inventory, workers answer. A marker is
-        # a message behind the tasks of a queue: when it was received, all messages before it were received too.
-        sa.Column("inventory", sa.BigInteger),
-        sa.Column("answered_inventory", sa.BigInteger),
+        # Of a worker: the references of the tasks that it holds, as a JSON list.
         sa.Column("held_tasks", long_text()),
-        sa.Column("received_markers", long_text()),
         # The outages of the process as a JSON list, each with how long it has lasted.
         sa.Column("outages", long_text()),
+        # Of a worker: its list contains all tasks that had reached it by this time. 0: its main loop is stuck.
+        sa.Column("listed_at", sa.BigInteger),
+        # When a dispatcher noticed that it was silent. It lives if it was seen later.
+        sa.Column("silent_at", sa.BigInteger),
     )
     topic_wait = table(
         "workflow_topic_wait",
@@ -310,6 +310,8 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         sa.Column("queue", sa.String(255)),
         sa.Column("priority", sa.SmallInteger),
         sa.Column("on_lost", sa.String(8), nullable=False),
+        # When a dispatcher noticed that its message has left the queue and no worker holds it.
+        sa.Column("missing_at", sa.BigInteger),
         # Sent items, for the search for lost tasks.
         partial_index_only(f"{prefix}ix_workflow_item_out", "sent_at", where=SEARCHED_ITEM),
         full_index_only(f"{prefix}ix_workflow_item_sent", "status", "sent_at"),

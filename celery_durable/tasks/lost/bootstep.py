@@ -1,4 +1,4 @@
-"""The bootstep that answers inventories, from the start of a worker's pool to its end (see `detection`)."""
+"""The bootstep that reports the tasks of a worker, from the start of its pool to its end (see `reporter`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from celery import bootsteps
 
 
-class InventoryStep(bootsteps.StartStopStep):
+class HeldTasksStep(bootsteps.StartStopStep):
     """Starts with the pool and runs until Celery reports the shutdown: until then the pool holds tasks."""
 
     requires = ("celery.worker.components:Pool",)
@@ -17,14 +17,14 @@ class InventoryStep(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
 
     def start(self, parent: Any) -> None:
-        self._internals.processes.start_inventories(lambda: _find_consumer(parent))
+        self._internals.processes.start_reports(lambda: _find_consumer(parent))
 
     def stop(self, parent: Any) -> None:
         """Do nothing: this bootstep stops before the pool, which still works on the tasks that it holds."""
 
     def terminate(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
-        """Stop answering: Celery kills the pool next, and sends no signal when the worker has ended."""
-        self._internals.processes.stop_inventories()
+        """Stop reporting: Celery kills the pool next, and sends no signal when the worker has ended."""
+        self._internals.processes.stop_reports()
 
 
 def _find_consumer(worker: Any) -> Any:

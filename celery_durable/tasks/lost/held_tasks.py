@@ -6,15 +6,17 @@ is written per task.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from celery import states
 
-from celery_durable.model import REFERENCE_HEADER
+from celery_durable.model import REFERENCE_HEADER, TaskReference
 
-_MAX_MARKERS = 50
+_KEPT_SECONDS = 10.0
+"""How long a list keeps the tasks that came over a connection which is lost: another worker lists them by then."""
 
 
 def is_requeued(task: Any, state: Any, retval: Any) -> bool:
@@ -26,49 +28,52 @@ def is_requeued(task: Any, state: Any, retval: Any) -> bool:
 
 
 class HeldTasks:
-    """The tasks of steps that this worker holds, and the newest markers that it has received."""
+    """The tasks of steps that this worker holds."""
 
-    def __init__(self, marker: str) -> None:
-        self._marker_task = marker
-        # Each request with the connection over which it came.
-        self._requests: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-        self._received_markers: deque[str] = deque(maxlen=_MAX_MARKERS)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Each request with its reference, and the connection over which it came.
+        self._requests: weakref.WeakKeyDictionary[Any, tuple[TaskReference, weakref.ref[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._connection: Any = None
+        self._last: Sequence[TaskReference] = ()
+        self._kept: Sequence[TaskReference] = ()
+        self._kept_until = 0.0
 
-    def record_received(self, request: Any, connection: Any) -> bool:
-        """Record a received task, before it waits for an ETA or a rate limit; returns True if it is a marker.
+    def record_received(self, request: Any, connection: Any) -> None:
+        """Record a received task, before it waits for an ETA or a rate limit.
 
         ``connection``: the connection to the broker over which the task came.
         """
-        if request.name == self._marker_task:
-            self._received_markers.append(str(request.id))
-            return True
-        if REFERENCE_HEADER in request.request_dict:
-            self._requests[request] = weakref.ref(connection)
-        return False
+        reference = TaskReference.read(request.request_dict.get(REFERENCE_HEADER))
+        if reference is not None:
+            with self._lock:
+                self._requests[request] = reference, weakref.ref(connection)
 
-    def received_markers(self) -> list[str]:
-        """The markers, oldest first."""
-        return list(self._received_markers)
+    def references(self, consumer: Any, now: float) -> Sequence[TaskReference]:
+        """The tasks that the worker holds now, from any thread.
 
-    def list_ids(self, consumer: Any) -> list[str]:
-        """The ids of the tasks that the worker holds now.
-
-        Call it in the thread that receives messages, so that no message is received meanwhile. Celery has no list of
-        all held tasks. A task that waits for its ETA or a rate limit is neither reserved nor active, but its message is
-        not acknowledged. A task that has ended is acknowledged and is in neither set.
+        Celery has no list of all held tasks. A task that waits for its ETA or a rate limit is neither reserved nor
+        active, but its message is not acknowledged. A task that has ended is acknowledged and is in neither set.
 
         When a connection is lost, Celery drops what waits, and the broker delivers it again, maybe to another worker.
         The dropped request is never acknowledged. It is part of a reference cycle, so it exists until Python's garbage
         collector runs, which an idle worker may not do for hours. So a message of an earlier connection is not held,
         unless the worker's pool has it: Celery drops nothing there, and a pool of threads has all tasks without an ETA.
 
-        ``consumer``: the worker's Celery consumer. None: the worker shuts down, and any connection counts.
+        ``consumer``: the worker's Celery consumer. None: the worker shuts down, and any connection counts. ``now``: a
+        monotonic time.
         """
         from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 
-        return [
-            str(request.id)
-            for request, connection in list(self._requests.items())
+        with self._lock:
+            requests = list(self._requests.items())
+        if consumer is not None and consumer.connection is not self._connection:
+            self._connection, self._kept, self._kept_until = consumer.connection, self._last, now + _KEPT_SECONDS
+        held = [
+            reference
+            for request, (reference, connection) in requests
             if (
                 not request.acknowledged
                 and (consumer is None or connection() is consumer.connection or _is_in_pool(request))
@@ -76,6 +81,8 @@ class HeldTasks:
             or request in state.active_requests
             or request in state.reserved_requests
         ]
+        self._last = held if now >= self._kept_until else list(dict.fromkeys([*held, *self._kept]))
+        return self._last
 
 
 def _is_in_pool(request: Any) -> bool:

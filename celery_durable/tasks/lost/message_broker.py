@@ -1,26 +1,24 @@
-"""The search's access to Celery: the destination of a task's messages, markers to it, and the length of its queue."""
+"""The search's access to Celery: the destination of a task's messages, and the length of its queue."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
 
-from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.tasks.lost.search import Destination
-from celery_durable.tasks.publishing.publisher import Publisher
-from celery_durable.tasks.publishing.report import SendState
 
 logger = logging.getLogger("celery_durable.lost")
 
 
 class CeleryMessageBroker:
-    """The message broker of one app. ``marker``: the name of the task whose messages serve as markers."""
+    """The message broker of one app. ``queue_length``: how many messages wait in a queue; None if unknown."""
 
-    def __init__(self, app: Celery, publisher: Publisher, marker: str) -> None:
-        self._app, self._publisher, self._marker = app, publisher, marker
+    def __init__(self, app: Celery, queue_length: Callable[[str], int | None]) -> None:
+        self._app, self.queue_length = app, queue_length
 
     def destination(self, body: str) -> Destination | None:
         """The destination to which Celery routes a stored task now; None if it is not one known queue."""
@@ -36,12 +34,12 @@ class CeleryMessageBroker:
             return None
         queue = self._queue(routed)
         priority = routed.get("priority") or self._app.conf.task_default_priority or 0
-        return None if queue is None else Destination(queue, int(priority))
+        return None if queue is None else (queue, int(priority))
 
     def find_queue(self, body: str) -> str | None:
         """The queue to which Celery routes a stored task now; None if it is not one known queue."""
         found = self.destination(body)
-        return None if found is None else found.queue
+        return None if found is None else found[0]
 
     def _queue(self, routed: dict[str, Any]) -> str | None:
         exchange, key = routed.get("exchange"), routed.get("routing_key")
@@ -51,14 +49,3 @@ class CeleryMessageBroker:
         wanted = (getattr(exchange, "name", exchange), key)
         bound = [each for each in self._app.amqp.queues.values() if (each.exchange.name, each.routing_key) == wanted]
         return str(bound[0].name) if len(bound) == 1 else None
-
-    def send_marker(self, id_: str, to: Destination) -> bool:
-        """Send a marker with this id; returns False if the broker certainly did not take it."""
-        options = {"queue": to.queue, "priority": to.priority}
-        body = json.dumps({"args": [], "kwargs": {}, "options": options})
-        (state,) = self._publisher.send([OutboxMessage(id_, OutboxKind.TASK, self._marker, body)]).states
-        return state in (SendState.SENT, SendState.UNKNOWN)
-
-    def queue_length(self, queue: str) -> int | None:
-        """How many messages wait in the queue; None if unknown."""
-        return self._publisher.queue_length(queue)

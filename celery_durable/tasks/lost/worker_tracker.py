@@ -15,8 +15,8 @@ from celery_durable.runtime import Runtime
 from celery_durable.store import lost_tasks
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.server_info import find_database_id
-from celery_durable.tasks.lost.held_tasks import HeldTasks, is_requeued
-from celery_durable.tasks.lost.inventory import InventoryReporter
+from celery_durable.tasks.lost.held_tasks import is_requeued
+from celery_durable.tasks.lost.reporter import HeldTaskReporter
 
 logger = logging.getLogger("celery_durable.lost")
 
@@ -40,18 +40,17 @@ class WorkerLossTracker:
         background: CallQueue,
         loss_reporter: Callable[[], LossReporter],
         *,
-        marker: str,
         heartbeat_id: Callable[[], str | None],
     ) -> None:
         self._store, self._runtime, self._background, self._loss_reporter = store, runtime, background, loss_reporter
-        self.inventories = InventoryReporter(store, runtime, HeldTasks(marker), heartbeat_id=heartbeat_id)
+        self.reporter = HeldTaskReporter(store, runtime, heartbeat_id=heartbeat_id)
 
     def connect(self, is_own_app: Callable[[Any], bool]) -> None:
         """Listen to the signals; ``is_own_app``: whether a sender's app is the app of this tracker."""
 
         def received(sender: Any, request: Any, **_: Any) -> None:
             if is_own_app(sender.app):
-                self.inventories.record_received(request, sender.connection)
+                self.reporter.held.record_received(request, sender.connection)
 
         def retried(sender: Any, request: Any, reason: Any, **_: Any) -> None:
             if is_own_app(sender.app):

@@ -1,6 +1,6 @@
 """Migrations of tables in use: workers write to them meanwhile, and an interrupted migration can be repeated.
 
-They are those of `NEXT`, a migration after the first one, which uses each function of `online_changes`.
+They are those of `NEXT`, a migration after the last one, which uses each function of `online_changes`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ import sqlalchemy as sa
 
 from celery_durable.store.engine import Store
 from celery_durable.store.migrations import migrate
+from celery_durable.store.schema import tables
 from tests.store.migrations.tables import described, drop_all
 
-NEXT = """
+NEXT = f"""
 import sqlalchemy as sa
-from celery_durable.store import online_changes
+from celery_durable.store.migrations import online_changes
 
-revision, down_revision = "0002", "0001"
+revision, down_revision = "9000", "{tables.REVISION}"
 
 def upgrade(op, *, schema, prefix):
-    run, item, instance = (f"{prefix}workflow_{name}" for name in ("run", "item", "instance"))
+    run, item, instance = (f"{{prefix}}workflow_{{name}}" for name in ("run", "item", "instance"))
     online_changes.create_index(
-        op, f"{prefix}ix_workflow_run_started", run, ["started_at"], schema=schema, where="started_at IS NOT NULL"
+        op, f"{{prefix}}ix_workflow_run_started", run, ["started_at"], schema=schema, where="started_at IS NOT NULL"
     )
     if op.get_context().dialect.name in ("postgresql", "sqlite"):
-        old, new = f"{prefix}ix_workflow_item_open", f"{prefix}ix_workflow_item_due"
+        old, new = f"{{prefix}}ix_workflow_item_open", f"{{prefix}}ix_workflow_item_due"
         online_changes.replace_index(op, old, new, item, ["due_at"], schema=schema, where="due_at IS NOT NULL")
     online_changes.add_column(op, instance, sa.Column("color", sa.BigInteger), schema=schema)
+    online_changes.drop_column(op, run, "reason", schema=schema)
 """
 INDEXES = {"ix_workflow_run_started", "ix_workflow_item_due"}
 _NEW_RUN = (
@@ -47,24 +49,24 @@ _NEW_RUN = (
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later version of the package: it has one more migration, and needs it."""
     shutil.copytree(Path(migrate.__file__).with_name("versions"), tmp_path / "migrations" / "versions")
-    (tmp_path / "migrations" / "versions" / "0002_next.py").write_text(NEXT)
+    (tmp_path / "migrations" / "versions" / "9000_next.py").write_text(NEXT)
     monkeypatch.setattr(migrate, "_SCRIPTS", tmp_path / "migrations")
-    monkeypatch.setattr(migrate, "REVISION", "0002")
+    monkeypatch.setattr(migrate, "REVISION", "9000")
 
 
 @pytest.fixture
 def first(empty_url: str, request: pytest.FixtureRequest) -> Iterator[Store]:
-    """A database at the first revision, for the next version."""
+    """A database at the last revision, for the next version."""
     store = Store(empty_url)
     migrate.upgrade(store)
-    assert migrate.read_revision(store) == "0001"
+    assert migrate.read_revision(store) == tables.REVISION
     request.getfixturevalue("next_version")
     yield store
     store.close()
 
 
-def test_a_database_of_the_first_revision_becomes_the_same_as_a_new_one(first: Store) -> None:
-    assert migrate.upgrade(first) == ("0001", "0002")
+def test_a_database_of_the_last_revision_becomes_the_same_as_a_new_one(first: Store) -> None:
+    assert migrate.upgrade(first) == (tables.REVISION, "9000")
     upgraded = described(first.engine)
     drop_all(first.engine)
     migrate.upgrade(first)
@@ -72,7 +74,7 @@ def test_a_database_of_the_first_revision_becomes_the_same_as_a_new_one(first: S
 
 
 def test_the_migration_of_an_application_makes_the_same_tables(first: Store) -> None:
-    assert _migrate_as_an_application(first) == ("0001", "0002")
+    assert _migrate_as_an_application(first) == (tables.REVISION, "9000")
     upgraded = described(first.engine)
     drop_all(first.engine)
     migrate.upgrade(first)
@@ -89,7 +91,7 @@ def test_writers_do_not_wait_for_a_migration_that_waits_for_an_old_transaction(f
             other.exec_driver_sql(_NEW_RUN.format(1_000_002))
             other.commit()
             old.commit()
-    assert migrate.read_revision(first) == "0002"
+    assert migrate.read_revision(first) == "9000"
     assert _valid_indexes(first) == INDEXES
 
 
@@ -108,7 +110,7 @@ def test_workers_continue_while_a_new_column_waits_for_a_long_transaction(first:
                 worker.exec_driver_sql("SELECT 1 FROM workflow_instance")
                 worker.commit()
             long.commit()
-    assert migrate.read_revision(first) == "0002"
+    assert migrate.read_revision(first) == "9000"
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -124,7 +126,7 @@ def test_an_applications_migration_and_a_writer_do_not_lock_each_other_out(first
         _wait_until(first, waits)
         writer.exec_driver_sql("UPDATE workflow_item SET attempts = attempts + 1")
         writer.commit()
-        assert migrated.result(30) == ("0001", "0002")
+        assert migrated.result(30) == (tables.REVISION, "9000")
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -140,7 +142,7 @@ def test_an_index_that_an_interrupted_migration_left_unfinished_is_built_again(f
             "CREATE UNIQUE INDEX CONCURRENTLY ix_workflow_run_started ON workflow_run (log_count)"
         )
     assert _valid_indexes(first) == set()
-    assert migrate.upgrade(first) == ("0001", "0002")
+    assert migrate.upgrade(first) == (tables.REVISION, "9000")
     assert _valid_indexes(first) == INDEXES
 
 
@@ -194,7 +196,7 @@ def test_behind_a_pooler_no_settings_stay_on_the_connections_of_the_server(first
         connection.rollback()
         left.extend(connection.execute(settings).fetchall())
 
-    assert migrate.upgrade(store) == ("0001", "0002")
+    assert migrate.upgrade(store) == (tables.REVISION, "9000")
     assert _valid_indexes(store) == INDEXES
     store.close()
     assert left == []

@@ -1,12 +1,12 @@
-"""A worker's part in the search for lost tasks: what it holds, its answers to inventories, copies it discards."""
+"""A worker's part in the search for lost tasks: it reports what it holds, and discards copies."""
 
 from __future__ import annotations
 
-import json
+import math
 import socket
 import threading
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,10 +18,9 @@ from kombu import Message
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import RunRef, TaskReference
-from celery_durable.store import heartbeats, inventories, lost_tasks
+from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.engine.server_info import ensure_database_id
-from celery_durable.store.heartbeats import HeartbeatUpdate
-from celery_durable.store.inventories import ProcessRow
+from celery_durable.store.heartbeats import WorkerRow
 from tests.support.celery_apps import MakeApp
 from tests.support.databases import on_databases
 from tests.support.embedded import until, worker
@@ -29,7 +28,8 @@ from tests.support.services import require_broker
 
 database = on_databases("sqlite")
 
-CALLER = "the dispatcher of this test"
+SENT: dict[str, str] = {}
+"""The ids of the tasks that were sent, by their event type."""
 
 
 def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, store: str = "", **options: Any) -> str:
@@ -42,25 +42,26 @@ def send(durable: Durable, name: str, number: int = 0, *, delivery: int = 0, sto
         "durable",
         delivery,
     )
-    return str(durable.app.send_task(name, (number,), headers={"durable": reference.to_json()}, **options).id)
+    sent = durable.app.send_task(name, (number,), headers={"durable": reference.to_json()}, **options)
+    SENT[reference.event_type] = str(sent.id)
+    return str(sent.id)
 
 
-def process_row(durable: Durable, node: str) -> ProcessRow | None:
-    """What the worker has said."""
-    processes = durable.internals.store.transact_once(lambda tx: inventories.register_searcher(tx, CALLER))
-    return next((each for each in processes if each.node == node), None)
+def row(durable: Durable, node: str) -> WorkerRow | None:
+    """What the worker has reported."""
+    _, workers = durable.internals.store.read(heartbeats.read_workers)
+    return next((each for each in workers if each.node == node), None)
 
 
-def call_roll(durable: Durable, node: str) -> frozenset[str]:
-    """Ask all workers what they hold; answers with what this one says."""
+def list_of(durable: Durable, node: str) -> frozenset[str]:
+    """The ids of the tasks that the worker holds, by a list that it makes from now on."""
     store = durable.internals.store
-    store.transact_once(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(CALLER, "dispatcher", CALLER, 1)))
-    number = store.transact_once(lambda tx: inventories.start_inventory(tx, CALLER))
-    assert number is not None
-    until(lambda: (found := process_row(durable, node)) is not None and (found.answered or 0) >= number)
-    found = process_row(durable, node)
+    now, _ = store.read(heartbeats.read_workers)
+    until(lambda: (found := row(durable, node)) is not None and (found.listed_at or now) > now)
+    found = row(durable, node)
     assert found is not None
-    return found.held
+    (held,) = store.read(lambda tx: heartbeats.read_held(tx, [found.id])).values()
+    return frozenset(SENT[each.event_type] for each in held)
 
 
 @pytest.fixture
@@ -97,13 +98,13 @@ def test_a_worker_holds_what_it_has_received_until_it_has_ended(
         active = send(durable, "work", 4)
         app.send_task("work", (5,))  # of no step
         until(lambda: {2, 4} <= set(started))
-        held = call_roll(durable, "w@here")
+        held = list_of(durable, "w@here")
         assert len(held & waiting) == 2  # one of the two that are rare has run
         assert held - waiting == ({active} if pool == "threads" else set())
         tasks.set()
         until(lambda: 5 in started)
-        until(lambda: active not in call_roll(durable, "w@here"))
-        assert len(call_roll(durable, "w@here")) == 2
+        until(lambda: active not in list_of(durable, "w@here"))
+        assert len(list_of(durable, "w@here")) == 2
 
 
 @pytest.mark.parametrize("is_in_pool", [False, True], ids=["waits for its ETA", "waits in a pool of threads"])
@@ -133,16 +134,18 @@ def test_a_worker_holds_what_came_over_a_lost_connection_only_if_its_pool_has_it
         with worker(app, hostname="w@here", concurrency=1) as running, app.connection_for_read() as other:
             send(durable, "work", 0)  # keeps the only thread busy; its message is acknowledged
             waiting = send(durable, "work", 1, countdown=None if is_in_pool else 3600)
-            until(lambda: waiting in call_roll(durable, "w@here"))
+            until(lambda: waiting in list_of(durable, "w@here"))
             queue = app.amqp.queues[app.conf.task_default_queue](other.default_channel)
             queue.consumer_arguments = {"x-priority": 10}
             with other.Consumer(queue, callbacks=[take]):
                 running.consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
                 until(lambda: taken or other.drain_events(timeout=30))
             assert taken == [waiting]
-            assert (waiting in call_roll(durable, "w@here")) == is_in_pool
+            assert waiting in list_of(durable, "w@here")  # until the other consumer has listed it
+            held = durable.internals.worker_loss_tracker.reporter.held.references(running.consumer, math.inf)
+            assert (waiting in {SENT[each.event_type] for each in held}) == is_in_pool
             may_end.set()
-            until(lambda: not call_roll(durable, "w@here"))
+            until(lambda: not list_of(durable, "w@here"))
         with app.connection_for_write() as connection:
             for name in (app.conf.task_default_queue, app.conf.durable_queue):
                 connection.default_channel.queue_delete(name)
@@ -152,23 +155,6 @@ def test_a_worker_holds_what_came_over_a_lost_connection_only_if_its_pool_has_it
         signals.task_received.disconnect(keep)
 
 
-def test_a_marker_is_reported_when_it_is_received(
-    app: Celery, durable: Durable, tasks: threading.Event, started: list[int]
-) -> None:
-    """It need not run: all processes may be busy for hours."""
-    with worker(app, hostname="w@here", concurrency=1):
-        send(durable, "work", 1)
-        until(lambda: started == [1])
-        to = durable.internals.lost_task_search._messages.destination(
-            json.dumps({"name": "work", "args": [2], "kwargs": {}, "options": {}})
-        )
-        assert to is not None
-        assert to.queue == app.conf.task_default_queue
-        assert durable.internals.lost_task_search._messages.send_marker("m-1", to)
-        until(lambda: (found := process_row(durable, "w@here")) is not None and "m-1" in found.received_markers)
-        tasks.set()
-
-
 def test_a_worker_beats_until_its_pool_has_ended(
     app: Celery, durable: Durable, tasks: threading.Event, started: list[int]
 ) -> None:
@@ -176,12 +162,12 @@ def test_a_worker_beats_until_its_pool_has_ended(
     with worker(app, hostname="w@here"):
         send(durable, "work", 1)
         until(lambda: started == [1])
-        until(lambda: process_row(durable, "w@here"))
+        until(lambda: row(durable, "w@here"))
         durable.internals.processes.stop_worker()  # our first step to stop; the pool's comes later
-        held = call_roll(durable, "w@here")
+        held = list_of(durable, "w@here")
         assert len(held) == 1
         tasks.set()
-    until(lambda: process_row(durable, "w@here") is None)
+    until(lambda: row(durable, "w@here") is None)
 
 
 @pytest.mark.parametrize(("delivery", "is_ours", "runs"), [(0, True, True), (1, True, False), (1, False, True)])
@@ -245,8 +231,9 @@ def test_a_task_that_was_replaced_is_not_searched_for(app: Celery, durable: Dura
 
     @app.task(name="other", shared=False)
     def other(number: int) -> int:
-        page = durable.internals.store.read(lambda tx: lost_tasks.read_sent(tx, age=timedelta(0), after=None, limit=9))
-        outs.append(len(page.tasks))
+        before = datetime.now(UTC) + timedelta(days=1)
+        tasks, _ = durable.internals.store.read(lambda tx: lost_tasks.read_sent(tx, before=before, limit=9))
+        outs.append(len(tasks))
         return number
 
     @app.task(name="replaced", bind=True, shared=False)

@@ -1,0 +1,131 @@
+"""A worker's reports of the tasks that it holds, in its heartbeat row, from which dispatchers detect its death.
+
+A job of its own (LAW 8) renews the row every two seconds, and every second while the tasks change. It also reports
+whether Celery's main loop turns: a message that lies in the worker's socket is in no list yet. A solo pool's loop runs
+the bodies of tasks, so it may not turn for hours. Another loop that does not turn is stuck, and nothing else in the
+worker shows that. Then the log shows its stack.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from celery_durable.housekeeping import Job
+from celery_durable.runtime import Runtime
+from celery_durable.store import heartbeats
+from celery_durable.store.engine import Store
+from celery_durable.store.engine.faults import describe_fault
+from celery_durable.tasks.heartbeats import LANE
+from celery_durable.tasks.lost.held_tasks import HeldTasks
+from celery_durable.tasks.pools import pool_name
+
+logger = logging.getLogger("celery_durable.lost")
+
+_LIST_SECONDS = 1.0
+_RENEW_SECONDS = 2.0
+_MAX_BYTES_PER_SECOND = 200_000
+"""How much of a long list is written: a worker without a prefetch limit may hold thousands of tasks."""
+_TURN_ITERATIONS = 2
+"""How many iterations of the worker's loop are a turn, so that it reads messages that wait in its socket."""
+_REQUEST_AGAIN_SECONDS = 5.0
+"""When to ask the loop again: a loop that ended with a lost connection has dropped the request."""
+_STUCK_SECONDS = 20.0
+_STACK_FRAMES = 16
+"""How many frames of a stuck loop's stack to log: enough for a client library and its caller."""
+
+
+class HeldTaskReporter:
+    """Reports the held tasks of one worker, from `start` to `stop`.
+
+    ``heartbeat_id`` returns the id of the worker's heartbeat row, or None if there is none.
+    """
+
+    def __init__(self, store: Callable[[], Store], runtime: Runtime, *, heartbeat_id: Callable[[], str | None]) -> None:
+        self.held, self._job = HeldTasks(), Job("durable-held-tasks", self._try_report, lane=LANE)
+        self._store, self._runtime, self._heartbeat_id = store, runtime, heartbeat_id
+        self._consumer: Callable[[], Any] = lambda: None
+        self._written, self._renew_at, self._list_at, self._is_failing = "", -math.inf, -math.inf, False
+        # When the loop was asked to turn, and whether it has.
+        self._asked_at, self._waits_since, self._has_turned, self._is_loop_stuck = -math.inf, 0.0, True, False
+        self._loop_thread = 0
+
+    def start(self, consumer: Callable[[], Any]) -> None:
+        """Start the job; ``consumer`` returns the worker's Celery consumer, or None if it receives no messages."""
+        self._consumer, self._loop_thread = consumer, threading.get_ident()
+        self._job.start()
+
+    def stop(self, timeout: float) -> None:
+        """End the job, and wait for it for at most ``timeout`` seconds."""
+        self._job.stop(timeout)
+
+    def _try_report(self) -> float:
+        try:
+            if (heartbeat_id := self._heartbeat_id()) is not None:
+                self._report(heartbeat_id)
+        except Exception as exc:  # noqa: BLE001  # an outage must not end the job; the next report tries again
+            if not self._is_failing:
+                logger.warning("This worker cannot report its tasks and will retry: %s", describe_fault(exc))
+            self._is_failing = True
+        else:
+            self._is_failing = False
+        return _LIST_SECONDS
+
+    def _report(self, heartbeat_id: str) -> None:
+        now, consumer = self._runtime.monotonic(), self._consumer()
+        held = heartbeats.encode_held(self.held.references(consumer, now))
+        new = held if held != self._written and now >= self._list_at else None
+        if new is None and now < self._renew_at:
+            return
+        # Without a consumer, the worker receives no messages.
+        is_current = (self._has_turned or consumer is None) and held == (new or self._written)
+        if not self._store().transact_once(
+            lambda tx: heartbeats.renew_worker(
+                tx, heartbeat_id, held=new, is_current=is_current, is_stuck=self._is_loop_stuck
+            )
+        ):
+            self._written = ""
+            return
+        self._renew_at = now + _RENEW_SECONDS
+        if new is not None:
+            self._written, self._list_at = new, now + len(new) / _MAX_BYTES_PER_SECOND
+        if consumer is not None:
+            self._ask_for_turn(consumer)
+
+    def _ask_for_turn(self, consumer: Any) -> None:
+        """Ask the loop to turn, after the row was renewed: what has reached the worker by then is in the next list."""
+        now = self._runtime.monotonic()
+        if self._has_turned:
+            self._has_turned, self._waits_since = False, now
+        elif now - self._asked_at < _REQUEST_AGAIN_SECONDS:
+            self._log_stuck_loop(now - self._waits_since, consumer)
+            return
+        self._asked_at = now
+        consumer.call_soon(self._turn, consumer, _TURN_ITERATIONS)
+
+    def _turn(self, consumer: Any, iterations: int) -> None:
+        if iterations:
+            consumer.call_soon(self._turn, consumer, iterations - 1)
+            return
+        self._has_turned = True
+        if self._is_loop_stuck:
+            self._is_loop_stuck = False
+            logger.info("The main loop of this worker runs again")
+
+    def _log_stuck_loop(self, seconds: float, consumer: Any) -> None:
+        """Log the loop's stack once if the loop is stuck; a solo pool's loop is not, since it runs the task bodies."""
+        if self._is_loop_stuck or seconds < _STUCK_SECONDS or pool_name(type(consumer.pool)) == "solo":
+            return
+        self._is_loop_stuck = True
+        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001  # documented, for debuggers
+        logger.warning(
+            "The main loop of this worker has been stuck for %.0f s: it receives and starts no tasks, and its tasks "
+            "go to other workers. The stack of the loop:\n%s",
+            seconds,
+            "".join(traceback.format_stack(frame, _STACK_FRAMES)),
+        )
