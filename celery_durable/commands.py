@@ -54,12 +54,9 @@ INSTANCE = f"{INSTANCES}/{{instanceId}}"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The instance that a command changes, or the workflow of which it creates one.
+    """The instance that a command changes, or the workflow of which it creates one, with an empty ``instance_id``.
 
-    Attributes:
-        workflow: The workflow's name.
-        instance_id: The instance's id; empty if the command creates instances.
-        if_version: The version tags at which the change applies; None means any.
+    ``if_version``: the version tags at which the change applies; None means any.
     """
 
     workflow: str
@@ -69,17 +66,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[Q, A]):
-    """One command.
-
-    Attributes:
-        name: Its name, such as "send_event".
-        path: The path of its route. The method is POST.
-        permission: The permission that the route requires.
-        request: The model of the request's body.
-        response: The model of the response.
-        codes: The problem codes that not every route returns.
-        run: Does it.
-    """
+    """One command, with its route: the method is POST, and ``codes`` are problem codes that not every route returns."""
 
     name: str
     path: str

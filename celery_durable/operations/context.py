@@ -46,17 +46,9 @@ def _find_no_queue(_: str) -> None:
 class OperationContext:
     """The parts that every group of operations uses.
 
-    Attributes:
-        store: The database with the instances.
-        settings: The settings of the application.
-        registry: The workflows that this process knows.
-        runtime: Makes ids and tokens.
-        publish_runs: Is called after a commit, with the runs that became due.
-        send_messages: Is called after a commit, with the messages that the transaction wrote to the outbox.
-        find_task_queue: Returns the queue to which an encoded task is routed; None if that is unknown.
-        scope: The only instances that the caller may reach; None means all.
-        read_store: The database for lists and counts, which may be a replica; None means ``store``.
-        make_redaction: Makes what applies the application's redaction to an instance of a workflow.
+    ``publish_runs`` and ``send_messages`` are called after a commit, with the runs that became due and the messages
+    that it wrote. ``find_task_queue`` returns the queue of an encoded task, None if it is unknown. ``scope``: the only
+    instances that the caller may reach; None means all. ``read_store``: the database for lists and counts.
     """
 
     store: Store

@@ -19,11 +19,7 @@ T = TypeVar("T")
 class HistoryLists:
     """The lists of a history, from the cursors of one request on.
 
-    A cursor contains the number of its run, and it is valid only for the same order and filter.
-
-    Attributes:
-        run: The number of the run to read; None means the current one.
-    """
+    A cursor contains the number of its run, and it is valid only for the same order and filter."""
 
     def __init__(
         self,
@@ -38,6 +34,7 @@ class HistoryLists:
         given: Mapping[str, str | None],
     ) -> None:
         self.run = run
+        """The number of the run to read; None means the current one."""
         self._context, self._limit = context, limit
         self._options: dict[str, Any] = {"newest_first": newest_first, "limit": limit + 1}
         self._log_filter: dict[str, Any] = {"levels": levels, "category": category}

@@ -50,17 +50,11 @@ DECLINED = "noop: this worker takes no runs now, and leaves the run to a later s
 class Runner:
     """Advances runs of the workflows in ``registry``, over one store.
 
-    Args:
-        publish_runs: Called after a commit with the runs that became due.
-        send_messages: Called after a commit with the messages that it wrote to the outbox. A sweep finds the runs and
-            messages for which a call of ``publish_runs`` or ``send_messages`` was lost.
-        should_stop: Called before each claim and at every step call. It returns True while the worker shuts down.
-        stops_process: Returns whether an exception, such as SystemExit, stops the process. Such an exception does
-            not fail a step.
-        groups_commits: Whether passes run at the same time in this process, so that they commit together.
-        kinds: The kinds of steps besides bodies, sleeps and waits.
-        make_redaction: Makes what applies the application's redaction to the errors of an instance before they are
-            stored.
+    ``publish_runs`` and ``send_messages`` are called after a commit, with the runs that became due and the messages
+    that it wrote; a sweep repeats a lost call. ``should_stop`` is called before each claim and at every step call, and
+    returns True while the worker shuts down. ``stops_process`` returns whether an exception, such as SystemExit, stops
+    the process and so fails no step. ``groups_commits``: whether passes run at the same time, and commit together.
+    ``kinds``: the kinds of steps besides bodies, sleeps and waits.
     """
 
     def __init__(

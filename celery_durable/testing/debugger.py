@@ -22,10 +22,7 @@ _ENGINE = __name__.partition(".")[0] + "."
 class StepDebugger(pdb.Pdb):
     """Stops at each step call of a replay, in the frame of the code that makes it.
 
-    Args:
-        steps: The recorded steps, in call order.
-        input_: Where commands are read from. None: the terminal, with its line editing.
-        output: Where it prints.
+    ``input_``: where commands are read from; None: the terminal, with its line editing.
     """
 
     def __init__(self, steps: Sequence[StepRow], *, input_: TextIO | None, output: TextIO) -> None:

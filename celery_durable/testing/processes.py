@@ -24,11 +24,9 @@ AnyProcess = TypeVar("AnyProcess", bound=Process)
 
 
 class Processes:
-    """Starts processes over one database and one clock. They share what they compile.
+    """Starts processes over one database and one clock. ``web`` is the test's own process, which calls the operations.
 
-    Attributes:
-        database: The database of all processes.
-        web: The test's own process, which calls the operations.
+    They share what they compile.
     """
 
     def __init__(

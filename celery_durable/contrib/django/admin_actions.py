@@ -27,17 +27,10 @@ class NothingChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action.
+    """One action: ``run`` does it for the user of this name and returns what has happened, or raises NothingChanged.
 
-    Attributes:
-        name: Its name in the form.
-        label: What its button says.
-        permission: The codename of the permission that it requires.
-        is_possible: Whether the page of an instance offers it.
-        run: Does it, for the user of this name, and returns what has happened. Raises NothingChanged.
-        is_for_many: Whether the list offers it for the selected instances.
-        is_confirmed: Whether the user is asked first.
-        takes_reason: Whether its form has a field for a reason.
+    ``is_possible``: whether the page of an instance offers it. ``is_for_many``: whether the list offers it for the
+    selected instances. ``is_confirmed``: whether the user is asked first.
     """
 
     name: str

@@ -13,16 +13,10 @@ from celery_durable.lint.workflow_code import WorkflowCode
 
 @dataclass(frozen=True, slots=True)
 class CallTable:
-    """Functions that workflow code may not call.
+    """Functions that workflow code may not call, by their full names or the prefixes of these.
 
-    Attributes:
-        rule: The rule that they break.
-        effect: What the call does, which follows "which" in the sentence.
-        names: Full names of functions.
-        prefixes: Prefixes of full names.
-        without_arguments: Functions that break the rule only if fewer arguments are given than this. With them they
-            convert a time, or seed a generator.
-        allowed: Full names below the prefixes that do not break the rule.
+    ``effect``: what the call does, which follows "which" in the sentence. ``without_arguments``: functions that break
+    the rule only if fewer arguments are given than this.
     """
 
     rule: Rule
