@@ -16,6 +16,7 @@ from celery_durable.explain.commands import YOUR_APP, instance_command
 from celery_durable.explain.due import explain_due
 from celery_durable.explain.facts import Diagnosis, Facts
 from celery_durable.explain.phrases import (
+    EXECUTION_IS_OFF,
     build_diagnosis,
     count_attempts,
     count_worker_deaths,
@@ -130,6 +131,8 @@ def _explain_claimed(facts: Facts) -> Diagnosis:
         since = "" if row.lease_until is None else f", which ended {format_age(facts, row.lease_until)} ago"
         silent = f", and has been silent {silence}" if silence else ""
         sentence = f"The worker {node} stopped renewing its lease{since}{silent}. "
+        if not facts.is_execution_enabled:
+            return build_diagnosis(facts, Code.EXECUTION_DISABLED, f"{sentence}Now {EXECUTION_IS_OFF}")
         if has_dispatcher(facts):
             sentence += (
                 "A dispatcher will let another worker take over; a dispatcher that has just started first waits for "

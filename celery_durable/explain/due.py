@@ -10,6 +10,7 @@ from celery_durable.explain.codes import Code
 from celery_durable.explain.commands import YOUR_APP
 from celery_durable.explain.facts import Diagnosis, Facts
 from celery_durable.explain.phrases import (
+    EXECUTION_IS_OFF,
     build_diagnosis,
     count_times,
     describe_missing_dispatcher,
@@ -73,11 +74,7 @@ def explain_due(facts: Facts) -> Diagnosis:
 def _explain_stopped_claims(facts: Facts, since: str) -> Diagnosis | None:
     """Return the diagnosis if a setting, or the database itself, keeps all workers from claiming the run."""
     if not facts.is_execution_enabled:
-        sentence = (
-            f"{since}, but workers take no runs, because durable_execution_enabled is off. It continues when the "
-            "setting is on."
-        )
-        return build_diagnosis(facts, Code.EXECUTION_DISABLED, sentence)
+        return build_diagnosis(facts, Code.EXECUTION_DISABLED, f"{since}, but {EXECUTION_IS_OFF}")
     if facts.is_read_only:  # dispatchers cannot store their heartbeats, so they may seem to be missing
         sentence = f"{since}, but the database is read-only, so no worker can claim it. {READ_ONLY_REMEDY}"
         return build_diagnosis(facts, Code.DUE_NOT_DISPATCHED, sentence, doctor_command())

@@ -13,6 +13,9 @@ from celery_durable.explain.commands import YOUR_APP
 from celery_durable.explain.facts import Diagnosis, Facts
 from celery_durable.model import Heartbeat, RunningStep, StepRecord, format_duration, iso
 
+EXECUTION_IS_OFF = (
+    "workers take no runs, because durable_execution_enabled is off. It continues when the setting is on."
+)
 _MAX_MESSAGE_LENGTH = 300
 
 

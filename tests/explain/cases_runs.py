@@ -173,6 +173,16 @@ RUNS = [
         id="lease expired, nobody looks",
     ),
     pytest.param(
+        told(
+            instance(**{**RUNNING, "lease_until": NOW - MINUTE}), heartbeats=(dispatcher(),), is_execution_enabled=False
+        ),
+        Code.EXECUTION_DISABLED,
+        "The worker celery@a stopped renewing its lease, which ended 1 min ago. Now workers take no runs, because "
+        "durable_execution_enabled is off. It continues when the setting is on.",
+        [],
+        id="lease expired, and execution is switched off",
+    ),
+    pytest.param(
         told(instance(**{**RUNNING, "lease_until": NOW - MINUTE}), dispatcher="worker"),
         Code.LEASE_EXPIRED,
         "The worker celery@a stopped renewing its lease, which ended 1 min ago. No dispatcher has been seen, "
