@@ -54,7 +54,7 @@ drivers.SQLITE_SYNCHRONOUS = "OFF"
 
 
 class PlainImports(MetaPathFinder):
-    """Imports the modules of celery_durable without pytest, which rewrites the asserts of every plugin's distribution.
+    """Imports what the threads of a test import without pytest, which rewrites the asserts of plugins' distributions.
 
     Rewriting parses the module with ast. CPython before 3.11.8 and 3.12.2 raises "SystemError: AST constructor
     recursion depth mismatch" if two threads do that at once (gh-106905), and the threads of a worker import too.
@@ -62,7 +62,8 @@ class PlainImports(MetaPathFinder):
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        return PathFinder.find_spec(name, path, target) if name.startswith("celery_durable.") else None
+        is_plain = name.startswith(("celery_durable.", "schemathesis."))
+        return PathFinder.find_spec(name, path, target) if is_plain else None
 
 
 sys.meta_path.insert(0, PlainImports())

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery
+from celery._state import _set_task_join_will_block
 from celery.contrib.testing.worker import start_worker
 from kombu import Message
 
@@ -28,6 +29,8 @@ def worker(app: Celery, **options: Any) -> Iterator[Any]:
                 alarm.start()
     finally:
         is_over.set()
+        # Tasks of two threads set this to what they have found, so it may stay for all tests after this one.
+        _set_task_join_will_block(False)
 
 
 def _wake_until(app: Celery, is_over: threading.Event) -> None:
