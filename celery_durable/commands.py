@@ -12,8 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotFound
-from celery_durable.model import CreateOptions, Status
-from celery_durable.wire.permissions import Permission
+from celery_durable.model import CreateOptions, InstanceStatus, Permission, Status
 from celery_durable.wire.requests import (
     CreateBatch,
     CreateInstance,
@@ -34,10 +33,9 @@ from celery_durable.wire.responses import (
     ExistingInstance,
     InstanceBatch,
     InstanceItem,
-    ResponseModel,
+    Response,
     Restarted,
     RestartOrCreateResult,
-    StatusView,
     StepCompleted,
     Woken,
 )
@@ -46,7 +44,7 @@ if TYPE_CHECKING:  # a client of the API needs neither the operations nor SQLAlc
     from celery_durable.operations import Operations
 
 Q = TypeVar("Q", bound=RequestModel)
-A = TypeVar("A", bound=ResponseModel)
+A = TypeVar("A", bound=Response)
 
 INSTANCES = "/workflows/{workflowName}/instances"
 INSTANCE = f"{INSTANCES}/{{instanceId}}"
@@ -92,7 +90,7 @@ class Command(Generic[Q, A]):
         return tuple(given.get(word, word) for word in self.path.split("/")[1:])
 
 
-COMMANDS: dict[str, Command[RequestModel, ResponseModel]] = {}
+COMMANDS: dict[str, Command[RequestModel, Response]] = {}
 """The commands by name, in the order of the API's description."""
 
 
@@ -154,7 +152,7 @@ def create(operations: Operations, target: Target, body: CreateInstance) -> Inst
             found = operations.queries.read(target.workflow, body.id)
         except InstanceNotFound:  # out of the caller's scope
             raise taken from None
-        return ExistingInstance(id=body.id, details=StatusView(status=found.status))
+        return ExistingInstance(id=body.id, details=InstanceStatus(found.status))
     return _created(made, Status.ACTIVE if body.run_at is None else Status.WAITING)
 
 
@@ -169,7 +167,7 @@ def create_batch(operations: Operations, target: Target, body: CreateBatch) -> I
 
 
 def _created(instance_id: str, status: Status = Status.ACTIVE) -> InstanceItem:
-    return InstanceItem(id=instance_id, details=StatusView(status=status))
+    return InstanceItem(id=instance_id, details=InstanceStatus(status))
 
 
 # --- pause, resume, wake, end ---------------------------------------------------------------------
@@ -359,7 +357,7 @@ def restart_or_create(operations: Operations, target: Target, body: RestartOrCre
         outcome=started.outcome,
         id=started.instance_id,
         run_number=started.run_number,
-        details=StatusView(status=started.status),
+        details=InstanceStatus(started.status),
     )
 
 
@@ -380,4 +378,4 @@ def send_event(operations: Operations, target: Target, body: SendEvent) -> Event
     )
     # Only the status: a client that may send events may lack the permission to read outputs and errors.
     status = operations.queries.read(target.workflow, target.instance_id).status
-    return EventSent(status=StatusView(status=status), accepted=accepted)
+    return EventSent(status=InstanceStatus(status), accepted=accepted)

@@ -116,21 +116,24 @@ class Redaction:
         step = item.current_step
         return replace(
             item,
-            error=self._redact_error(item.error),
+            details=self.redact_status(item.details),
             labels=self._redact_labels(item.labels),
             current_step=None if step is None else self.redact_step(step),
         )
 
     def redact_details(self, details: InstanceDetails) -> InstanceDetails:
         """Redact an instance with its current run and step."""
-        step = details.current_step
+        meta, step = details.meta, details.meta.current_step
         return replace(
             details,
-            status=self.redact_status(details.status),
-            params=self.redact_value(details.params, "params"),
-            reason=self.redact_value(details.reason, "reason"),
-            current_step=None if step is None else self.redact_step(step),
-            labels=self._redact_labels(details.labels),
+            details=self.redact_status(details.details),
+            meta=replace(
+                meta,
+                params=self.redact_value(meta.params, "params"),
+                reason=self.redact_value(meta.reason, "reason"),
+                current_step=None if step is None else self.redact_step(step),
+                labels=self._redact_labels(meta.labels),
+            ),
         )
 
     def redact_history(self, found: History) -> History:

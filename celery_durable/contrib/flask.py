@@ -24,6 +24,7 @@ from celery_durable.config import Settings
 from celery_durable.errors import ConfigInvalid, DurableError, NotConfigured
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
+from celery_durable.wire.encoding import to_json
 from celery_durable.wire.responses import Problem, describe_refusal
 
 __all__ = ["FlaskDurable"]
@@ -191,4 +192,4 @@ def _answer(error: DurableError) -> Response:
         raise error
     status, message = HTTPStatus(error.http_status), describe_refusal(error)
     problem = Problem(title=status.phrase, status=status, detail=message, code=error.code, message=message)
-    return Response(problem.to_json(), status, mimetype="application/problem+json")
+    return Response(to_json(problem), status, mimetype="application/problem+json")

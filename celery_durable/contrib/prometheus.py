@@ -224,7 +224,7 @@ class InstanceCounts(Collector):
         help_ = "Instances that have not ended, by status; 10,000 stands for 10,000 or more."
         gauge = GaugeMetricFamily("celery_durable_instances", help_, labels=["workflow", "status"])
         for (workflow, status), count in self._counts.items():
-            gauge.add_metric([workflow, status.value], count.number)
+            gauge.add_metric([workflow, status.value], count.count)
         yield gauge
         help_ = "How long the oldest run that no worker has claimed has been due; 0 if none is due."
         oldest = GaugeMetricFamily("celery_durable_oldest_due_seconds", help_, labels=[])

@@ -15,6 +15,7 @@ from celery_durable.model import (
     Heartbeat,
     InstanceRow,
     ParentStep,
+    Record,
     RowLocker,
     RunRow,
     Status,
@@ -70,7 +71,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Record):
     """Why an instance is in its current state.
 
     Attributes:

@@ -7,8 +7,7 @@ unless you pass ``allow_anonymous=True``. It requires the extra ``http``.
 from celery_durable.http.access import Access, Actor, Authorize, Hook
 from celery_durable.http.app import asgi, router
 from celery_durable.http.problems import Forbidden, NoAuthorization, Unauthenticated
-from celery_durable.model import Scope
-from celery_durable.wire.permissions import Permission
+from celery_durable.model import Permission, Scope
 
 __all__ = [
     "Access",

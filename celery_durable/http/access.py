@@ -33,9 +33,8 @@ from celery_durable.http.problems import (
     build_http_exception_response,
 )
 from celery_durable.http.timeouts import HookThreads
-from celery_durable.model import Scope
+from celery_durable.model import Permission, Scope
 from celery_durable.operations import Operations
-from celery_durable.wire.permissions import Permission
 
 E = TypeVar("E", bound=Callable[..., Any])
 

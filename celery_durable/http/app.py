@@ -17,17 +17,27 @@ from starlette.responses import JSONResponse, Response
 from celery_durable import commands
 from celery_durable.app import Durable
 from celery_durable.commands import COMMANDS, INSTANCE, INSTANCES
+from celery_durable.explain import Diagnosis
 from celery_durable.http import openapi, timeouts, topics
 from celery_durable.http.access import AccessControl, Authorize, Hook, make_guarded_route, requires
 from celery_durable.http.changes import CommandRoutes
 from celery_durable.http.followers import Followers
-from celery_durable.http.overview import OverviewRoutes
 from celery_durable.http.problems import build_http_exception_response
 from celery_durable.http.process import ProcessRoutes
 from celery_durable.http.reading import ReadRoutes
-from celery_durable.wire import responses
-from celery_durable.wire.permissions import Permission
+from celery_durable.model import InstanceDetails, Permission, Record, Stats
 from celery_durable.wire.requests import CreateInstance
+from celery_durable.wire.responses import (
+    Emitted,
+    Healthy,
+    HistoryResponse,
+    InstanceList,
+    PublishedValues,
+    Ticked,
+    WaiterList,
+    WaitList,
+    WorkflowList,
+)
 
 _ENVELOPE_BYTES = 64 * 1024
 
@@ -65,7 +75,6 @@ def router(
     schemes = [Depends(openapi.DescribedScheme(name, about)) for name, about in (security_schemes or {}).items()]
     made = APIRouter(route_class=make_guarded_route(access_control), tags=["workflows"], dependencies=schemes)
     _add_reading(made, ReadRoutes(durable, Followers(max_streams)))
-    _add_overview(made, OverviewRoutes(durable))
     _add_changes(made, CommandRoutes(durable, access_control))
     _add_topics(made, topics.TopicRoutes(durable, access_control))
     _add_running(made, ProcessRoutes(durable), with_tick=tick)
@@ -129,7 +138,7 @@ def _add(
     made: APIRouter,
     where: str,
     endpoint: Callable[..., Any],
-    model: Any,
+    model: type[Record] | None,
     codes: tuple[str, ...],
     *,
     status: int = 200,
@@ -146,7 +155,7 @@ def _add(
         status_code=status,
         response_model=model,
         response_class=response_class,
-        responses={**(responses or {}), **openapi.errors(*codes)},
+        responses={**openapi.example(status, model), **(responses or {}), **openapi.errors(*codes)},
         include_in_schema=in_schema,
         operation_id=openapi.operation_id(endpoint.__name__),
         summary=openapi.summary(endpoint),
@@ -155,20 +164,17 @@ def _add(
 
 
 def _add_reading(made: APIRouter, to: ReadRoutes) -> None:
-    _add(made, "GET /workflows", to.list_workflows, responses.WorkflowList, ())
+    _add(made, "GET /workflows", to.list_workflows, WorkflowList, ())
     listed = ("WORKFLOW_NOT_FOUND", "INVALID_CURSOR", *_LABELS)
-    _add(made, f"GET {INSTANCES}", to.list_instances, responses.InstanceList, listed)
+    _add(made, f"GET {INSTANCES}", to.list_instances, InstanceList, listed)
+    _add(made, "GET /instances", to.list_all_instances, InstanceList, ("INVALID_CURSOR", *_LABELS))
+    _add(made, "GET /stats", to.stats, Stats, ())
+    _add(made, "GET /waits", to.waits, WaitList, ("FILTER_TOO_BROAD",))
     one = ("INSTANCE_NOT_FOUND", "TOO_MANY_STREAMS")
-    _add(made, f"GET {INSTANCE}", to.get, responses.InstanceView, one, responses=openapi.NOT_MODIFIED)
-    _add(made, f"GET {INSTANCE}/explain", to.explain, responses.Explanation, ("INSTANCE_NOT_FOUND",))
-    _add(made, f"GET {INSTANCE}/history", to.history, responses.HistoryView, _RUN)
-    _add(
-        made,
-        f"GET {INSTANCE}/published",
-        to.published,
-        responses.PublishedValuesResponse,
-        ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND"),
-    )
+    _add(made, f"GET {INSTANCE}", to.get, InstanceDetails, one, responses=openapi.NOT_MODIFIED)
+    _add(made, f"GET {INSTANCE}/explain", to.explain, Diagnosis, ("INSTANCE_NOT_FOUND",))
+    _add(made, f"GET {INSTANCE}/history", to.history, HistoryResponse, _RUN)
+    _add(made, f"GET {INSTANCE}/published", to.published, PublishedValues, ("INSTANCE_NOT_FOUND", "RUN_NOT_FOUND"))
     _add(
         made,
         f"GET {INSTANCE}/stream",
@@ -178,13 +184,6 @@ def _add_reading(made: APIRouter, to: ReadRoutes) -> None:
         responses=openapi.STREAM,
         response_class=Response,
     )
-
-
-def _add_overview(made: APIRouter, to: OverviewRoutes) -> None:
-    listed = ("INVALID_CURSOR", *_LABELS)
-    _add(made, "GET /instances", to.list_all_instances, responses.InstanceListOfAll, listed)
-    _add(made, "GET /stats", to.stats, responses.StatsView, ())
-    _add(made, "GET /waits", to.waits, responses.WaitList, ("FILTER_TOO_BROAD",))
 
 
 def _add_changes(made: APIRouter, to: CommandRoutes) -> None:
@@ -199,12 +198,12 @@ def _add_changes(made: APIRouter, to: CommandRoutes) -> None:
 
 def _add_topics(made: APIRouter, to: topics.TopicRoutes) -> None:
     codes = ("INVALID_TOPIC", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", "EMISSION_MISMATCH", *_BODY)
-    _add(made, "POST /topics/{topic:path}/emit", to.emit, topics.Emitted, codes)
-    _add(made, "GET /topics/{topic:path}/waiters", to.waiters, topics.WaiterList, ("INVALID_TOPIC", "INVALID_CURSOR"))
+    _add(made, "POST /topics/{topic:path}/emit", to.emit, Emitted, codes)
+    _add(made, "GET /topics/{topic:path}/waiters", to.waiters, WaiterList, ("INVALID_TOPIC", "INVALID_CURSOR"))
 
 
 def _add_running(made: APIRouter, to: ProcessRoutes, *, with_tick: bool) -> None:
     if with_tick:
-        _add(made, "POST /_runner/tick", to.tick, responses.Ticked, _BODY)
-    _add(made, "GET /healthz", to.healthz, responses.Healthy, ())
-    _add(made, "GET /readyz", to.readyz, responses.Healthy, ("NOT_READY",))
+        _add(made, "POST /_runner/tick", to.tick, Ticked, _BODY)
+    _add(made, "GET /healthz", to.healthz, Healthy, ())
+    _add(made, "GET /readyz", to.readyz, Healthy, ("NOT_READY",))

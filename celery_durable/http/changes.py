@@ -23,11 +23,10 @@ from celery_durable.definitions import Definition
 from celery_durable.errors import BatchTooLarge, ValueRefused
 from celery_durable.http import timeouts
 from celery_durable.http.access import Access, AccessControl, requires, restrict_to_request_scope
-from celery_durable.http.etags import parse_if_match
 from celery_durable.http.openapi import IfMatch, InstanceId, WorkflowName
-from celery_durable.http.reading import json_response
+from celery_durable.http.reading import json_response, parse_if_match
+from celery_durable.model import Permission
 from celery_durable.operations import Operations
-from celery_durable.wire.permissions import Permission
 from celery_durable.wire.requests import (
     CreateBatch,
     CreateInstance,

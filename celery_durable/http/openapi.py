@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import Header, Path
@@ -12,9 +13,50 @@ from fastapi.security.base import SecurityBase
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from celery_durable.explain import Code, Diagnosis
 from celery_durable.http.problems import MEDIA_TYPE
-from celery_durable.wire.codes import STATUS
-from celery_durable.wire.responses import InstanceItem, Problem
+from celery_durable.model import (
+    DueRuns,
+    EventWait,
+    InstanceDetails,
+    InstanceMeta,
+    InstanceStatus,
+    InstanceSummary,
+    Published,
+    QueueLength,
+    Record,
+    Stats,
+    Status,
+    StatusCount,
+    StepRecord,
+    StepStatus,
+    StepType,
+    Waiter,
+)
+from celery_durable.values import Parameter
+from celery_durable.wire.encoding import to_data
+from celery_durable.wire.responses import (
+    STATUS,
+    Done,
+    Emitted,
+    EventSent,
+    Healthy,
+    HistoryResponse,
+    InstanceBatch,
+    InstanceItem,
+    InstanceList,
+    Problem,
+    PublishedValues,
+    Restarted,
+    RestartOrCreateResult,
+    StepCompleted,
+    Ticked,
+    WaiterList,
+    WaitList,
+    Woken,
+    WorkflowList,
+    WorkflowParameters,
+)
 
 TITLE = "celery_durable"
 VERSION = "1"
@@ -67,6 +109,113 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     content = {MEDIA_TYPE: {"schema": _REFERENCE}}
     return described | {"default": {"model": Problem, "description": "Any other error.", "content": content}}
 
+
+def example(status: int, model: type[Record] | None) -> dict[int | str, dict[str, Any]]:
+    """Return the example of a route's response. A route without a model has none."""
+    found = _EXAMPLES.get(model)
+    return {} if found is None else {status: {"content": {"application/json": {"example": found}}}}
+
+
+_WHEN = datetime(2030, 1, 1, 8, tzinfo=UTC)
+_STEP = StepRecord(
+    step_key="wait for approval",
+    name="wait for approval",
+    type=StepType.WAIT,
+    status=StepStatus.WAITING,
+    attempts=0,
+    wake_at=_WHEN + timedelta(days=1),
+    wait_event_type="approval",
+    created_at=_WHEN,
+)
+_LABELS = {"tenant": "acme"}
+_ACTIVE, _WAITING = InstanceStatus(Status.ACTIVE), InstanceStatus(Status.WAITING)
+_CREATED = InstanceItem(id="order-42", details=_ACTIVE)
+_RUN: dict[str, Any] = {"workflow": "order", "instance_id": "order-42", "run_number": 1}
+_EXAMPLES: dict[type[Record] | None, dict[str, Any]] = {
+    type(each): to_data(each)
+    for each in (
+        WorkflowList(
+            workflows=[WorkflowParameters(name="order", parameters=[Parameter("orderId", "str", required=True)])]
+        ),
+        InstanceList(
+            instances=[
+                InstanceSummary(
+                    id="order-42",
+                    workflow="order",
+                    run_number=1,
+                    details=_WAITING,
+                    created_at=_WHEN,
+                    updated_at=_WHEN,
+                    labels=_LABELS,
+                )
+            ],
+            has_next_page=False,
+        ),
+        InstanceDetails(
+            id="order-42",
+            details=_WAITING,
+            meta=InstanceMeta(
+                workflow="order",
+                run_number=1,
+                params={"orderId": "42", "cents": 1999},
+                labels=_LABELS,
+                created_at=_WHEN,
+                updated_at=_WHEN,
+                started_at=_WHEN,
+                pause_requested=False,
+                current_step=_STEP,
+            ),
+        ),
+        Diagnosis(
+            Code.WAITING_EVENT,
+            'Waits at step "wait for approval" for an event "approval".',
+            {"status": "waiting"},
+            ("celery -A <your app> durable send-event order order-42 approval",),
+        ),
+        HistoryResponse(run_number=1, steps=[_STEP], events=(), steps_has_next_page=False, events_has_next_page=False),
+        PublishedValues(run_number=1, published={"progress": Published({"done": 3, "total": 10}, updated_at=_WHEN)}),
+        Stats(
+            [StatusCount(3, workflow="order", status=Status.WAITING)],
+            DueRuns(1, oldest=_WHEN),
+            [QueueLength("durable", 1)],
+        ),
+        WaitList(
+            waits=[
+                EventWait(
+                    **_RUN,
+                    status=Status.WAITING,
+                    wait_event_type="approval",
+                    step_name="wait for approval",
+                    since=_WHEN,
+                    wake_at=_STEP.wake_at,
+                )
+            ]
+        ),
+        WaiterList(
+            waiters=[
+                Waiter(
+                    **_RUN,
+                    step="wait for the price",
+                    topic="prices",
+                    opened_at=_WHEN,
+                    deadline=_WHEN + timedelta(days=1),
+                )
+            ],
+            has_next_page=False,
+        ),
+        _CREATED,
+        InstanceBatch(instances=[_CREATED]),
+        Done(),
+        Woken(woken=True),
+        Restarted(run_number=2),
+        StepCompleted(run_number=1),
+        RestartOrCreateResult(outcome="restarted", id="order-42", run_number=2, details=_ACTIVE),
+        EventSent(status=_ACTIVE, accepted=True),
+        Emitted(resumed=3),
+        Ticked(processed=3),
+        Healthy(),
+    )
+}
 
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The instance has not changed."}}
 EXISTING: dict[int | str, dict[str, Any]] = {

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from celery_durable.errors import DurableError, EventRefused, StoreUnavailable, WorkflowParamsInvalid
 from celery_durable.http import timeouts
 from celery_durable.store.engine.faults import describe_fault, is_transient
+from celery_durable.wire.encoding import to_json
 from celery_durable.wire.responses import InvalidField, Problem, describe_refusal
 
 logger = logging.getLogger("celery_durable.http")
@@ -94,9 +95,10 @@ def build_problem(
     status: int, code: str, message: str, *, headers: Any = None, invalid_fields: list[InvalidField] | None = None
 ) -> Response:
     """Return a response with a problem as its body."""
-    given: dict[str, Any] = {} if invalid_fields is None else {"errors": invalid_fields}
-    body = Problem(title=_status_phrase(status), status=status, detail=message, code=code, message=message, **given)
-    return Response(body.to_json(), status, headers, MEDIA_TYPE)
+    body = Problem(
+        title=_status_phrase(status), status=status, detail=message, code=code, message=message, errors=invalid_fields
+    )
+    return Response(to_json(body), status, headers, MEDIA_TYPE)
 
 
 def _status_phrase(status: int) -> str:

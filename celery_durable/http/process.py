@@ -16,10 +16,11 @@ from celery_durable.http import timeouts
 from celery_durable.http.access import requires
 from celery_durable.http.problems import NotReady
 from celery_durable.http.reading import json_response
+from celery_durable.model import Permission
 from celery_durable.store.engine.faults import describe_fault
 from celery_durable.store.migrations import migrate
-from celery_durable.wire import requests, responses
-from celery_durable.wire.permissions import Permission
+from celery_durable.wire.requests import TickRequest
+from celery_durable.wire.responses import Healthy, Ticked
 
 logger = logging.getLogger("celery_durable.http")
 
@@ -38,17 +39,17 @@ class ProcessRoutes:
         return ThreadPoolExecutor(_MAX_CONCURRENT_TICKS, thread_name_prefix="durable-tick")
 
     @requires(Permission.TICK)
-    async def tick(self, body: Annotated[requests.TickRequest | None, Body()] = None) -> Response:
+    async def tick(self, body: Annotated[TickRequest | None, Body()] = None) -> Response:
         """Run due workflows in the serving process.
 
         For deployments in which a scheduler such as cron replaces Celery workers. One tick runs up to `maxInstances`
         passes, each of up to `maxSteps` steps. Several ticks may run at the same time. `processed` is the number of
         passes.
         """
-        asked = body or requests.TickRequest()
+        asked = body or TickRequest()
         work = functools.partial(self._durable.tick, max_instances=asked.max_instances, max_steps=asked.max_steps)
         processed = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        return json_response(responses.Ticked(processed=processed))
+        return json_response(Ticked(processed=processed))
 
     @requires(Permission.HEALTH)
     async def healthz(self) -> Response:
@@ -56,7 +57,7 @@ class ProcessRoutes:
 
         It uses neither the database nor the broker.
         """
-        return json_response(responses.Healthy(status="ok"))
+        return json_response(Healthy(status="ok"))
 
     @requires(Permission.HEALTH)
     async def readyz(self) -> Response:
@@ -66,4 +67,4 @@ class ProcessRoutes:
         except Exception as exc:
             logger.warning("Not ready: %s", describe_fault(exc))
             raise NotReady from exc
-        return json_response(responses.Healthy(status="ok"))
+        return json_response(Healthy(status="ok"))

@@ -1,10 +1,11 @@
-"""The routes that read: workflows, lists, one instance, its history and its stream."""
+"""The routes that read: lists, one instance, its history and its stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query
 from starlette.responses import Response
@@ -12,18 +13,25 @@ from starlette.responses import Response
 from celery_durable import values
 from celery_durable.app import Durable
 from celery_durable.errors import WorkflowNotFound
+from celery_durable.explain import explain
 from celery_durable.http import timeouts
 from celery_durable.http.access import requires, restrict_to_request_scope
-from celery_durable.http.etags import format_etag, matches_if_none_match
 from celery_durable.http.followers import Followers
 from celery_durable.http.openapi import EventStream, IfNoneMatch, InstanceId, WorkflowName
 from celery_durable.http.stream import Stream, StreamPosition
-from celery_durable.http.view import View
-from celery_durable.model import LogLevel, Status, VersionedInstance
+from celery_durable.model import InstanceSummary, LogLevel, Page, Permission, Record, Status, VersionedInstance
 from celery_durable.operations import Operations
+from celery_durable.redaction import Redaction
 from celery_durable.values.labels import MAX_LABELS
-from celery_durable.wire import responses, views
-from celery_durable.wire.permissions import Permission
+from celery_durable.wire.encoding import to_json
+from celery_durable.wire.responses import (
+    HistoryResponse,
+    InstanceList,
+    PublishedValues,
+    WaitList,
+    WorkflowList,
+    WorkflowParameters,
+)
 
 MAX_PAGE_SIZE = 100
 _MAX_WAIT_SECONDS = 60
@@ -55,16 +63,16 @@ class ReadRoutes:
     def _operations(self) -> Operations:
         return restrict_to_request_scope(self._durable.internals.operations)
 
-    def _view(self, workflow: str, instance_id: str) -> View:
-        return View(self._durable.internals.redaction(workflow, instance_id))
+    def _redaction(self, workflow: str, instance_id: str) -> Redaction:
+        return self._durable.internals.redaction(workflow, instance_id)
 
     @requires(Permission.READING)
     def list_workflows(self) -> Response:
         """List the workflows that the serving process knows."""
         registry = self._durable.internals.registry
         known = [registry.get(name) for name in sorted(self._durable.workflows)]
-        found = [views.workflow_view(each.name, each.params.parameters) for each in known]
-        return json_response(responses.WorkflowList(workflows=found))
+        found = [WorkflowParameters(name=each.name, parameters=each.params.parameters) for each in known]
+        return json_response(WorkflowList(workflows=found))
 
     @requires(Permission.READING)
     def list_instances(
@@ -83,9 +91,50 @@ class ReadRoutes:
         page = self._operations.queries.list(workflow, status=status, cursor=cursor, limit=page_size, labels=labels)
         if not page.items and cursor is None and workflow not in self._durable.workflows:
             raise WorkflowNotFound(workflow, [])
-        more = {} if page.cursor is None else {"cursor": page.cursor}
-        items = [self._view(workflow, item.id).list_item(item) for item in page.items]
-        return json_response(responses.InstanceList(instances=items, has_next_page=page.cursor is not None, **more))
+        return self._list_response(page)
+
+    def _list_response(self, page: Page[InstanceSummary]) -> Response:
+        items = [self._redaction(item.workflow, item.id).redact_summary(item) for item in page.items]
+        return json_response(InstanceList(instances=items, cursor=page.cursor, has_next_page=page.cursor is not None))
+
+    @requires(Permission.READING)
+    def list_all_instances(
+        self,
+        status: Annotated[Status | None, Query(description="Only in this status.")] = None,
+        page_size: PageSize = 25,
+        cursor: Cursor = None,
+        label: Labels = (),
+    ) -> Response:
+        """List the instances of all workflows, newest first.
+
+        The items have no parameters and no output.
+        """
+        page = self._operations.queries.list(
+            None, status=status, cursor=cursor, limit=page_size, labels=values.parse_labels(label)
+        )
+        return self._list_response(page)
+
+    @requires(Permission.READING)
+    def stats(self) -> Response:
+        """Count the instances by workflow and status.
+
+        The response also has the number of runs that are due and not claimed. A client that may see all instances gets
+        the lengths of the queues of known workflows and of waiting tasks, too. A count that is not exact is a minimum.
+        """
+        # A queue is not of one scope, so a client that is restricted to one gets no queues.
+        queues = {} if self._operations.scope_text else self._durable.internals.queue_lengths()
+        return json_response(self._operations.stats.read(queues))
+
+    @requires(Permission.READING)
+    def waits(
+        self,
+        event_type: Annotated[str | None, Query(alias="type", description="Only for events of this type.")] = None,
+        workflow: Annotated[str | None, Query(alias="workflowName", description="Only of this workflow.")] = None,
+        page_size: PageSize = 25,
+    ) -> Response:
+        """List the steps that wait for an event, those of the newest instances first."""
+        found = self._operations.stats.waits(workflow=workflow, event_type=event_type, limit=page_size)
+        return json_response(WaitList(waits=found))
 
     @requires(Permission.READING)
     async def get(
@@ -110,9 +159,9 @@ class ReadRoutes:
         return await timeouts.run_in_request_thread(self._get_response, workflow, instance_id)
 
     def _get_response(self, workflow: str, instance_id: str) -> Response:
-        details = self._operations.queries.details(workflow, instance_id)
-        shown = self._view(workflow, instance_id).instance(details)
-        return json_response(shown, headers={"ETag": format_etag(details.tag)})
+        tag, details = self._operations.queries.details(workflow, instance_id)
+        shown = self._redaction(workflow, instance_id).redact_details(details)
+        return json_response(shown, headers={"ETag": format_etag(tag)})
 
     async def _long_poll(
         self, workflow: str, instance_id: str, wait: float, if_none_match: str | None
@@ -136,7 +185,7 @@ class ReadRoutes:
         The response has a code for programs, a sentence for people, the facts behind them, and commands to run.
         """
         facts = self._operations.queries.facts(workflow, instance_id)
-        return json_response(self._view(workflow, instance_id).explanation(facts))
+        return json_response(explain(self._redaction(workflow, instance_id).redact_facts(facts)))
 
     @requires(Permission.READING)
     def history(
@@ -180,7 +229,14 @@ class ReadRoutes:
             levels=None if log_level is None else _LEVELS[_LEVELS.index(log_level) :],
             category=log_category,
         )
-        return json_response(self._view(workflow, instance_id).history(page, with_run=include_run))
+        page = self._redaction(workflow, instance_id).redact_page(page)
+        lists = {"steps": page.steps, "events": page.events, "logs": page.logs, "attempts": page.attempts}
+        fields: dict[str, Any] = {}
+        for name, found in lists.items():
+            if found is not None:
+                more = {f"{name}_cursor": found.cursor, f"{name}_has_next_page": found.cursor is not None}
+                fields |= {name: found.items, **more}
+        return json_response(HistoryResponse(run_number=page.run_number, run=page if include_run else None, **fields))
 
     @requires(Permission.READING)
     def published(self, workflow: WorkflowName, instance_id: InstanceId, run_number: RunNumber = None) -> Response:
@@ -190,8 +246,8 @@ class ReadRoutes:
         """
         run = self._operations.queries.read(workflow, instance_id).run_number if run_number is None else run_number
         found = self._operations.history.published(workflow, instance_id, run=run)
-        shown = self._view(workflow, instance_id).published(found)
-        return json_response(responses.PublishedValuesResponse(run_number=run, published=shown))
+        shown = self._redaction(workflow, instance_id).redact_published(found)
+        return json_response(PublishedValues(run_number=run, published=shown))
 
     @requires(Permission.READING)
     async def stream(
@@ -218,16 +274,42 @@ class ReadRoutes:
         await timeouts.run_in_request_thread(self._operations.history.outcome, workflow, instance_id, run=run)
         if position.is_over:
             return Response(status_code=204)
-        view = self._view(workflow, instance_id)
+        redaction = self._redaction(workflow, instance_id)
         followed = Stream(
-            self._operations, self._followers, view, workflow, instance_id, position=position, cursors=cursors
+            self._operations, self._followers, redaction, workflow, instance_id, position=position, cursors=cursors
         )
         self._followers.enter()
         return EventStream(followed.messages(), on_end=self._followers.leave)
 
 
-def json_response(
-    what: responses.ResponseModel, *, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
+def json_response(what: Record, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a response with a JSON body."""
-    return Response(what.to_json(), status, headers, "application/json")
+    return Response(to_json(what), status, headers, "application/json")
+
+
+# --- ETags: the version tag of an instance, in quotes -----------------------------------------------
+
+_TAG = re.compile(r'(W/)?"([^"]*)"')
+
+
+def format_etag(tag: str) -> str:
+    """Return the ETag header for a version tag."""
+    return f'"{tag}"'
+
+
+def matches_if_none_match(tag: str, if_none_match: str | None) -> bool:
+    """Return whether the header If-None-Match lists this tag."""
+    if if_none_match is None:
+        return False
+    return if_none_match.strip() == "*" or tag in _tags(if_none_match, weak_too=True)
+
+
+def parse_if_match(if_match: str | None) -> Collection[str] | None:
+    """Return the tags that the header If-Match lists, or None if it accepts any."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    return _tags(if_match, weak_too=False)
+
+
+def _tags(header: str, *, weak_too: bool) -> set[str]:
+    return {text for weak, text in _TAG.findall(header) if weak_too or not weak}

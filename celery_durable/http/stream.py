@@ -14,11 +14,12 @@ from typing import cast
 from celery_durable.errors import InstanceNotFound
 from celery_durable.http import timeouts
 from celery_durable.http.followers import Followers
-from celery_durable.http.view import View
-from celery_durable.model import FINISHED_STEPS, Published, Status, StepRecord
+from celery_durable.model import FINISHED_STEPS, InstanceStatus, Published, Record, Status, StepRecord
 from celery_durable.operations import Operations
+from celery_durable.redaction import Redaction
 from celery_durable.values import Cursors
-from celery_durable.wire.responses import PublishedChange, ResponseModel, StatusView
+from celery_durable.wire.encoding import to_json
+from celery_durable.wire.responses import PublishedChange
 
 _PAGE = 100
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
@@ -60,14 +61,14 @@ class Stream:
         self,
         operations: Operations,
         followers: Followers,
-        view: View,
+        redaction: Redaction,
         workflow: str,
         instance_id: str,
         *,
         position: StreamPosition,
         cursors: Cursors,
     ) -> None:
-        self._operations, self._followers, self._view = operations, followers, view
+        self._operations, self._followers, self._redaction = operations, followers, redaction
         self._workflow, self._instance_id = workflow, instance_id
         self._run, self._log, self._done_until = position.run, position.log, (position.seq, position.key)
         self._cursors = cursors
@@ -101,7 +102,7 @@ class Stream:
                     return
                 if row.status is not self._status:
                     self._status = row.status
-                    yield self._message("status", StatusView(status=row.status))
+                    yield self._message("status", InstanceStatus(row.status))
                 pause = _SHORTEST_SECONDS
             await timeouts.pause(pause)
             quiet, left = quiet + pause, left - pause
@@ -119,12 +120,12 @@ class Stream:
             if len(lines) < _PAGE:
                 return
 
-    def _next_logs(self) -> list[tuple[int, ResponseModel]]:
-        # The view runs here, on a thread, because it calls the redaction hook of the application.
+    def _next_logs(self) -> list[tuple[int, Record]]:
+        # Redacted here, on a thread, because that calls the hook of the application.
         lines = self._operations.history.logs(
             self._workflow, self._instance_id, run=self._run, after_id=self._log, limit=_PAGE
         )
-        return [(line.id, self._view.log(line)) for line in lines]
+        return [(line.id, self._redaction.redact_log(line)) for line in lines]
 
     async def _steps(self) -> AsyncIterator[str]:
         after, is_complete = self._done_until, True
@@ -145,27 +146,29 @@ class Stream:
             if len(page) < _PAGE:
                 return
 
-    def _next_steps(self, after: tuple[int, str]) -> list[tuple[int, StepRecord, ResponseModel]]:
+    def _next_steps(self, after: tuple[int, str]) -> list[tuple[int, StepRecord, Record]]:
         page = self._operations.history.steps(
             self._workflow, self._instance_id, run=self._run, after=after, limit=_PAGE
         )
-        return [(seq, step, self._view.step(step)) for seq, step in page]
+        return [(seq, step, self._redaction.redact_step(step)) for seq, step in page]
 
-    def _next_published(self) -> list[ResponseModel]:
+    def _next_published(self) -> list[Record]:
         before = self._sent_published
         self._sent_published = self._operations.history.published(self._workflow, self._instance_id, run=self._run)
         new = {key: found for key, found in self._sent_published.items() if before.get(key) != found}
-        return [PublishedChange(key=key, **dict(found)) for key, found in self._view.published(new).items()]
+        shown = self._redaction.redact_published(new)
+        return [PublishedChange(found.value, updated_at=found.updated_at, key=key) for key, found in shown.items()]
 
     async def _end(self) -> str:
         return self._message("end", await timeouts.run_read(self._outcome), is_over=True)
 
-    def _outcome(self) -> ResponseModel:
-        return self._view.status(self._operations.history.outcome(self._workflow, self._instance_id, run=self._run))
+    def _outcome(self) -> Record:
+        found = self._operations.history.outcome(self._workflow, self._instance_id, run=self._run)
+        return self._redaction.redact_status(found)
 
-    def _message(self, kind: str, answer: ResponseModel, *, is_over: bool = False) -> str:
+    def _message(self, kind: str, answer: Record, *, is_over: bool = False) -> str:
         position = StreamPosition(self._run, self._log, *self._done_until, is_over=is_over)
-        return f"id: {position.write(self._cursors)}\nevent: {kind}\ndata: {answer.to_json().decode()}\n\n"
+        return f"id: {position.write(self._cursors)}\nevent: {kind}\ndata: {to_json(answer).decode()}\n\n"
 
 
 def _has_ended(step: StepRecord) -> bool:

@@ -15,6 +15,7 @@ from celery_durable.model.details import (
     History,
     HistoryPage,
     InstanceDetails,
+    InstanceMeta,
     InstanceStatus,
     InstanceSummary,
     Page,
@@ -45,7 +46,16 @@ from celery_durable.model.outcomes import (
     crash_delay,
     decide_release,
 )
-from celery_durable.model.overview import Count, EventWait, Overdue, RowLocker, Stats, TaskQueue
+from celery_durable.model.overview import (
+    Count,
+    DueRuns,
+    EventWait,
+    QueueLength,
+    RowLocker,
+    Stats,
+    StatusCount,
+    TaskQueue,
+)
 from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
 from celery_durable.model.record import Record
 from celery_durable.model.records import (
@@ -89,7 +99,7 @@ from celery_durable.model.rows import (
     VersionedInstance,
     build_log_fields,
 )
-from celery_durable.model.scopes import Scope
+from celery_durable.model.scopes import Permission, Scope
 from celery_durable.model.states import (
     FINISHED_STEPS,
     LEASE_EXPIRED,
@@ -164,6 +174,7 @@ __all__ = [
     "CreateOptions",
     "Delivery",
     "DueRun",
+    "DueRuns",
     "Emission",
     "EmissionProgress",
     "Ending",
@@ -177,6 +188,7 @@ __all__ = [
     "HistoryPage",
     "IfExists",
     "InstanceDetails",
+    "InstanceMeta",
     "InstanceRow",
     "InstanceStatus",
     "InstanceSummary",
@@ -196,13 +208,14 @@ __all__ = [
     "OutboundEvent",
     "OutboxKind",
     "OutboxMessage",
-    "Overdue",
     "Page",
     "Parent",
     "ParentStep",
     "PassResult",
+    "Permission",
     "PlannedStep",
     "Published",
+    "QueueLength",
     "ReceivedEvent",
     "Receiver",
     "Record",
@@ -220,6 +233,7 @@ __all__ = [
     "Scope",
     "Stats",
     "Status",
+    "StatusCount",
     "StepBefore",
     "StepRecord",
     "StepRow",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from celery_durable.model.record import Record
+from celery_durable.model.record import Record, RecordId
 from celery_durable.model.records import ErrorInfo
 
 
@@ -86,7 +86,7 @@ class AttemptRecord(Record):
         step: The name of the step; None if ``step_key`` is None.
     """
 
-    id: int
+    id: RecordId
     step_key: str | None = None
     item: int | None = None
     attempt: int | None = None

@@ -12,7 +12,7 @@ from pydantic import Field
 from celery_durable.model.attempts import AttemptRecord
 from celery_durable.model.record import Milliseconds, Record, WorkflowName
 from celery_durable.model.records import AuditRecord, ErrorInfo, EventRecord, LogRecord, StepRecord
-from celery_durable.model.rows import InstanceRow, Origin, RunningStep
+from celery_durable.model.rows import Origin, RunningStep
 from celery_durable.model.states import Status
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,16 +33,15 @@ class InstanceStatus(Record):
     output: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceSummary:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSummary(Record):
     """An instance in a list.
 
     Attributes:
         id: The instance's id.
         workflow: The workflow's name.
         run_number: The number of the current run, from 1.
-        status: The `Status`.
-        error: Why it failed; None unless it is errored.
+        details: The `Status`, and why it failed if it is errored.
         run_at: When it is due to start or to continue; None if no time is set.
         created_at: When it was created.
         updated_at: When it last changed.
@@ -53,17 +52,26 @@ class InstanceSummary:
     """
 
     id: str
-    workflow: str
+    workflow: WorkflowName
     run_number: int
-    status: Status
-    error: ErrorInfo | None
-    run_at: datetime | None
+    details: InstanceStatus
+    run_at: datetime | None = None
     created_at: datetime
     updated_at: datetime
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     current_step: StepRecord | None = None
     running: RunningStep | None = None
     worker: str | None = None
+
+    @property
+    def status(self) -> Status:
+        """The `Status`."""
+        return self.details.status
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """Why it failed; None unless it is errored."""
+        return self.details.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,23 +175,51 @@ class RestartOrCreateResult:
     status: Status
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceDetails:
-    """An instance and its current run, without steps and events. ``params`` are the parameters of the current run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceMeta(Record):
+    """More about an instance and its current run.
 
-    ``tag`` is the version tag, as in `VersionedInstance`. ``current_step`` is the open step that is due first. If no
-    step is open, it is the last finished step, or else a planned step. It comes without its result.
+    Attributes:
+        workflow: The workflow's name.
+        run_number: The number of the current run, from 1.
+        params: The parameters of the current run.
+        labels: The instance's labels.
+        created_at: When it was created.
+        updated_at: When it last changed.
+        started_at: When a worker first executed the run; None if none has.
+        completed_at: When the run ended; None if it has not.
+        reason: Why the run was started or terminated; None if no reason was given.
+        pause_requested: Whether it pauses at the next step boundary.
+        max_run: How long each run may take; None: as long as the workflow says.
+        current_step: The open step that is due first. If no step is open, the last finished step, or else a planned
+            step. It comes without its result.
+        running: The step that a worker runs; None if no worker runs one.
+        worker: The name of the worker that executes the run; None if none does.
     """
 
-    instance: InstanceRow
-    tag: str
-    status: InstanceStatus
-    params: Any
-    started_at: datetime | None
-    completed_at: datetime | None
-    reason: str | None
-    current_step: StepRecord | None
+    workflow: WorkflowName
+    run_number: int
+    params: Any = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    reason: str | None = None
+    pause_requested: bool
+    max_run: Annotated[Milliseconds | None, Field(alias="maxRunMs")] = None
+    current_step: StepRecord | None = None
+    running: RunningStep | None = None
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceDetails(Record):
+    """An instance and its current run, without steps and events."""
+
+    id: str
+    details: InstanceStatus
+    meta: InstanceMeta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,14 +249,14 @@ class Published(Record):
     updated_at: datetime = field(kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter(Record):
     """An open wait for a topic. It times out at ``deadline``."""
 
-    workflow: str
+    workflow: WorkflowName
     instance_id: str
     run_number: int
-    step: str
+    step: Annotated[str, Field(alias="stepName")]
     topic: str
     opened_at: datetime
     deadline: datetime

@@ -6,39 +6,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from celery_durable.model.rows import RunRef
+from celery_durable.model.record import Record, WorkflowName
 from celery_durable.model.states import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Count(Record):
     """A number of rows. If it is not exact, there are at least so many: the read has examined as many as it may."""
 
-    number: int
+    count: int
     is_exact: bool = True
 
     def __str__(self) -> str:
-        return str(self.number) if self.is_exact else f"{self.number}+"
+        return str(self.count) if self.is_exact else f"{self.count}+"
 
 
-@dataclass(frozen=True, slots=True)
-class EventWait:
-    """A step that waits for an event."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusCount(Count):
+    """The number of instances of a workflow in a status. If it is not exact, there are at least so many."""
 
-    ref: RunRef
+    workflow: WorkflowName
     status: Status
-    step: str
-    event_type: str
-    since: datetime
-    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueRuns(Count):
+    """The runs that are due and that no worker has claimed, and since when the oldest of them is due."""
+
+    oldest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Overdue:
-    """The number of runs that are due and unclaimed, and since when the oldest of them is."""
+class QueueLength(Record):
+    """A queue. ``messages`` is missing if the broker does not answer or cannot count."""
 
-    count: Count
-    oldest: datetime | None
+    name: str
+    messages: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventWait(Record):
+    """A step that waits for an event, since when, and until when at most."""
+
+    workflow: WorkflowName
+    instance_id: str
+    run_number: int
+    status: Status
+    wait_event_type: str
+    step_name: str
+    since: datetime
+    wake_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +81,9 @@ class TaskQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """Counts of instances as (workflow, status, count) without zeros, and the overdue runs."""
+class Stats(Record):
+    """Counts of instances, without zeros; due runs; and the queues of known workflows and of waiting tasks."""
 
-    counts: Sequence[tuple[str, Status, Count]]
-    overdue: Overdue
+    instances: Sequence[StatusCount]
+    due: DueRuns
+    queues: Sequence[QueueLength] = ()

@@ -11,7 +11,7 @@ import re
 from datetime import timedelta
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo
 from pydantic.alias_generators import to_camel
 
 from celery_durable.model.states import StepState, StepStatus, StepType
@@ -20,9 +20,10 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.MULTILINE)
 
 
 def _describe(schema: dict[str, Any], record: type) -> None:
-    """Complete the JSON schema of a record: describe its fields as its docstring does, and allow no null."""
-    schema["description"], _, text = inspect.cleandoc(record.__doc__ or "").partition("\n\nAttributes:\n")
-    texts = {name: " ".join(about.split()) for name, about in _ATTRIBUTE.findall(text)}
+    """Complete the JSON schema of a record: its fields as its docstring describes them, without those that are None."""
+    docs = [inspect.cleandoc(each.__doc__ or "").partition("\n\nAttributes:\n") for each in record.__mro__]
+    schema["description"] = docs[0][0]
+    texts = {name: " ".join(text.split()) for doc in reversed(docs) for name, text in _ATTRIBUTE.findall(doc[2])}
     for name, hint in get_type_hints(record, include_extras=True).items():
         aliases = [each.alias for each in getattr(hint, "__metadata__", ()) if getattr(each, "alias", None)]
         about = schema["properties"].get(aliases[0] if aliases else to_camel(name), {})
@@ -32,6 +33,8 @@ def _describe(schema: dict[str, Any], record: type) -> None:
             case [{**kind}, {"type": "null"}]:
                 del about["anyOf"]
                 about |= kind
+    fields = schema["properties"].items()
+    schema["required"] = [name for name, about in fields if about.pop("default", ...) is not None]
 
 
 class Record:
@@ -60,11 +63,13 @@ _MAX_MS = timedelta.max // timedelta(milliseconds=1)
 _STATUSES = {status.state: status for status in reversed(StepStatus)}  # `waiting` is that of other steps than linear
 
 Milliseconds = Annotated[
-    timedelta, BeforeValidator(_from_ms), PlainSerializer(lambda it: it // timedelta(milliseconds=1), return_type=int)
+    timedelta, PlainValidator(_from_ms), PlainSerializer(lambda it: it // timedelta(milliseconds=1), return_type=int)
 ]
 """A duration. JSON has its milliseconds."""
 ShownStatus = Annotated[
-    StepStatus, BeforeValidator(_read_state), PlainSerializer(lambda it: it.state, return_type=StepState)
+    StepStatus, PlainValidator(_read_state), PlainSerializer(lambda it: it.state, return_type=StepState)
 ]
 """The status of a step. JSON has its `StepState`."""
+RecordId = Annotated[int, PlainSerializer(str, return_type=str)]
+"""A number that only grows. JSON has it as text, because not every client reads 64 bits."""
 WorkflowName = Annotated[str, Field(alias="workflowName")]

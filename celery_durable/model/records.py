@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from celery_durable.model.record import Milliseconds, Record, ShownStatus, WorkflowName
+from celery_durable.model.record import Milliseconds, Record, RecordId, ShownStatus, WorkflowName
 from celery_durable.model.states import WAITING_STEPS, LogLevel, StepStatus, StepType
 
 
@@ -180,7 +180,7 @@ class LogRecord(Record):
         created_at: When it was logged.
     """
 
-    id: int
+    id: RecordId
     run_number: int
     level: LogLevel
     category: str

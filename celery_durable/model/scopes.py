@@ -6,6 +6,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Permission(StrEnum):
+    """The permission that a route requires. Every route requires one."""
+
+    CREATION = "creation"
+    READING = "reading"
+    MANAGEMENT = "management"
+    EVENTS = "events"
+    TICK = "tick"
+    HEALTH = "health"
 
 
 @dataclass(frozen=True, slots=True)

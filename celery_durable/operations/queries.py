@@ -13,6 +13,7 @@ from celery_durable.explain import Diagnosis, Facts, explain
 from celery_durable.model import (
     Count,
     InstanceDetails,
+    InstanceMeta,
     InstanceRow,
     InstanceStatus,
     InstanceSummary,
@@ -73,25 +74,32 @@ class QueryOperations:
         """Return only the instance's row and version tag, for clients that poll; raises InstanceNotFound."""
         return self._context.store.read(lambda tx: self._context.read_with_tag(tx, workflow, instance_id))
 
-    def details(self, workflow: str, instance_id: str) -> InstanceDetails:
-        """Return an instance with its current run and step; raises InstanceNotFound."""
+    def details(self, workflow: str, instance_id: str) -> tuple[str, InstanceDetails]:
+        """Return an instance's version tag, and the instance with its current run; raises InstanceNotFound."""
 
-        def work(tx: Tx) -> InstanceDetails:
+        def work(tx: Tx) -> tuple[str, InstanceDetails]:
             versioned = self._context.read_with_tag(tx, workflow, instance_id)
             row = versioned.instance
             record = get_run(tx, row, row.run_number)
             step = lists.find_current_step(tx, row.pk, row.run_number)
-            return InstanceDetails(
-                instance=row,
-                tag=versioned.tag,
-                status=history.build_status(row.status, record),
+            meta = InstanceMeta(
+                workflow=workflow,
+                run_number=row.run_number,
                 params=json.loads(record.params),
+                labels=instances.read_labels(tx, row.pk),
+                created_at=row.created_at,
+                updated_at=row.updated_at,
                 started_at=record.started_at,
                 completed_at=record.completed_at,
                 reason=record.reason,
+                pause_requested=row.pause_requested,
+                max_run=row.max_run,
                 current_step=None if step is None else links.restrict_steps(tx, self._context.scope, [step])[0],
-                labels=instances.read_labels(tx, row.pk),
+                running=row.running,
+                worker=row.claimed_by,
             )
+            status = history.build_status(row.status, record)
+            return versioned.tag, InstanceDetails(id=instance_id, details=status, meta=meta)
 
         return self._context.store.read(work)
 

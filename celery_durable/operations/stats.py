@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
-from celery_durable.model import EventWait, Stats, TaskQueue
+from celery_durable.model import EventWait, QueueLength, Stats, TaskQueue
 from celery_durable.operations.context import OperationContext
 from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.engine import Tx
@@ -19,8 +20,8 @@ class StatsOperations:
     def __init__(self, context: OperationContext) -> None:
         self._context = context
 
-    def read(self) -> Stats:
-        """Count the instances by workflow and status, and the overdue runs.
+    def read(self, queues: Mapping[str, int | None] | None = None) -> Stats:
+        """Count the instances by workflow and status, and the due runs. ``queues``: the lengths of queues by name.
 
         Each count ends at 10,000, so the cost does not grow with the number of instances.
         """
@@ -29,6 +30,7 @@ class StatsOperations:
             return Stats(
                 overview.count_instances(tx, scope=self._context.scope),
                 overview.count_overdue(tx, scope=self._context.scope),
+                [QueueLength(*each) for each in (queues or {}).items()],
             )
 
         return self._context.read_list(work)

@@ -15,7 +15,7 @@ class Parameter:
 
     name: str
     type: str
-    is_required: bool
+    required: bool
 
 
 def read_parameters(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:

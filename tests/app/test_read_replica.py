@@ -40,7 +40,7 @@ def read_lists(durable: Durable) -> list[int]:
     gauge = next(iter(InstanceCounts(durable).collect()))
     return [
         len(operations.queries.list().items),
-        sum(count.number for *_, count in operations.stats.read().counts),
+        sum(count.count for count in operations.stats.read().instances),
         len(operations.stats.leases()),
         len(operations.stats.waits()),
         len(operations.outbox.read()),

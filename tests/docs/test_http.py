@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from celery_durable.app import Durable
 from celery_durable.definitions import SHARED
 from celery_durable.http import Access, asgi
-from celery_durable.wire.codes import STATUS
+from celery_durable.wire.responses import STATUS
 from tests.docs.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "reference" / "http.md"

@@ -254,7 +254,7 @@ def test_a_linear_step_is_listed_as_waiting_since_its_handler_was_called(world: 
     world.run_until_idle()
     assert (rows(instance), world.now) == (["DONE", "WAITING", "PENDING"], started_at)
     (wait,) = world.operations.stats.waits()
-    assert (wait.step, wait.since, wait.until) == ("PAY", started_at, started_at + timedelta(hours=1))
+    assert (wait.step_name, wait.since, wait.wake_at) == ("PAY", started_at, started_at + timedelta(hours=1))
 
 
 # --- definitions --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.errors import FilterTooBroad
-from celery_durable.model import Count, EventWait, Scope, Status, StepStatus, StepType
+from celery_durable.model import Count, EventWait, Scope, Status, StatusCount, StepStatus, StepType
 from celery_durable.store.engine import Tx, bounds
 from celery_durable.store.instances import lists, overview, retention
 from celery_durable.store.instances.lists import InstanceFilter
@@ -176,17 +176,18 @@ def test_a_count_ends_at_the_bound_and_says_so(few: World) -> None:
     def count(**given: Any) -> Any:
         return few.store.read(lambda tx: overview.count_instances(tx, **given))
 
-    assert count() == [("order", Status.ACTIVE, Count(4, is_exact=False))]
-    assert [str(n) for _, _, n in count()] == ["4+"]
-    assert count(scope=Scope(labels={"tenant": "acme"})) == [("order", Status.ACTIVE, Count(4, is_exact=False))]
+    active = StatusCount(4, is_exact=False, workflow="order", status=Status.ACTIVE)
+    assert count() == [active]
+    assert [str(n) for n in count()] == ["4+"]
+    assert count(scope=Scope(labels={"tenant": "acme"})) == [active]
     few.terminate(few.create("c-1", workflow="refund"))
-    assert count()[-1] == ("refund", Status.TERMINATED, Count(1))
+    assert count()[-1] == StatusCount(1, workflow="refund", status=Status.TERMINATED)
 
 
 def test_overdue_runs_beyond_the_bound_are_a_minimum(few: World) -> None:
     few.advance(5)
     found = few.store.read(overview.count_overdue)
-    assert (found.count.is_exact, 0 < found.count.number <= 4) == (False, True)
+    assert (found.is_exact, 0 < found.count <= 4) == (False, True)
 
 
 def test_waits_that_are_not_found_among_the_examined_instances_ask_for_a_narrower_filter(few: World) -> None:
@@ -196,7 +197,7 @@ def test_waits_that_are_not_found_among_the_examined_instances_ask_for_a_narrowe
         given = {"workflow": None, "event_type": None, "limit": 10} | given
         return few.store.read(lambda tx: overview.read_waits(tx, **given))
 
-    assert [each.ref.instance_id for each in waits(workflow="refund")] == ["c-1"]
+    assert [each.instance_id for each in waits(workflow="refund")] == ["c-1"]
     with pytest.raises(FilterTooBroad) as caught:
         waits(workflow="order")
     assert str(caught.value) == (
@@ -212,7 +213,7 @@ def test_waits_of_one_type_are_found_among_any_number_of_instances(few: World) -
     for n in range(6):
         few.create(f"d-{n}")
     found = few.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type="approval", limit=10))
-    assert [each.ref.instance_id for each in found] == ["c-1"]
+    assert [each.instance_id for each in found] == ["c-1"]
 
 
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
@@ -223,7 +224,7 @@ def test_the_waits_of_one_instance_are_in_order_also_if_they_are_many(world: Wor
         wait = step(key, StepStatus.WAITING, seq=seq, type=StepType.WAIT, event_type="approval", wake_in=LEASE)
         world.write(claim, wait)
     waits = world.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type="approval", limit=1))
-    assert [each.step for each in waits] == ["w-11"]
+    assert [each.step_name for each in waits] == ["w-11"]
 
 
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
@@ -237,7 +238,7 @@ def test_waits_of_one_type_beyond_the_bound_are_found_by_their_workflow_alone(fe
 
     with pytest.raises(FilterTooBroad, match=r"Only 0 waits were found among the 4 entries .* try each alone"):
         find("approval")
-    assert [each.ref.instance_id for each in find(None)] == ["rare"]
+    assert [each.instance_id for each in find(None)] == ["rare"]
 
 
 def test_a_list_of_waits_ends_where_others_may_lie_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,7 @@ def test_a_list_of_waits_ends_where_others_may_lie_in_between(world: World, monk
 
     def found(limit: int) -> list[str]:
         waits = world.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type=None, limit=limit))
-        return [each.ref.instance_id for each in waits]
+        return [each.instance_id for each in waits]
 
     assert found(2) == ["new-3", "new-2"]
     with pytest.raises(FilterTooBroad, match="Only 2 waits"):  # new-1 comes before old-1, and is not examined

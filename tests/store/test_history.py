@@ -59,7 +59,12 @@ def test_a_list_shows_the_current_run(world: World) -> None:
     world.end_run(world.claim(ref), RunOutcome(Status.ERRORED, error_name="ValueError", error_message="no"))
     (summary,) = _list(world).items
     assert summary == InstanceSummary(
-        "o-1", "order", 1, Status.ERRORED, ErrorInfo("ValueError", "no"), None, began, world.now
+        id="o-1",
+        workflow="order",
+        run_number=1,
+        details=InstanceStatus(Status.ERRORED, ErrorInfo("ValueError", "no")),
+        created_at=began,
+        updated_at=world.now,
     )
     world.restart(ref)
     (summary,) = _list(world).items
@@ -98,13 +103,8 @@ def test_steps_show_values_and_errors_in_call_order(world: World) -> None:
         type=StepType.DO,
         status=StepStatus.COMPLETED,
         attempts=1,
-        max_attempts=None,
         timeout=seconds(60),
-        next_retry_at=None,
-        wake_at=None,
-        wait_event_type=None,
         result={"n": [1]},
-        error=None,
         created_at=world.now,
         started_at=world.now - seconds(4),
         finished_at=world.now,

@@ -19,7 +19,7 @@ def labels_of(instance: Instance) -> dict[str, str]:
     name, id_ = instance.workflow, instance.id
     [listed] = [item.labels for item in operations.queries.list(name).items if item.id == id_]
     assert operations.history.read(name, id_).labels == listed
-    assert operations.queries.details(name, id_).labels == listed
+    assert operations.queries.details(name, id_)[1].meta.labels == listed
     assert operations.history.page(name, id_).labels == listed
     return dict(listed)
 

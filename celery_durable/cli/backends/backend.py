@@ -118,8 +118,8 @@ class Backend(Protocol):
     def published(self, ref: RunRef) -> dict[str, Published]:
         """Return the values that a run has published, by key."""
 
-    def stats(self) -> tuple[Stats, Mapping[str, int | None]]:
-        """Return counts of instances, and the lengths of the queues by name."""
+    def stats(self) -> Stats:
+        """Return counts of instances, and the lengths of the queues."""
 
     def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
         """Return the steps that wait for an event, those of the newest instances first; raises FilterTooBroad."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from celery_durable.model import (
     AttemptRecord,
     EventWait,
     History,
+    InstanceDetails,
     InstanceSummary,
     LogLevel,
     LogRecord,
@@ -30,8 +32,8 @@ from celery_durable.model import (
     Stats,
 )
 from celery_durable.runtime import Runtime
-from celery_durable.values import Parameter
-from celery_durable.wire import records, responses
+from celery_durable.wire.encoding import parse
+from celery_durable.wire.responses import HistoryResponse, InstanceList, PublishedValues, WaitList, WorkflowList
 
 if TYPE_CHECKING:  # commands that read need no request
     from celery_durable.commands import A, Command, Q, Target
@@ -51,11 +53,8 @@ class HttpBackend:
 
     def workflows(self) -> list[WorkflowInfo]:
         """Return the workflows that the server knows."""
-        found = responses.WorkflowList.parse(self._client.get("workflows").data)
-        return [
-            WorkflowInfo(each.name, [Parameter(field.name, field.type, field.required) for field in each.parameters])
-            for each in found.workflows
-        ]
+        found = parse(WorkflowList, self._client.get("workflows").data)
+        return [WorkflowInfo(each.name, each.parameters) for each in found.workflows]
 
     def list(self, query: ListQuery) -> Page[InstanceSummary]:
         """Return a page of instances. A large page takes several requests."""
@@ -64,8 +63,10 @@ class HttpBackend:
         cursor = query.cursor
         while len(items) < query.limit:
             page_filters = filters | {"cursor": cursor, "pageSize": min(_PAGE, query.limit - len(items))}
-            found, cursor = _read_page(self._client, query.workflow, page_filters)
-            items += found
+            path = ("instances",) if query.workflow is None else _instances(query.workflow)
+            page = parse(InstanceList, self._client.get(*path, query=page_filters).data)
+            items += page.instances
+            cursor = page.cursor
             if cursor is None:
                 break
         return Page(tuple(items), cursor)
@@ -89,21 +90,23 @@ class HttpBackend:
         path, query = _instances(workflow, instance_id, "history"), {"runNumber": run}
         page = found = self._history_page(path, query | {"includeRun": True, "includeAttempts": True})
         query["runNumber"] = found.run_number
-        steps, events, attempts = page.steps_cursor, page.events_cursor, page.attempts_cursor
-        while steps or events or attempts:
-            cursors = {"stepsCursor": steps, "eventsCursor": events, "attemptsCursor": attempts}
+        steps, events, attempts = [*found.steps], [*found.events], [*(found.attempts or ())]
+        more_steps, more_events, more_attempts = page.steps_cursor, page.events_cursor, page.attempts_cursor
+        while more_steps or more_events or more_attempts:
+            cursors = {"stepsCursor": more_steps, "eventsCursor": more_events, "attemptsCursor": more_attempts}
             # A list without a cursor is complete, and the response repeats its first page.
-            page = self._history_page(path, query | cursors | {"includeAttempts": attempts is not None})
-            found.steps += page.steps if steps else []
-            found.events += page.events if events else []
-            found.attempts = [*(found.attempts or ()), *((page.attempts or ()) if attempts else ())]
-            steps = page.steps_cursor if steps else None
-            events = page.events_cursor if events else None
-            attempts = page.attempts_cursor if attempts else None
-        return records.history(workflow, instance_id, found)
+            page = self._history_page(path, query | cursors | {"includeAttempts": more_attempts is not None})
+            steps += page.steps if more_steps else ()
+            events += page.events if more_events else ()
+            attempts += (page.attempts or ()) if more_attempts else ()
+            more_steps = page.steps_cursor if more_steps else None
+            more_events = page.events_cursor if more_events else None
+            more_attempts = page.attempts_cursor if more_attempts else None
+        whole = replace(found, steps=steps, events=events, attempts=attempts)
+        return whole.to_history(workflow, instance_id)
 
-    def _history_page(self, path: tuple[str, ...], query: Mapping[str, Any]) -> responses.HistoryView:
-        return responses.HistoryView.parse(self._client.get(*path, query={**query, "pageSize": _PAGE}).data)
+    def _history_page(self, path: tuple[str, ...], query: Mapping[str, Any]) -> HistoryResponse:
+        return parse(HistoryResponse, self._client.get(*path, query={**query, "pageSize": _PAGE}).data)
 
     def tail(self, ref: RunRef, *, level: LogLevel | None = None, category: str | None = None) -> LogTail:
         """Return a reader that continues at the API's cursors."""
@@ -112,7 +115,7 @@ class HttpBackend:
 
         def read_page(cursor: str | None) -> tuple[Iterable[LogRecord], str | None, bool]:
             page = self._history_page(path, query | {"logsCursor": cursor})
-            return map(records.log_record, page.logs or ()), page.logs_cursor or cursor, page.logs_cursor is not None
+            return page.logs or (), page.logs_cursor or cursor, page.logs_cursor is not None
 
         return make_tail(read_page)
 
@@ -124,32 +127,30 @@ class HttpBackend:
         def read_page(cursor: str | None) -> tuple[Iterable[AttemptRecord], str | None, bool]:
             page = self._history_page(path, query | {"attemptsCursor": cursor})
             next_cursor = page.attempts_cursor
-            return map(records.attempt_record, page.attempts or ()), next_cursor or cursor, next_cursor is not None
+            return page.attempts or (), next_cursor or cursor, next_cursor is not None
 
         return make_tail(read_page)
 
     def published(self, ref: RunRef) -> dict[str, Published]:
         """Return the published values."""
         path = _instances(ref.workflow, ref.instance_id, "published")
-        data = self._client.get(*path, query={"runNumber": ref.run_number}).data
-        return records.published(responses.PublishedValuesResponse.parse(data).published)
+        found = parse(PublishedValues, self._client.get(*path, query={"runNumber": ref.run_number}).data)
+        return dict(found.published)
 
-    def stats(self) -> tuple[Stats, Mapping[str, int | None]]:
+    def stats(self) -> Stats:
         """Return the counts and the queues of the server."""
-        return records.stats(responses.StatsView.parse(self._client.get("stats").data))
+        return parse(Stats, self._client.get("stats").data)
 
     def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
         """Return the first waits. Raises CliError for more than a page, since the API has no cursor for them."""
         if limit > _PAGE:
             raise CliError(f"The HTTP API lists {_PAGE} waits at most.", f"Use --limit {_PAGE}, --type or --workflow.")
         query = {"workflowName": workflow, "type": event_type, "pageSize": limit}
-        found = responses.WaitList.parse(self._client.get("waits", query=query).data)
-        return [records.event_wait(each) for each in found.waits]
+        return parse(WaitList, self._client.get("waits", query=query).data).waits
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         """Return the diagnosis."""
-        data = self._client.get(*_instances(workflow, instance_id, "explain")).data
-        return records.diagnosis(responses.Explanation.parse(data))
+        return parse(Diagnosis, self._client.get(*_instances(workflow, instance_id, "explain")).data)
 
     def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
         """Send the command. The request is repeated only if a repetition has no effect."""
@@ -160,7 +161,7 @@ class HttpBackend:
             is_idempotent=body.may_repeat,
             new_id=target.instance_id,
         )
-        return command.response.parse(reply.data)
+        return parse(command.response, reply.data)
 
 
 def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
@@ -168,17 +169,6 @@ def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
 
 
 def _snapshot(reply: Reply) -> InstanceSnapshot:
-    found = responses.InstanceView.parse(reply.data)
+    found = parse(InstanceDetails, reply.data)
     meta = found.meta
     return InstanceSnapshot(found.details.status, meta.run_number, meta.pause_requested, reply.etag, meta.created_at)
-
-
-def _read_page(
-    client: Client, workflow: str | None, parameters: dict[str, Any]
-) -> tuple[list[InstanceSummary], str | None]:
-    """Read a page of the instances of a workflow, or of all, and the cursor of the next page."""
-    if workflow is not None:
-        page = responses.InstanceList.parse(client.get(*_instances(workflow), query=parameters).data)
-        return [records.summary(workflow, each) for each in page.instances], page.cursor
-    all_ = responses.InstanceListOfAll.parse(client.get("instances", query=parameters).data)
-    return [records.summary(each.workflow_name, each) for each in all_.instances], all_.cursor

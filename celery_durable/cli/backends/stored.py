@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,7 @@ from celery_durable.model import (
     LogLevel,
     LogRecord,
     Page,
+    Permission,
     Published,
     RunRef,
     Stats,
@@ -42,7 +43,6 @@ from celery_durable.store.engine.faults import find_driver_error, is_transient
 from celery_durable.store.instances import instances
 from celery_durable.store.migrations import migrate
 from celery_durable.testing import local_servers
-from celery_durable.wire.permissions import Permission
 
 if TYPE_CHECKING:
     from celery_durable.commands import A, Command, Q, Target
@@ -243,10 +243,10 @@ class StoreBackend:
     def _redaction(self, ref: RunRef) -> Redaction:
         return self._internals.redaction(ref.workflow, ref.instance_id)
 
-    def stats(self) -> tuple[Stats, Mapping[str, int | None]]:
+    def stats(self) -> Stats:
         """Count in the database, and ask the broker for the queues of the workflows that a worker would know."""
         self._durable.app.loader.import_default_modules()
-        return self._internals.operations.stats.read(), self._internals.queue_lengths()
+        return self._internals.operations.stats.read(self._internals.queue_lengths())
 
     def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
         """Read the waits in one transaction."""

@@ -158,16 +158,18 @@ def waiters(
     """
     page = durable.internals.operations.topics.waiters(topic, cursor=cursor, limit=limit)
     times = _times(durable, console)
-    rows: list[list[Cell]] = []
-    waiting: list[documents.Document] = []
-    for each in page.items:
-        ref = RunRef(each.workflow, each.instance_id, each.run_number)
-        name = Styled(each.instance_id, "bold")
-        rows.append(times.cells(each.workflow, name, each.run_number, each.step, each.opened_at, each.deadline))
-        fields = documents.fields(each, stepName="step", openedAt="opened_at", deadline="deadline")
-        waiting.append(documents.run_of(ref) | fields)
-    document, empty = documents.page("waiters", waiting, page.cursor), f"No instance waits for topic {topic!r}."
-    console.print_list(_WAITER_COLUMNS, rows, document=lambda: document, if_empty=empty)
+    rows = [
+        times.cells(
+            each.workflow, Styled(each.instance_id, "bold"), each.run_number, each.step, each.opened_at, each.deadline
+        )
+        for each in page.items
+    ]
+    console.print_list(
+        _WAITER_COLUMNS,
+        rows,
+        document=lambda: documents.page("waiters", map(documents.convert, page.items), page.cursor),
+        if_empty=f"No instance waits for topic {topic!r}.",
+    )
     console.print_more(page.cursor)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
@@ -31,7 +32,6 @@ from celery_durable.cli.output.render import Times
 from celery_durable.model import (
     OPEN_STEPS,
     AttemptRecord,
-    Count,
     EventRecord,
     History,
     LogLevel,
@@ -39,6 +39,7 @@ from celery_durable.model import (
     RunRef,
     Stats,
     Status,
+    StatusCount,
     StepStatus,
 )
 from celery_durable.values import Parameter
@@ -63,13 +64,15 @@ def workflows(ctx: Context, console: Output) -> None:
     console.print_list(
         _WORKFLOW_COLUMNS,
         [[each.name, _format_parameters(each.parameters), each.queue, each.code] for each in found],
-        document=lambda: {"workflows": [documents.workflow(each.name, each.parameters) for each in found]},
+        document=lambda: {
+            "workflows": [{"name": each.name, "parameters": list(map(asdict, each.parameters))} for each in found]
+        },
         if_empty="No workflows are registered.",
     )
 
 
 def _format_parameters(parameters: Sequence[Parameter]) -> str:
-    return ", ".join(f"{each.name}{'' if each.is_required else '?'}: {each.type}" for each in parameters)
+    return ", ".join(f"{each.name}{'' if each.required else '?'}: {each.type}" for each in parameters)
 
 
 @command(
@@ -275,35 +278,36 @@ def stats(backend: OpenBackend, console: Output) -> None:
     in the queues. 10000+ means 10,000 or more. In a pipe: count, workflow, status, number; then due, number, since;
     then queue, name, length.
     """
-    found, queues = backend.stats()
-    oldest = Times(backend.now(), exact=not console.is_for_people).format(found.overdue.oldest)
+    found = backend.stats()
+    oldest = Times(backend.now(), exact=not console.is_for_people).format(found.due.oldest)
     if console.is_json:
-        console.print_json(documents.stats(found, queues))
+        console.print_json(documents.convert(found))
     elif console.is_for_people:
-        _print_stats(console, found, oldest, queues)
+        _print_stats(console, found, oldest)
     else:
-        for workflow, status, count in found.counts:
-            console.print_record("count", workflow, status, str(count))
-        console.print_record("due", str(found.overdue.count), oldest)
-        for queue, length in queues.items():
-            console.print_record("queue", queue, "" if length is None else str(length))
+        for count in found.instances:
+            console.print_record("count", count.workflow, count.status, str(count))
+        console.print_record("due", str(found.due), oldest)
+        for queue in found.queues:
+            console.print_record("queue", queue.name, "" if queue.messages is None else str(queue.messages))
 
 
-def _print_stats(console: Console, found: Stats, oldest: str, queues: Mapping[str, int | None]) -> None:
-    statuses = [status for status in Status if any(each is status for _, each, _ in found.counts)]
-    rows: dict[str, dict[Status, Count]] = {}
-    for workflow, status, count in found.counts:
-        rows.setdefault(workflow, {})[status] = count
+def _print_stats(console: Console, found: Stats, oldest: str) -> None:
+    statuses = [status for status in Status if any(each.status is status for each in found.instances)]
+    rows: dict[str, dict[Status, StatusCount]] = {}
+    for count in found.instances:
+        rows.setdefault(count.workflow, {})[count.status] = count
     if rows:
         columns = [Column("WORKFLOW"), *(Column(status.upper()) for status in statuses)]
         console.print_table(
             columns, [[name, *(str(row.get(each, "-")) for each in statuses)] for name, row in rows.items()]
         )
         click.echo()
-    console.print_line("due now", Styled(str(found.overdue.count), "bold"), oldest and f"the oldest {oldest}")
-    for queue, length in queues.items():
-        length_text = "unknown: no broker, or the queue does not exist yet" if length is None else f"{length} messages"
-        console.print_line(f"queue {queue}", length_text)
+    console.print_line("due now", Styled(str(found.due), "bold"), oldest and f"the oldest {oldest}")
+    for queue in found.queues:
+        is_known = queue.messages is not None
+        length = f"{queue.messages} messages" if is_known else "unknown: no broker, or the queue does not exist yet"
+        console.print_line(f"queue {queue.name}", length)
 
 
 @command("waits", "waits --type approval -w order", options=[output_option])
@@ -322,8 +326,12 @@ def waits(
     found = backend.waits(workflow=workflow, event_type=event_type, limit=limit)
     cells = Times(backend.now(), exact=not console.is_for_people).cells
     rows = [
-        cells(each.event_type, each.ref.workflow, each.ref.instance_id, each.step, each.since, each.until, each.status)
+        cells(
+            each.wait_event_type, each.workflow, each.instance_id, each.step_name, each.since, each.wake_at, each.status
+        )
         for each in found
     ]
     nothing = "No instance waits for an event" + (f" of type {event_type!r}." if event_type else ".")
-    console.print_list(_WAIT_COLUMNS, rows, document=lambda: documents.waits(found), if_empty=nothing)
+    console.print_list(
+        _WAIT_COLUMNS, rows, document=lambda: {"waits": list(map(documents.convert, found))}, if_empty=nothing
+    )

@@ -100,7 +100,7 @@ def start(
 def _name_params(ctx: click.Context, backend: Backend, workflow: str) -> None:
     """Raise CliError if the workflow needs parameters."""
     required = [
-        each for info in backend.workflows() if info.name == workflow for each in info.parameters if each.is_required
+        each for info in backend.workflows() if info.name == workflow for each in info.parameters if each.required
     ]
     if required:
         raise CliError(
@@ -111,7 +111,7 @@ def _name_params(ctx: click.Context, backend: Backend, workflow: str) -> None:
 
 def start_command(workflow: str, parameters: Sequence[Parameter]) -> str:
     """Return the command that starts an instance, with a place for each parameter that is required."""
-    required = [each for each in parameters if each.is_required]
+    required = [each for each in parameters if each.required]
     return " ".join(
         ["start", workflow, *(f"-P {each.name}{'=' if each.type == 'str' else ':='}..." for each in required)]
     )

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from celery_durable.model import (
     OPEN_STEPS,
     Count,
+    InstanceStatus,
     InstanceSummary,
     Scope,
     Status,
@@ -66,8 +67,7 @@ def _summarize(tx: Tx, pks: Sequence[int]) -> list[InstanceSummary]:
             id=row.instance_id,
             workflow=row.workflow,
             run_number=row.run_number,
-            status=Status(row.status),
-            error=to_error_info(row.error_name, row.error_message),
+            details=InstanceStatus(Status(row.status), to_error_info(row.error_name, row.error_message)),
             run_at=from_us_or_none(row.run_at),
             created_at=from_us(row.created_at),
             updated_at=from_us(row.updated_at),

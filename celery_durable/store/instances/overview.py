@@ -17,11 +17,12 @@ from celery_durable.model import (
     PRIVATE_TYPE_PATTERN,
     RUNNABLE,
     Count,
+    DueRuns,
     EventWait,
-    Overdue,
     RunRef,
     Scope,
     Status,
+    StatusCount,
     StepStatus,
     StepType,
     duration_us,
@@ -62,7 +63,7 @@ class ClaimedRun:
 # --- counts -------------------------------------------------------------------------------------
 
 
-def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, Status, Count]]:
+def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[StatusCount]:
     """Count the instances of each workflow by status, without zeros.
 
     Each count ends at 10,000. With a scope, only the newest 10,000 instances are examined that its index finds.
@@ -72,7 +73,11 @@ def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[tuple[str, St
     else:
         counted = lists.count_examined(tx, InstanceFilter(scope=scope), "workflow", "status")
         counts = {(workflow, Status(status)): count for (workflow, status), count in counted.items()}
-    return [(*key, count) for key, count in sorted(counts.items()) if count.number]
+    return [
+        StatusCount(number.count, number.is_exact, workflow=workflow, status=status)
+        for (workflow, status), number in sorted(counts.items())
+        if number.count
+    ]
 
 
 def count_by_status(
@@ -92,7 +97,7 @@ def count_by_status(
     return {keys[row.number]: Count(min(row.n, bound), row.n <= bound) for row in rows}
 
 
-def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
+def count_overdue(tx: Tx, *, scope: Scope | None = None) -> DueRuns:
     """Count the runs that a worker should have claimed.
 
     These are runs that are swept soon, and runs with a dispatch message under way. Both are examined in the order in
@@ -114,7 +119,7 @@ def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
         ),
     ]
     if not ranges:
-        return Overdue(Count(0), None)
+        return DueRuns(0)
     limit = bounds.divide(ranges)
     columns = ("id", "instance_id", "run_at", "claim_token", "status")
     c = bounds.build_union(tx.t.instance, ranges, *columns, limit=limit).c
@@ -127,8 +132,8 @@ def count_overdue(tx: Tx, *, scope: Scope | None = None) -> Overdue:
     )
     parts = tx.execute(query.group_by(c.part)).all()
     oldest = min((part.oldest for part in parts if part.oldest is not None), default=None)
-    count = Count(sum(int(part.n) for part in parts), all(part.examined < limit for part in parts))
-    return Overdue(count, from_us_or_none(oldest))
+    is_exact = all(part.examined < limit for part in parts)
+    return DueRuns(sum(int(part.n) for part in parts), is_exact, oldest=from_us_or_none(oldest))
 
 
 def _ranges_due_within(
@@ -257,13 +262,15 @@ def _build_cut(examined: Any, key: sa.ColumnElement[int], bound: int) -> Any:
 
 def _to_wait(row: Any) -> EventWait:
     return EventWait(
-        _ref(row),
-        Status(row.status),
-        row.name,
-        row.wait_event_type,
+        workflow=row.workflow,
+        instance_id=row.instance_id,
+        run_number=row.run_number,
+        status=Status(row.status),
+        wait_event_type=row.wait_event_type,
+        step_name=row.name,
         # The row of a linear step exists since the run started; the step waits since its handler was called.
-        from_us(row.created_at if row.started_at is None else row.started_at),
-        from_us_or_none(row.wake_at),
+        since=from_us(row.created_at if row.started_at is None else row.started_at),
+        wake_at=from_us_or_none(row.wake_at),
     )
 
 
