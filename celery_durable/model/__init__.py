@@ -67,7 +67,6 @@ from celery_durable.model.records import (
     ItemFailure,
     LogRecord,
     StepBefore,
-    StepRecord,
 )
 from celery_durable.model.references import REFERENCE_HEADER, TaskReference
 from celery_durable.model.rows import (
@@ -75,7 +74,6 @@ from celery_durable.model.rows import (
     LOG_FIELDS,
     MAX_SWEEP_AGE,
     REPEAT_SEPARATOR,
-    SHOWN_AS_STORED,
     SILENT_AFTER,
     SUPPORTED_POOLS,
     SWEEP_TASK,
@@ -95,7 +93,6 @@ from celery_durable.model.rows import (
     RunPlan,
     RunRef,
     RunRow,
-    StepRow,
     VersionedInstance,
     build_log_fields,
 )
@@ -131,7 +128,7 @@ from celery_durable.model.states import (
     task_id,
     topic_event_type,
 )
-from celery_durable.model.step_write import StepWrite
+from celery_durable.model.steps import SHOWN_AS_STORED, StepRecord, StepRow, StepWrite
 from celery_durable.model.times import (
     EPOCH,
     duration_us,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from celery_durable.model.hot_dataclass import hot_dataclass
 from celery_durable.model.record import Record
-from celery_durable.model.records import StepRecord
-from celery_durable.model.states import FINISHED_STEPS, LogLevel, Status, StepStatus, StepType, WakeReason, WorkflowKind
+from celery_durable.model.states import LogLevel, Status, StepStatus, StepType, WakeReason, WorkflowKind
+from celery_durable.model.steps import StepRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,56 +138,6 @@ class RunningStep(Record):
     def name(self) -> str:
         """The step's name. A linear step's key is only its position."""
         return self.step_key.partition(REPEAT_SEPARATOR)[0]
-
-
-@hot_dataclass()
-class StepRow:
-    """One recorded step of a run. ``result`` is JSON text, or None while there is no result.
-
-    The fields have the order of `store.schema.step_format.STEP_COLUMNS`.
-    """
-
-    step_key: str
-    seq: int
-    name: str
-    type: StepType
-    status: StepStatus
-    attempts: int = 0
-    max_attempts: int | None = None
-    timeout: timedelta | None = None
-    next_retry_at: datetime | None = None
-    wake_at: datetime | None = None
-    wait_event_type: str | None = None
-    event_seq: int | None = None
-    """The ``seq`` of the event that a linear step's handler is called with."""
-    result: str | None = None
-    error_name: str | None = None
-    error_message: str | None = None
-    commit_id: str = ""
-    """Identifies the step commit that wrote the row last."""
-    created_at: datetime | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    payload_type: str | None = None
-    """The class that the payload of the awaited event has to fit, as `values.name_class` names it."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the step has ended."""
-        return self.status in FINISHED_STEPS
-
-    @property
-    def is_timer_step(self) -> bool:
-        """Whether the step is a sleep. Sleeps do not count toward `max_steps`."""
-        return self.type is StepType.SLEEP
-
-
-SHOWN_AS_STORED = tuple(
-    each.name
-    for each in fields(StepRow)
-    if each.name in StepRecord.__slots__ and each.name not in ("wait_event_type", "result")
-)
-"""The fields of a `StepRow` that its `StepRecord` has, too, with the same values."""
 
 
 @dataclass(frozen=True, slots=True)

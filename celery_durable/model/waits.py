@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from celery_durable.model.public import OnLost
-from celery_durable.model.rows import RunRef, StepRow
+from celery_durable.model.rows import RunRef
+from celery_durable.model.steps import StepRow
 
 
 @dataclass(frozen=True, slots=True)
