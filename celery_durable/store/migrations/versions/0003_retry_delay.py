@@ -1,0 +1,15 @@
+"""The delay before the next attempt of a step."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic.operations import Operations
+
+from celery_durable.store.migrations import online_changes
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:
+    online_changes.add_column(op, f"{prefix}workflow_step", sa.Column("retry_delay_ms", sa.BigInteger()), schema=schema)
