@@ -43,7 +43,6 @@ class StepWrite:
     event_seq: int | None = None
     ran_for: timedelta | None = None
     payload_type: str | None = None
-    retry_delay: timedelta | None = None
 
     @property
     def is_new(self) -> bool:
@@ -95,7 +94,6 @@ class StepRow:
     finished_at: datetime | None = None
     payload_type: str | None = None
     """The class that the payload of the awaited event has to fit, as `values.name_class` names it."""
-    retry_delay: timedelta | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -136,7 +134,6 @@ class StepRecord(Record):
         task_id: The task id with which that task was last sent; None for other steps.
         child: The child instance that does the work; None for other steps.
         items: The progress of a map; None for other steps.
-        retry_delay: The delay before the next attempt; None if none is planned.
     """
 
     step_key: str
@@ -159,7 +156,6 @@ class StepRecord(Record):
     task_id: str | None = None
     child: Child | None = None
     items: ItemCounts | None = None
-    retry_delay: Annotated[Milliseconds | None, Field(alias="retryDelayMs")] = None
 
     @property
     def display_type(self) -> DisplayType:

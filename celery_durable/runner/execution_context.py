@@ -162,7 +162,6 @@ class ExecutionContext:
             error_message=None if error is None else error[1],
             attempts=attempts,
             retry_in=retry_in,
-            retry_delay=retry_in,
             wake_in=wake_in,
             wake_at=wake_at,
             event_type=event_type,

@@ -154,7 +154,6 @@ STEP_COLUMNS = (
     _instant("started_at", Source("ran_for", Written.BEFORE)),
     _instant("finished_at", Source("is_finished", Written.IF)),
     _column("payload_type", sa.String(512), "payload_type"),
-    _column("retry_delay_ms", sa.BigInteger(), "retry_delay", field="retry_delay", encode=_to_ms, decode=_from_ms),
 )
 """All columns but ``instance_pk`` and ``run_number``, which come from the claim."""
 
