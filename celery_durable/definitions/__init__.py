@@ -6,9 +6,8 @@ A definition knows no app and no database, so the decorated function can be impo
 
 from celery_durable.definitions.definition import Definition
 from celery_durable.definitions.linear import LinearDefinition, LinearStep, define_linear
-from celery_durable.definitions.registry import SHARED, Registry
 from celery_durable.definitions.steps import StepFunction, describe_step, durable_step, runs_in_orm
-from celery_durable.definitions.workflows import WorkflowDefinition, WorkflowOptions, define
+from celery_durable.definitions.workflows import SHARED, Registry, WorkflowDefinition, WorkflowOptions, define
 
 __all__ = [
     "SHARED",

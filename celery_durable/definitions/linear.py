@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_durable.definitions.annotations import build_resolved_codec
 from celery_durable.definitions.definition import Definition, parse_optional_duration
+from celery_durable.definitions.steps import build_resolved_codec
 from celery_durable.errors import DefinitionInvalid
 from celery_durable.model import PlannedStep, RunPlan, WorkflowKind
 from celery_durable.values import (

@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 from celery_durable.app import Durable
 from celery_durable.doctor.findings import APP, Finding, Level
 from celery_durable.errors import UnsupportedDatabase
-from celery_durable.explain.remedies import find_remedy
+from celery_durable.explain.due import find_remedy
 from celery_durable.model import Heartbeat, format_duration
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import server_info
 from celery_durable.store.engine.faults import find_driver_error
 from celery_durable.store.migrations import migrate
 from celery_durable.store.schema.tables import REVISION
-from celery_durable.testing import local_servers
+from celery_durable.testing import databases
 
 _WAITS_BEFORE_READS = 1
 """The bit of ``wsrep_sync_wait`` for SELECT and BEGIN."""
@@ -26,7 +26,7 @@ def check_database(durable: Durable) -> Generator[Finding, None, Processes | Non
     """Check the database. Returns its time and the stored heartbeats; None if the tables cannot be read."""
     about = "database"
     try:
-        if local_servers.is_without_store(durable):
+        if databases.is_without_store(durable):
             remedy = "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db'"
             yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
             return None

@@ -23,25 +23,23 @@
       Suspend, StepInterrupted, Superseded, PassBroken
 """
 
-from celery_durable.errors.base import DurableError
+from celery_durable.errors.base import (
+    DurableError,
+    Interruption,
+    PassBroken,
+    PassStalled,
+    StepInterrupted,
+    Superseded,
+    Suspend,
+)
 from celery_durable.errors.configuration import (
-    ConfigInvalid,
-    CreateDisabled,
-    NotConfigured,
-    SettingUnknown,
-)
-from celery_durable.errors.database import (
-    AliasMismatch,
-    SchemaIncomplete,
-    SchemaOutdated,
-    StoreMismatch,
-    StoreUnavailable,
-    UnsupportedDatabase,
-)
-from celery_durable.errors.definitions import (
     AsyncNotSupported,
     BindingKeyTaken,
+    ConfigInvalid,
+    CreateDisabled,
     DefinitionInvalid,
+    NotConfigured,
+    SettingUnknown,
     WorkflowNameTaken,
     WorkflowNotFound,
     WorkflowsRequired,
@@ -61,15 +59,16 @@ from celery_durable.errors.instances import (
     WorkerCrashLoop,
     WorkflowFailed,
 )
-from celery_durable.errors.interruptions import (
-    Interruption,
-    PassBroken,
-    PassStalled,
-    StepInterrupted,
-    Superseded,
-    Suspend,
+from celery_durable.errors.servers import (
+    AliasMismatch,
+    NotGivenUp,
+    NotInOutbox,
+    SchemaIncomplete,
+    SchemaOutdated,
+    StoreMismatch,
+    StoreUnavailable,
+    UnsupportedDatabase,
 )
-from celery_durable.errors.publishing import NotGivenUp, NotInOutbox
 from celery_durable.errors.steps import (
     BranchNeverGathered,
     EventPayloadInvalid,

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch, WorkflowParamsInvalid
 from celery_durable.errors.base import name_error
-from celery_durable.explain.codes import Code
-from celery_durable.explain.commands import YOUR_APP, instance_command
+from celery_durable.explain.codes import YOUR_APP, Code, instance_command
 from celery_durable.explain.due import explain_due
 from celery_durable.explain.facts import Diagnosis, Facts
 from celery_durable.explain.phrases import (

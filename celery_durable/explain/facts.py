@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_durable.explain.codes import Code
-from celery_durable.explain.commands import find_python_call
+from celery_durable.explain.codes import Code, find_python_call
 from celery_durable.model import (
     AttemptRecord,
     Child,

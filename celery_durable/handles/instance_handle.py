@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_durable import values
 from celery_durable.explain import Diagnosis
-from celery_durable.handles.async_calls import call_with
-from celery_durable.handles.host import HostInternals
+from celery_durable.handles.host import HostInternals, call_with
 from celery_durable.model import History, LogLevel, LogRecord, Published
 from celery_durable.operations import Operations
 

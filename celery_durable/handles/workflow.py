@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overload
 
 from celery_durable.definitions import Definition, WorkflowDefinition
-from celery_durable.errors import DefinitionInvalid
-from celery_durable.handles import keywords
-from celery_durable.handles.async_calls import call_with
-from celery_durable.handles.host import Host
+from celery_durable.errors import AsyncNotSupported, DefinitionInvalid
+from celery_durable.handles import signatures
+from celery_durable.handles.host import Host, call_with
 from celery_durable.handles.signatures import StartSignatures
 from celery_durable.handles.workflow_instance import WorkflowInstance
 from celery_durable.model import (
@@ -77,10 +76,10 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
     @overload
     def create(
-        self: Workflow[None, R], params: None = None, **options: Unpack[keywords.CreateKeywords]
+        self: Workflow[None, R], params: None = None, **options: Unpack[signatures.CreateKeywords]
     ) -> WorkflowInstance[R]: ...
     @overload
-    def create(self, params: P_contra, **options: Unpack[keywords.CreateKeywords]) -> WorkflowInstance[R]: ...
+    def create(self, params: P_contra, **options: Unpack[signatures.CreateKeywords]) -> WorkflowInstance[R]: ...
     def create(
         self,
         params: P_contra | None = None,
@@ -147,11 +146,11 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
     @overload
     def restart_or_create(
-        self: Workflow[None, R], params: None = None, **options: Unpack[keywords.RestartKeywords]
+        self: Workflow[None, R], params: None = None, **options: Unpack[signatures.RestartKeywords]
     ) -> RestartOrCreateResult: ...
     @overload
     def restart_or_create(
-        self, params: P_contra, **options: Unpack[keywords.RestartKeywords]
+        self, params: P_contra, **options: Unpack[signatures.RestartKeywords]
     ) -> RestartOrCreateResult: ...
     def restart_or_create(
         self,
@@ -285,11 +284,11 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
     @overload
     async def acreate(
-        self: Workflow[None, R], params: None = None, **options: Unpack[keywords.AsyncCreateKeywords]
+        self: Workflow[None, R], params: None = None, **options: Unpack[signatures.AsyncCreateKeywords]
     ) -> WorkflowInstance[R]: ...
     @overload
     async def acreate(
-        self, params: P_contra, **options: Unpack[keywords.AsyncCreateKeywords]
+        self, params: P_contra, **options: Unpack[signatures.AsyncCreateKeywords]
     ) -> WorkflowInstance[R]: ...
     async def acreate(
         self,
@@ -311,11 +310,11 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
 
     @overload
     async def arestart_or_create(
-        self: Workflow[None, R], params: None = None, **options: Unpack[keywords.RestartKeywords]
+        self: Workflow[None, R], params: None = None, **options: Unpack[signatures.RestartKeywords]
     ) -> RestartOrCreateResult: ...
     @overload
     async def arestart_or_create(
-        self, params: P_contra, **options: Unpack[keywords.RestartKeywords]
+        self, params: P_contra, **options: Unpack[signatures.RestartKeywords]
     ) -> RestartOrCreateResult: ...
     async def arestart_or_create(
         self,
@@ -356,3 +355,23 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
     ) -> Page[InstanceSummary]:
         """`list` for async code, on a thread."""
         return await self._call(lambda: self.list(status=status, cursor=cursor, limit=limit, labels=labels))
+
+
+# `WorkflowDecorator`: what the decorators are if they are called with options, for type checkers.
+
+
+P = TypeVar("P")
+
+AsyncFunction = Callable[[WorkflowEvent[P], Step], Coroutine[Any, Any, Any]]
+"""A function that is refused. Type checkers see that its decorator returns no workflow."""
+
+
+class WorkflowDecorator(Protocol):
+    """What `durable_workflow` and `Durable.workflow` return if they are called with options."""
+
+    @overload
+    def __call__(self, fn: AsyncFunction[P], /) -> AsyncNotSupported: ...  # type: ignore[overload-overlap]  # on purpose
+    @overload
+    def __call__(self, fn: Callable[[WorkflowEvent[P], Step], R], /) -> Workflow[P, R]: ...
+    def __call__(self, fn: Callable[..., Any], /) -> Any:
+        """Make the function a workflow."""

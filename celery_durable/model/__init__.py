@@ -36,13 +36,14 @@ from celery_durable.model.emissions import (
     plan_delivery,
 )
 from celery_durable.model.hot_dataclass import hot_dataclass
-from celery_durable.model.items import FailedItem, MapState, RetryDecision, are_items_of, decide_answered
 from celery_durable.model.outcomes import (
     Ending,
+    OpenWait,
     PassResult,
     Release,
     ReleaseOutcome,
     RunOutcome,
+    TaskSendingStep,
     crash_delay,
     decide_release,
 )
@@ -68,7 +69,15 @@ from celery_durable.model.records import (
     LogRecord,
     StepBefore,
 )
-from celery_durable.model.references import REFERENCE_HEADER, TaskReference
+from celery_durable.model.references import (
+    REFERENCE_HEADER,
+    FailedItem,
+    MapState,
+    RetryDecision,
+    TaskReference,
+    are_items_of,
+    decide_answered,
+)
 from celery_durable.model.rows import (
     HEARTBEAT_INTERVAL,
     LOG_FIELDS,
@@ -138,7 +147,6 @@ from celery_durable.model.times import (
     iso,
     to_us,
 )
-from celery_durable.model.waits import OpenWait, TaskSendingStep
 
 __all__ = [
     "EPOCH",

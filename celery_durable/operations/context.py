@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,7 +18,20 @@ from celery_durable.errors import (
     ValueRefused,
     VersionMismatch,
 )
-from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Scope, Status, VersionedInstance
+from celery_durable.model import (
+    Child,
+    DueRun,
+    EventRecord,
+    InstanceRow,
+    Origin,
+    OutboxMessage,
+    ParentStep,
+    Scope,
+    Status,
+    StepRecord,
+    VersionedInstance,
+    parse_child_event_type,
+)
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store, Tx, bounds
@@ -178,3 +191,44 @@ def read_status(status: Any) -> Status:
         return Status(status)
     except ValueError:
         raise ValueRefused(f"status={status!r} is not known: use one of {', '.join(Status)}.") from None
+
+
+# Links from one instance to others: those to instances outside the caller's scope are removed.
+
+
+def restrict_steps(tx: Tx, scope: Scope | None, steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+    """Remove the links of steps to their child instances."""
+    children = {step.child for step in steps if step.child is not None}
+    hidden = children - bounds.filter_in_scope(tx, scope, children)
+    return tuple(replace(step, child=None) if step.child in hidden else step for step in steps)
+
+
+def restrict_events(tx: Tx, scope: Scope | None, events: Sequence[EventRecord]) -> tuple[EventRecord, ...]:
+    """Remove the child's id from the types of answer events, as `restrict_steps` removes the links."""
+    if scope is None:
+        return tuple(events)
+    children = {
+        event.seq: Child(*found) for event in events if (found := parse_child_event_type(event.type)) is not None
+    }
+    hidden = set(children.values()) - bounds.filter_in_scope(tx, scope, set(children.values()))
+    return tuple(
+        replace(event, type=f"{event.type.partition('/')[0]}/") if children.get(event.seq) in hidden else event
+        for event in events
+    )
+
+
+def restrict_origin(tx: Tx, scope: Scope | None, row: InstanceRow, origin: Origin | None) -> Origin | None:
+    """Return the run that a run continues; None if it is of an instance outside the scope."""
+    if origin is None or origin.instance_id == row.instance_id:
+        return origin
+    instance = Child(row.workflow, origin.instance_id)
+    return origin if instance in bounds.filter_in_scope(tx, scope, [instance]) else None
+
+
+def restrict_parent(tx: Tx, scope: Scope | None, row: InstanceRow) -> ParentStep | None:
+    """Return the step that created the instance; None if there is none, or it is outside the scope."""
+    parent = instances.find_parent_step(tx, row.pk)
+    if parent is None:
+        return None
+    instance = Child(parent.workflow, parent.instance_id)
+    return parent if instance in bounds.filter_in_scope(tx, scope, [instance]) else None

@@ -23,7 +23,7 @@ from celery_durable.model import (
     StepType,
     VersionedInstance,
 )
-from celery_durable.operations import links
+from celery_durable.operations import context
 from celery_durable.operations.context import (
     OperationContext,
     check_limit,
@@ -94,7 +94,7 @@ class QueryOperations:
                 reason=record.reason,
                 pause_requested=row.pause_requested,
                 max_run=row.max_run,
-                current_step=None if step is None else links.restrict_steps(tx, self._context.scope, [step])[0],
+                current_step=None if step is None else context.restrict_steps(tx, self._context.scope, [step])[0],
                 running=row.running,
                 worker=row.claimed_by,
             )
@@ -114,8 +114,8 @@ class QueryOperations:
         def work(tx: Tx) -> Facts:
             row = self._context.read_row(tx, workflow, instance_id)
             open_, last = history.read_open_steps(tx, row.pk, row.run_number)
-            open_ = links.restrict_steps(tx, self._context.scope, open_)
-            last = None if last is None else links.restrict_steps(tx, self._context.scope, [last])[0]
+            open_ = context.restrict_steps(tx, self._context.scope, open_)
+            last = None if last is None else context.restrict_steps(tx, self._context.scope, [last])[0]
             buffered = history.read_buffered_types(tx, row.pk, row.run_number)
             run = get_run(tx, row, row.run_number)
             last_attempt = next(iter(attempts.read(tx, row.pk, row.run_number, newest_first=True, limit=1)), None)
@@ -140,7 +140,7 @@ class QueryOperations:
                     tx, row.pk, row.run_number, [step.step_key for step in open_ if step.type is StepType.MAP]
                 ),
                 children=instances.read_statuses(tx, [step.child for step in open_ if step.child is not None]),
-                parent=links.restrict_parent(tx, self._context.scope, row),
+                parent=context.restrict_parent(tx, self._context.scope, row),
                 task_queues=self._find_task_queues(tx, row, open_),
                 is_known_here=definition is not None,
                 max_run_duration=None if definition is None else definition.max_run_duration,
@@ -200,7 +200,7 @@ class QueryOperations:
     def _restrict_steps(self, tx: Tx, found: Sequence[InstanceSummary]) -> Sequence[InstanceSummary]:
         """Return summaries without what the current steps say of instances outside the caller's scope."""
         steps = [item.current_step for item in found if item.current_step is not None]
-        shown = iter(links.restrict_steps(tx, self._context.scope, steps))
+        shown = iter(context.restrict_steps(tx, self._context.scope, steps))
         return [item if item.current_step is None else replace(item, current_step=next(shown)) for item in found]
 
     def count(

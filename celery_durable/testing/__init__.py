@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from celery_durable.model import OutboxMessage, RunRef
-    from celery_durable.testing.barriers import Barrier
     from celery_durable.testing.clock import START, Clock
-    from celery_durable.testing.cooperative import Crash
+    from celery_durable.testing.cooperative import Barrier, Crash
+    from celery_durable.testing.crash_runs import CrashSchedule
     from celery_durable.testing.crash_safety import CrashReport, assert_crash_safe
-    from celery_durable.testing.crash_schedules import CrashSchedule
     from celery_durable.testing.errors import (
         GoldenHistoryMissing,
         HarnessBusy,
@@ -28,14 +27,13 @@ if TYPE_CHECKING:
         UncheckedTables,
     )
     from celery_durable.testing.faults import Faults
-    from celery_durable.testing.golden import GoldenHistories
+    from celery_durable.testing.golden import GoldenHistories, assert_replays
     from celery_durable.testing.harness import DurableHarness
     from celery_durable.testing.instance import HarnessInstance
-    from celery_durable.testing.messages import Messages
     from celery_durable.testing.mocks import Attempt, Mock, Mocks
-    from celery_durable.testing.process import Process, RunnerProcess
-    from celery_durable.testing.replaying import assert_replays
+    from celery_durable.testing.processes import Process, RunnerProcess
     from celery_durable.testing.runtime import CHECKPOINTS, HarnessRuntime
+    from celery_durable.testing.tasks import Messages
 
 __all__ = [
     "CHECKPOINTS",
@@ -81,17 +79,15 @@ _ROOMS = (
     "errors",
     "cooperative",
     "clock",
-    "messages",
-    "barriers",
+    "tasks",
     "mocks",
     "runtime",
-    "process",
+    "processes",
     "faults",
     "instance",
     "harness",
-    "crash_schedules",
+    "crash_runs",
     "crash_safety",
-    "replaying",
     "golden",
 )
 

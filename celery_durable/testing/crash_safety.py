@@ -22,8 +22,15 @@ from sqlalchemy.orm import Session
 from celery_durable.model import Status
 from celery_durable.store.migrations import migrate
 from celery_durable.testing.code import Code, definition_of
-from celery_durable.testing.crash_runs import EndResult, FaultyRun, Observed
-from celery_durable.testing.crash_schedules import CrashSchedule, choose_schedules, generate_schedules, simplify
+from celery_durable.testing.crash_runs import (
+    CrashSchedule,
+    EndResult,
+    FaultyRun,
+    Observed,
+    choose_schedules,
+    generate_schedules,
+    simplify,
+)
 from celery_durable.testing.databases import MakeStore
 from celery_durable.testing.errors import HarnessMisuse, NotCrashSafe, SampledSchedules, UncheckedTables
 from celery_durable.testing.harness import DurableHarness

@@ -6,6 +6,7 @@ connection, or locks whole tables between connections. The file is in /dev/shm i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import shutil
@@ -13,8 +14,11 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from celery_durable.app import Durable
 from celery_durable.config import Settings
+from celery_durable.errors import ConfigInvalid
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
 from celery_durable.store.migrations import migrate
@@ -70,3 +74,81 @@ def _migrated(prefix: str) -> bytes:
         migrate.upgrade(store)
         store.close()  # closing the last connection removes the WAL file, so one file is left
         return (Path(folder) / "template.sqlite3").read_bytes()
+
+
+# Embedded replacements of servers: a SQLite file as database, and a broker in the memory of this process.
+
+
+DEV_FILE = Path("durable-dev.sqlite")
+
+_BROKER_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
+_POLLING = {"polling_interval": 0.02}
+"""How often the memory transport polls, in seconds. Its default of 1 s would delay every step."""
+_DEV_GRACE_SECONDS = 0.05
+_MAX_LEASE_SECONDS = 5.0
+
+
+def is_without_store(durable: Durable) -> bool:
+    """Whether neither durable_database_url nor an engine was given."""
+    try:
+        _ = durable.internals.store
+    except ConfigInvalid as exc:
+        if exc.value is None and exc.setting.lower().endswith("durable_database_url"):
+            return True
+        raise
+    return False
+
+
+def use_dev_store(durable: Durable) -> None:
+    """Store workflows in a SQLite file of the current directory."""
+    _set(durable, database_url=f"sqlite:///{DEV_FILE.resolve()}")
+
+
+def join_dev_store(durable: Durable) -> None:
+    """Use the file of a `durable dev` that runs in another process.
+
+    That process gets no messages from this one. The short grace time makes its dispatcher find the work soon.
+    """
+    use_dev_store(durable)
+    use_memory_broker(durable.app)
+    _set(durable, grace_seconds=_DEV_GRACE_SECONDS)
+
+
+def use_no_store(durable: Durable) -> None:
+    """Make the Durable work without a database, for commands that read files."""
+    _set(durable, database_url=f"sqlite:///{os.devnull}")
+
+
+def use_memory_broker(app: Any) -> str | None:
+    """Use a broker in the memory of this process. Returns the URL of the broker that it replaces, or None.
+
+    Call it before the app connects for the first time.
+    """
+    configured = app.conf.broker_write_url or ""
+    if not isinstance(configured, str):
+        configured = ";".join(configured)
+    for variable in _BROKER_VARIABLES:  # Celery prefers them to its settings
+        os.environ.pop(variable, None)
+    app.conf.update(
+        broker_url="memory://localhost",
+        broker_read_url=None,
+        broker_write_url=None,
+        broker_transport_options=_POLLING,
+        broker_connection_retry_on_startup=True,
+    )
+    return None if not configured or configured.startswith("memory:") else configured
+
+
+def run_dispatcher_in_worker(durable: Durable) -> None:
+    """Run the dispatcher in this worker. Its broker is in the memory of this process.
+
+    The lease is short, so that it soon recovers the runs of a killed process. A run that another process has created or
+    woken is published at once, because the message of that process went to another broker.
+    """
+    lease = min(durable.internals.settings.lease_seconds, _MAX_LEASE_SECONDS)
+    _set(durable, dispatcher="worker", lease_seconds=lease)
+    durable.internals.sweeper.assume_local_queues()
+
+
+def _set(durable: Durable, **changes: Any) -> None:
+    durable.internals.settings = dataclasses.replace(durable.internals.settings, **changes)

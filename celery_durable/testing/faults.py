@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from celery_durable.testing.barriers import Barrier
+from celery_durable.testing.cooperative import Barrier
 from celery_durable.testing.errors import HarnessMisuse
 from celery_durable.testing.mocks import Mock, Mocks
-from celery_durable.testing.process import RunnerProcess
+from celery_durable.testing.processes import RunnerProcess
 from celery_durable.testing.runtime import CHECKPOINTS
 
 _When = Literal["before", "after"]

@@ -36,12 +36,9 @@ from celery_durable.testing.errors import HarnessBusy, HarnessMisuse, NothingDue
 from celery_durable.testing.faults import Faults
 from celery_durable.testing.installation import build_durable, build_sweeper
 from celery_durable.testing.instance import HarnessInstance
-from celery_durable.testing.messages import Messages
-from celery_durable.testing.mocked_waits import MockedWaits
-from celery_durable.testing.mocks import Mocks
-from celery_durable.testing.process import RunnerProcess
-from celery_durable.testing.processes import Processes
-from celery_durable.testing.tasks import SentTasks
+from celery_durable.testing.mocks import MockedWaits, Mocks
+from celery_durable.testing.processes import Processes, RunnerProcess
+from celery_durable.testing.tasks import Messages, SentTasks
 from celery_durable.values import Duration, Retries
 
 P = TypeVar("P")

@@ -13,8 +13,8 @@ from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.code import Deployed
-from celery_durable.testing.messages import Messages
-from celery_durable.testing.process import Process
+from celery_durable.testing.processes import Process
+from celery_durable.testing.tasks import Messages
 
 
 def build_durable(

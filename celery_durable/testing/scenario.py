@@ -26,8 +26,8 @@ from functools import partial
 from typing import Any
 
 from celery_durable.model import CreateOptions
-from celery_durable.testing.barriers import Barrier
 from celery_durable.testing.code import Code, Codes, listed
+from celery_durable.testing.cooperative import Barrier
 from celery_durable.testing.errors import HarnessMisuse, ScenarioFailed
 from celery_durable.testing.harness import DurableHarness
 from celery_durable.testing.instance import HarnessInstance

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from celery_durable.testing.crash_schedules import CrashSchedule, Deliveries
+from celery_durable.testing.crash_runs import CrashSchedule, Deliveries
 
 __all__ = [
     "crash_schedules",

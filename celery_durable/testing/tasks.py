@@ -7,6 +7,7 @@ its step here too.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from celery import current_app
 
 from celery_durable import values
 from celery_durable.errors import InstanceNotFound, StepInterrupted
-from celery_durable.model import ItemRef, OutboxMessage, RunRef, TaskReference
+from celery_durable.model import DueRun, ItemRef, OutboxMessage, RunRef, TaskReference
 from celery_durable.operations import Operations
 from celery_durable.operations.answers import TaskException
 from celery_durable.runtime import Runtime
@@ -136,3 +137,28 @@ def _no_body() -> None:
 
 def _no_runner() -> None:
     raise HarnessMisuse("A Celery task does this step: no runner is in it that could be killed.")
+
+
+# The dispatch messages that a harness captures in place of a broker.
+
+
+class Messages(list[DueRun]):
+    """The messages that have not been delivered yet, oldest first. A test may read, reorder and delete them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self._rng = rng
+
+    def drop(self) -> int:
+        """Lose all messages, as a broker that was emptied. Returns how many. A later sweep finds the work again."""
+        lost = len(self)
+        self.clear()
+        return lost
+
+    def duplicate(self, times: int = 2) -> None:
+        """Repeat each message, so that it is delivered ``times`` times."""
+        self[:] = [message for message in self for _ in range(times)]
+
+    def shuffle(self) -> None:
+        """Reorder the messages at random, from the seed."""
+        self._rng.shuffle(self)

@@ -4,7 +4,7 @@ Each value is checked before anything is stored. The error names the value and t
 names a path in it (``$.items[3].when``), never its content.
 """
 
-from celery_durable.values.annotations import find_class, name_class
+from celery_durable.values.annotations import find_class, name_class, refuse_async
 from celery_durable.values.answers import (
     AnswerError,
     encode_answer,
@@ -15,23 +15,26 @@ from celery_durable.values.answers import (
 )
 from celery_durable.values.cursors import CursorPart, Cursors, make_version_tag
 from celery_durable.values.durations import Duration, parse_duration, parse_pause, to_utc
-from celery_durable.values.failures import describe_error, forbids_retry, get_error_text
-from celery_durable.values.functions import refuse_async
-from celery_durable.values.hooks import CompletionHook, CompletionHooks, build_completion_message
-from celery_durable.values.labels import check_label_changes, check_label_count, check_labels, parse_labels
 from celery_durable.values.names import (
     MAX_ID_LENGTH,
     check_event_type,
     check_identifier,
     check_instance_id,
+    check_label_changes,
+    check_label_count,
+    check_labels,
     check_text_name,
     check_topic,
+    parse_labels,
     read_text,
     require_text,
     sanitize_error,
     sanitize_text,
 )
 from celery_durable.values.outbox_messages import (
+    CompletionHook,
+    CompletionHooks,
+    build_completion_message,
     build_event_message,
     build_replying_task_message,
     build_task_message,
@@ -42,7 +45,15 @@ from celery_durable.values.outbox_messages import (
 from celery_durable.values.parameters import Parameter
 from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, Codec, PayloadLimits, ValidationFailed, encode
 from celery_durable.values.retries import UNSET, Backoff, DelayFunction, Retries, StepConfig, StepPolicy
-from celery_durable.values.tracebacks import Tracebacks, hide_engine_frames, shorten_middle, trace_error
+from celery_durable.values.tracebacks import (
+    Tracebacks,
+    describe_error,
+    forbids_retry,
+    get_error_text,
+    hide_engine_frames,
+    shorten_middle,
+    trace_error,
+)
 
 __all__ = [
     "ALREADY_CHECKED_LIMITS",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import types
 import typing
+from collections.abc import Callable
 from typing import Annotated, Any, LiteralString, NotRequired, Required, Union
 
 import typing_extensions
+
+from celery_durable.errors import AsyncNotSupported
 
 _PYDANTIC_READS_TYPED_DICTS = sys.version_info >= (3, 12)
 
@@ -74,3 +79,16 @@ def find_class(name: str) -> type | None:
     for part in path.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) else None
+
+
+# The check that a function is no async function.
+
+
+def refuse_async(what: str, fn: Callable[..., Any]) -> None:
+    """Raise AsyncNotSupported for a coroutine function, an async generator, or an object that is called like one."""
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    code: Callable[..., Any] = inner if inspect.isroutine(inner) else type(inner).__call__
+    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+        raise AsyncNotSupported(what, getattr(inner, "__name__", repr(inner)))

@@ -26,10 +26,9 @@ import pydantic
 import pydantic_core
 
 from celery_durable.errors import NotSerializable, PayloadTooLarge
-from celery_durable.values.losses import check_kept, get_fields, get_parts, read_refusal
+from celery_durable.values.losses import TimeForm, check_kept, get_fields, get_parts, read_refusal
 from celery_durable.values.names import UNSTORABLE_CHARACTERS
 from celery_durable.values.parameters import Parameter, read_parameters
-from celery_durable.values.time_zones import TimeForm
 from celery_durable.values.type_schemas import TypeSchema, UndefinedName, build_type_schema
 
 logger = logging.getLogger("celery_durable")

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any, Final, Literal
 
 from celery_durable.errors import ConfigInvalid
+from celery_durable.values.annotations import refuse_async
 from celery_durable.values.durations import Duration, parse_duration
-from celery_durable.values.functions import refuse_async
 
 Backoff = Literal["constant", "linear", "exponential"]
 DelayFunction = Callable[[int, BaseException], Duration]

@@ -16,8 +16,7 @@ from pydantic.errors import PydanticUserError
 
 from celery_durable.errors import DefinitionInvalid
 from celery_durable.values.annotations import adapt_for_pydantic
-from celery_durable.values.losses import refuse
-from celery_durable.values.time_zones import TimeForm, find_time_form, read_time_zone, write_time_zone
+from celery_durable.values.losses import TimeForm, find_time_form, read_time_zone, refuse, write_time_zone
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import redis
 
 from celery_durable.model import DueRun, RunRef
 from celery_durable.tasks.publishing import PublishReport, SendState
-from celery_durable.testing.fault_injection import Messenger
+from celery_durable.testing.chaos_run import Messenger
 from tests.cli.conftest import Shop
 from tests.cli.test_processes import Folder
 from tests.support.services import BROKERS, missing

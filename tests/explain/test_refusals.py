@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_durable.explain.remedies import find_remedy
+from celery_durable.explain.due import find_remedy
 
 _UNKNOWN = "Check the broker's log for this error."
 

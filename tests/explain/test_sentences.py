@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from celery_durable.explain import Code, Diagnosis
-from celery_durable.explain.commands import find_python_call
+from celery_durable.explain.codes import find_python_call
 from celery_durable.model import Child, Status
 from tests.explain.builders import ASLEEP, CHILD, DURABLE, WAIT, dispatcher, instance, run, task, told, worker
 from tests.explain.cases_due import DUE

@@ -332,7 +332,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "an emission is over after its first batch",
-        ("operations.topic_delivery:deliver_batch", "is_over = len(batch) < BATCH", "is_over = True"),
+        ("operations.topics:deliver_batch", "is_over = len(batch) < BATCH", "is_over = True"),
     ),
     mutant(
         "the termination of a child is told nobody",

@@ -10,7 +10,7 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import EmissionMismatch
-from celery_durable.operations import topic_delivery
+from celery_durable.operations import topics
 from celery_durable.store.events import emissions
 from celery_durable.testing.cooperative import Crash
 from tests.support.topics import define_watch, left, waiting
@@ -206,7 +206,7 @@ def test_a_wait_that_a_deploy_changed_is_for_what_the_code_says(world: World, af
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_delivery, "BATCH", 2)
+    monkeypatch.setattr(topics, "BATCH", 2)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -250,7 +250,7 @@ def test_an_emission_under_way_is_gone_on_with_under_its_id(world: World, watch)
     )
     assert emissions_before is True
     world.store.transact(
-        lambda tx: topic_delivery.deliver_batch(tx, "e-1", lease=world.settings.lease, grace=timedelta(seconds=2))
+        lambda tx: topics.deliver_batch(tx, "e-1", lease=world.settings.lease, grace=timedelta(seconds=2))
     )
     late = watch.run(id="w-late")  # opened when the emission was under way: not for it
     with pytest.raises(EmissionMismatch) as caught:
@@ -281,7 +281,7 @@ def test_a_wait_that_begins_while_an_emission_is_under_way_does_not_get_it(world
     world.store.transact(
         lambda tx: emissions.begin(tx, emission_id="e-1", topic="prices/eur.usd", payload="1", lease=lease)
     )
-    world.store.transact(lambda tx: topic_delivery.deliver_batch(tx, "e-1", lease=lease, grace=timedelta(0)))
+    world.store.transact(lambda tx: topics.deliver_batch(tx, "e-1", lease=lease, grace=timedelta(0)))
     world.advance(1)
     late.send("go")
     world.run_until_idle()

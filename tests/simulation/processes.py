@@ -17,7 +17,7 @@ from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.publishing import PublishReport
 from celery_durable.testing.cooperative import CooperativeThread, Crash
-from celery_durable.testing.process import Process, ends_the_process
+from celery_durable.testing.processes import Process, ends_the_process
 from celery_durable.testing.runtime import HarnessRuntime
 from celery_durable.values import Retries
 from tests.simulation.linear import LINEAR

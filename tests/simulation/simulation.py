@@ -19,7 +19,7 @@ from typing import Any
 from celery_durable.config import Settings
 from celery_durable.linear import LinearContext
 from celery_durable.model import DueRun, to_us
-from celery_durable.operations import OperationContext, Operations, topic_delivery
+from celery_durable.operations import OperationContext, Operations, topics
 from celery_durable.store.engine.server_info import ensure_database_id
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Deployed
@@ -108,7 +108,7 @@ class World:
         for machine in self.machines:
             machine.begin(seed)
         self.schedule = kind(self, seed)
-        whole_batch, topic_delivery.BATCH = topic_delivery.BATCH, self.schedule.batch
+        whole_batch, topics.BATCH = topics.BATCH, self.schedule.batch
         try:
             broken = self.schedule.run()
         except Exception as error:
@@ -116,7 +116,7 @@ class World:
             broken = [f"{UNEXPECTED}{type(error).__name__}: {error}"]
         finally:
             self.schedule.end()
-            topic_delivery.BATCH = whole_batch
+            topics.BATCH = whole_batch
         self.schedule.story.stats.update(dict(self.raw.execute(f"{witnesses.COUNTS} UNION ALL {maps.COUNTS}")))
         digest = hashlib.sha256(repr(invariants.dump(self.raw)).encode()).hexdigest()
         return Outcome(seed, broken, self.schedule.story.journal, digest, self.schedule.story.stats)

@@ -16,7 +16,7 @@ from celery_durable.runtime import Runtime
 from celery_durable.store.runs.outbox import begin_delivery
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
-from celery_durable.testing.process import ends_the_process
+from celery_durable.testing.processes import ends_the_process
 from tests.support.world import SerializationFailure, World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
-from celery_durable.testing import local_servers
+from celery_durable.testing import databases
 from tests.conftest import MovableRuntime
 from tests.support.embedded import messages
 
@@ -49,7 +49,7 @@ def test_a_message_that_went_elsewhere_is_sent_here(
     dev: Durable, runtime: MovableRuntime, is_dev: bool, published: int
 ) -> None:
     if is_dev:
-        local_servers.run_dispatcher_in_worker(dev)
+        databases.run_dispatcher_in_worker(dev)
     create_elsewhere(dev)
     runtime.advance(SECONDS)
     assert (dev.internals.sweeper.seconds_to_next() <= 0) is is_dev
@@ -58,7 +58,7 @@ def test_a_message_that_went_elsewhere_is_sent_here(
 
 
 def test_a_message_that_waits_here_is_not_sent_again(dev: Durable, runtime: MovableRuntime) -> None:
-    local_servers.run_dispatcher_in_worker(dev)
+    databases.run_dispatcher_in_worker(dev)
     dev.workflows["order"].create(None, id="o-1")
     runtime.advance(SECONDS)
     assert dev.internals.sweeper.sweep() == 0
@@ -66,7 +66,7 @@ def test_a_message_that_waits_here_is_not_sent_again(dev: Durable, runtime: Mova
 
 
 def test_a_worker_has_time_to_claim_what_it_has_just_taken(dev: Durable, runtime: MovableRuntime) -> None:
-    local_servers.run_dispatcher_in_worker(dev)
+    databases.run_dispatcher_in_worker(dev)
     create_elsewhere(dev)
     assert dev.internals.sweeper.seconds_to_next() > 0
     assert dev.internals.sweeper.sweep() == 0

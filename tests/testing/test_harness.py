@@ -33,7 +33,7 @@ from celery_durable.testing import (
     StoreNotEmpty,
     databases,
 )
-from celery_durable.testing.process import SharedCache
+from celery_durable.testing.processes import SharedCache
 
 rows = sa.MetaData()
 orders = sa.Table("orders", rows, sa.Column("id", sa.String(20)), sa.Column("payment", sa.String(20)))

@@ -25,7 +25,7 @@ from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
 from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound
 from celery_durable.explain import Diagnosis, explain
-from celery_durable.explain.remedies import find_remedy
+from celery_durable.explain.due import find_remedy
 from celery_durable.model import (
     EventWait,
     History,
@@ -42,7 +42,7 @@ from celery_durable.redaction import Redaction
 from celery_durable.store.engine.faults import find_driver_error, is_transient
 from celery_durable.store.instances import instances
 from celery_durable.store.migrations import migrate
-from celery_durable.testing import local_servers
+from celery_durable.testing import databases
 
 if TYPE_CHECKING:
     from celery_durable.commands import A, Command, Q, Target
@@ -87,15 +87,15 @@ def stored_durable(ctx: click.Context) -> Durable:
     """Return the Durable of the app given by -A. Without a database of its own it uses that of `durable dev`."""
     durable = attached_durable(ctx)
     with reaching_database():
-        if local_servers.is_without_store(durable):
-            if not local_servers.DEV_FILE.exists():
+        if databases.is_without_store(durable):
+            if not databases.DEV_FILE.exists():
                 raise CliError(
                     "durable_database_url is not set.",
                     "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db', or try "
                     "SQLite in this directory: celery -A <your app> durable dev",
                 )
-            local_servers.join_dev_store(durable)
-            click.echo(f"durable_database_url is not set: using ./{local_servers.DEV_FILE} of `durable dev`", err=True)
+            databases.join_dev_store(durable)
+            click.echo(f"durable_database_url is not set: using ./{databases.DEV_FILE} of `durable dev`", err=True)
     return durable
 
 

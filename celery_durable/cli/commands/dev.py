@@ -25,8 +25,8 @@ from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import RunRef
 from celery_durable.store.migrations import migrate
-from celery_durable.testing import local_servers
-from celery_durable.testing.code_watcher import CodeWatcher, find_syntax_error
+from celery_durable.testing import databases
+from celery_durable.testing.code import CodeWatcher, find_syntax_error
 from celery_durable.testing.local_worker import LocalWorker
 
 Replacement = tuple[str, Cell, Cell]
@@ -87,17 +87,17 @@ def dev(
 def _replace_servers(durable: Durable) -> list[Replacement]:
     """Replace servers by embedded parts. Returns the replacements, to be printed."""
     app: Any = durable.app
-    broker = local_servers.use_memory_broker(app)
+    broker = databases.use_memory_broker(app)
     replaced = "" if broker is None else _note(f"not {maybe_sanitize_url(broker)}, your broker_url")
     replacements: list[Replacement] = [("broker", "this process's memory", replaced)]
     with reaching_database():
-        if local_servers.is_without_store(durable):
-            local_servers.use_dev_store(durable)
-            replacements.append(("store", f"./{local_servers.DEV_FILE}", _note("durable_database_url is not set")))
+        if databases.is_without_store(durable):
+            databases.use_dev_store(durable)
+            replacements.append(("store", f"./{databases.DEV_FILE}", _note("durable_database_url is not set")))
         else:
             replacements.append(("store", durable.internals.store.engine.url.render_as_string(), ""))
     configured = durable.internals.settings.lease_seconds
-    local_servers.run_dispatcher_in_worker(durable)
+    databases.run_dispatcher_in_worker(durable)
     lease = durable.internals.settings.lease_seconds
     if lease != configured:
         replacements.append(("lease", f"{lease:g} s", _note(f"durable_lease_seconds is {configured:g}")))

@@ -12,7 +12,7 @@ from celery_durable.cli.errors import REFUSED, app_name
 from celery_durable.cli.inputs import Context
 from celery_durable.cli.output.console import Styled
 from celery_durable.errors import DurableError
-from celery_durable.testing import local_servers
+from celery_durable.testing import databases
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
@@ -40,7 +40,7 @@ def _check(ctx: Context) -> Iterator[checks.Finding]:
     try:
         durable = attached_durable(ctx)
         durable.app.loader.import_default_modules()
-        if local_servers.DEV_FILE.exists() and local_servers.is_without_store(durable):
+        if databases.DEV_FILE.exists() and databases.is_without_store(durable):
             durable = stored_durable(ctx)
     except DurableError as exc:  # settings are validated at first use
         yield checks.Finding(checks.Level.FAIL, "configuration", str(exc), "Set it as the message says.")

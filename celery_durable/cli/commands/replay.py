@@ -24,7 +24,7 @@ from celery_durable.runner.preflight import Occurrences, Preflight, WorkflowRepo
 from celery_durable.runner.recorded_run import RecordedRun, from_export
 from celery_durable.runner.replay_check import ReplayResult
 from celery_durable.store.engine.time_limits import limit_database_time
-from celery_durable.testing import local_servers
+from celery_durable.testing import databases
 from celery_durable.testing.debugger import StepDebugger
 
 _COLUMNS = (Column("STEP"), Column("TYPE"), Column(""))
@@ -68,7 +68,7 @@ def open_runner(ctx: click.Context, files: Sequence[Path]) -> Runner:
     durable = attached_durable(ctx) if files else open_durable(ctx)
     durable.app.loader.import_default_modules()
     if files:
-        local_servers.use_no_store(durable)
+        databases.use_no_store(durable)
     return durable.internals.runner
 
 

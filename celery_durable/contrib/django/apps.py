@@ -8,7 +8,7 @@ from django.core.checks import register
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import import_string
 
-from celery_durable.contrib.django import checks, connections, store_revision, tasks, wiring
+from celery_durable.contrib.django import checks, step_transactions, tasks, wiring
 
 
 class DurableConfig(AppConfig):
@@ -23,8 +23,8 @@ class DurableConfig(AppConfig):
         """Attach the Durable, and import the module ``workflows`` of each installed app."""
         durable = wiring.find_durable()
         wiring.attach(durable)
-        connections.connect()
-        post_migrate.connect(store_revision.create_without_migrations, sender=self)
+        step_transactions.connect()
+        post_migrate.connect(checks.create_without_migrations, sender=self)
         register(checks.check_settings, "celery_durable")
         register(checks.check_database, "database")
         if any(each.get("BACKEND") == tasks.BACKEND for each in getattr(settings, "TASKS", {}).values()):

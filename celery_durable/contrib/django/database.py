@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from django.db import connections, transaction
 
-from celery_durable.contrib.django.joined_engine import make_joined_engine, raise_as_django, to_database_error
+from celery_durable.contrib.django.engines import make_joined_engine, raise_as_django, to_database_error
 from celery_durable.contrib.django.step_transactions import OrmTransactions
 from celery_durable.store.engine.sessions import StepTransactions
 

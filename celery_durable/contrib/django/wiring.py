@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 from celery_durable.app import Durable
 from celery_durable.config import Settings
 from celery_durable.contrib.django.database import DjangoDatabase
-from celery_durable.contrib.django.own_engine import make_own_engine
+from celery_durable.contrib.django.engines import make_own_engine
 from celery_durable.errors import AliasMismatch, ConfigInvalid
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine.framework_store import FrameworkStore

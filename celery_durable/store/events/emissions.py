@@ -1,6 +1,6 @@
 """Emissions to topics: an emission is a row that exists until its last waiter has the payload.
 
-`operations.topic_delivery` calls these statements batch by batch, and `model.plan_delivery` decides on the events.
+`operations.topics` calls these statements batch by batch, and `model.plan_delivery` decides on the events.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from django.db import connections
 
 from celery_durable.config import Settings
-from celery_durable.contrib.django import connections as body_connections
+from celery_durable.contrib.django import step_transactions as body_connections
 from celery_durable.contrib.django import wiring
 from celery_durable.contrib.django.database import DjangoDatabase
 from celery_durable.runtime import Runtime

@@ -9,7 +9,7 @@ import pytest
 from django.db import connections
 
 from celery_durable import Durable, Step, StepTx, WorkflowEvent, durable_workflow
-from celery_durable.contrib.django.own_engine import make_own_engine
+from celery_durable.contrib.django.engines import make_own_engine
 from celery_durable.testing.databases import MakeStore
 from tests.contrib.django.booking.models import Booking
 from tests.contrib.django.workflows import book, booked

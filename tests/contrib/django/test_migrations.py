@@ -12,7 +12,7 @@ from django.db.migrations.loader import MigrationLoader
 
 from celery_durable import Durable
 from celery_durable.contrib.django import wiring
-from celery_durable.contrib.django.store_revision import StoreRevision
+from celery_durable.contrib.django.checks import StoreRevision
 from tests.contrib.django import site
 from tests.docs.blocks import ROOT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import migrations
 
-from celery_durable.contrib.django.store_revision import StoreRevision
+from celery_durable.contrib.django.checks import StoreRevision
 
 
 class Migration(migrations.Migration):
