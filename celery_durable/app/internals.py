@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from celery import Celery
 
-from celery_durable import remote, tasks
+from celery_durable import tasks
 from celery_durable.app.processes import CeleryProcesses
 from celery_durable.app.stores import open_read_store, open_store
 from celery_durable.config import Settings, name_as_written, read_settings
@@ -157,7 +157,8 @@ class Internals:
     @functools.cached_property
     def runner(self) -> Runner:
         """Advances runs in this process."""
-        from celery_durable.runner import Runner  # noqa: PLC0415  # see `import_for_passes`
+        from celery_durable import remote  # noqa: PLC0415  # see `import_for_passes`
+        from celery_durable.runner import Runner  # noqa: PLC0415
 
         return Runner(
             self.store,
