@@ -17,14 +17,9 @@ WAIT = {
     "type": "waitForEvent",
     "status": "waiting",
     "attempts": 0,
-    "maxAttempts": None,
-    "timeoutMs": None,
-    "nextRetryAt": None,
     "wakeAt": "2030-01-02T00:00:02.012000Z",
     "waitEventType": "approval",
     "createdAt": COUNTED,
-    "startedAt": None,
-    "finishedAt": None,
 }
 
 
@@ -83,18 +78,14 @@ def test_a_list_is_a_page_of_the_api_with_the_workflow_of_each_instance(order: S
 
 def test_show_prints_the_run_with_its_steps_events_and_published_values(order: Shop) -> None:
     found = read(Direct(order), "show", "order", "o-1")
-    assert list(found) == [
-        "workflowName", "instanceId", "runNumber", "run", "steps", "events", "attempts", "published",
-        "currentRunNumber",
-    ]  # fmt: skip
+    assert {"workflowName", "instanceId", "runNumber", "run", "steps", "events", "attempts"} <= set(found)
     assert found["run"] == {
         "details": {"status": "waiting"},
         "params": {"order_id": "42", "cents": 1999},
         "labels": {},
+        "instanceCreatedAt": CREATED,
         "createdAt": CREATED,
         "startedAt": "2030-01-01T00:00:02Z",
-        "completedAt": None,
-        "reason": None,
         "audit": [],
     }
     assert found["steps"][1] == WAIT
@@ -119,14 +110,14 @@ def test_updates_are_one_line_each(order: Shop) -> None:
 def test_overviews_of_the_database(order: Shop) -> None:
     direct = Direct(order)
     *others, order_in = read(direct, "workflows")["workflows"]
-    assert others == [{"name": name} for name in ("bad", "charge", "echo", "nap")]
+    assert others == [{"name": name, "parameters": []} for name in ("bad", "charge", "echo", "nap")]
     assert order_in["parameters"] == [
         {"name": "order_id", "type": "str", "required": True},
         {"name": "cents", "type": "int", "required": False},
     ]
     stats = read(direct, "stats")
     assert stats["instances"] == [{"workflowName": "order", "status": "waiting", "count": 1, "isExact": True}]
-    assert stats["due"] == {"count": 0, "isExact": True, "oldest": None}
+    assert stats["due"] == {"count": 0, "isExact": True}
     assert [list(queue) for queue in stats["queues"]] == [["name", "messages"]]
     run = {"workflowName": "order", "instanceId": "o-1", "runNumber": 1}
     assert read(direct, "waits") == {

@@ -22,7 +22,16 @@ from celery_durable.contrib import fastapi as contrib_fastapi
 from celery_durable.contrib import flask as contrib_flask
 from celery_durable.explain.codes import MEANINGS, Code
 from celery_durable.handles import Workflow, WorkflowInstance
-from celery_durable.testing import Barrier, DurableHarness, Faults, HarnessInstance, Messages, Mocks, scenario
+from celery_durable.testing import (
+    Barrier,
+    DurableHarness,
+    Faults,
+    HarnessInstance,
+    Messages,
+    Mocks,
+    scenario,
+    strategies,
+)
 from tests.docs.blocks import PAGES, ROOT, page_name
 from tests.docs.explain_codes import insert_table
 
@@ -59,7 +68,7 @@ def test_a_page_names_only_settings_errors_verbs_and_methods_that_exist(page: Pa
         if page.name == "flask.md":
             owners += (contrib_flask.FlaskDurable,)
         if page.name == "testing.md":
-            owners += (testing, DurableHarness, HarnessInstance, Messages, Barrier, Faults, Mocks, scenario)
+            owners += (testing, strategies, DurableHarness, HarnessInstance, Messages, Barrier, Faults, Mocks, scenario)
         assert name == "fn" or any(hasattr(owner, name) for owner in owners), name
     for name in re.findall(r"`harness\.(\w+)", text):
         attributes = {"clock", "attempts", "durable", "faults", "journal", "messages", "mocks", "outbox"}
