@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_durable import housekeeping
 from celery_durable.housekeeping import CallQueue, Job
 from tests.support.embedded import until
 
@@ -107,6 +108,7 @@ def test_a_job_that_fails_is_logged_and_done_again(caplog: pytest.LogCaptureFixt
 def test_a_job_for_which_no_thread_can_be_started_is_late(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(housekeeping, "_process", housekeeping._Process())  # one without an idle thread of other tests
     hang, late = Hang(), threading.Event()
     first, second = Job("durable-first", hang), Job("durable-second", lambda: late.set() or math.inf)
     first.start()

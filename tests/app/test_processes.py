@@ -187,7 +187,7 @@ def test_a_worker_compiles_the_statements_of_a_pass_before_its_pool_forks(store_
         """
         from celery import signals
         from celery_durable.model import RunRef
-        from celery_durable.store import statements
+        from celery_durable.store.engine import statements
 
         class Worker:
             app = make("first")

@@ -44,7 +44,7 @@ def read_lists(durable: Durable) -> list[int]:
         len(operations.stats.leases()),
         len(operations.stats.waits()),
         len(operations.outbox.read()),
-        operations.retention.count_ended(older_than=0).number,
+        operations.retention.count_ended(older_than=0).count,
         len(operations.topics.waiters("news").items),
         sum(int(sample.value) for sample in gauge.samples),
     ]

@@ -172,7 +172,15 @@ def test_an_odd_answer_is_no_traceback(body: bytes) -> None:
 
 def test_a_status_of_a_newer_server_is_named() -> None:
     at = "2030-01-01T00:00:00Z"
-    listed = {"id": "o-1", "runNumber": 1, "details": {"status": "dreaming"}, "createdAt": at, "updatedAt": at}
+    details = {"status": "dreaming"}
+    listed = {
+        "workflowName": "order",
+        "id": "o-1",
+        "runNumber": 1,
+        "details": details,
+        "createdAt": at,
+        "updatedAt": at,
+    }
     with Scripted((200, {}, {"instances": [listed], "hasNextPage": False})).serve() as url:
         said = remote("-b", url, "ls", "--workflow", "order")
     assert (said.code, said.err) == (

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.model import Count
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import chaos_checks, overview
 from tests.store.test_plans import SLEEPERS, fill
@@ -81,4 +80,4 @@ def test_overdue_runs_count_with_a_new_an_old_or_no_dispatch_message(world: Worl
     world.undo_dispatch(unsent, delay=30)
     world.advance(1)
     found = world.store.read(overview.count_overdue)
-    assert (found.count, found.oldest) == (Count(3), began)
+    assert (found.count, found.oldest) == (3, began)

@@ -134,8 +134,10 @@ def test_no_hot_statement_scans_a_table_on_postgresql(live: World) -> None:
 
 def all_statements() -> dict[str, Statement]:
     """The store's statements without parameters of their own, by name."""
-    names = [each.name for each in pkgutil.iter_modules(store.__path__)]
-    modules = {name: vars(importlib.import_module(f"{store.__name__}.{name}")) for name in names}
+    names = [each.name for each in pkgutil.walk_packages(store.__path__, f"{store.__name__}.") if not each.ispkg]
+    modules = {
+        name.rpartition(".")[2]: vars(importlib.import_module(name)) for name in names if ".migrations." not in name
+    }
     return {
         f"{room}.{name}": value
         for room, values in modules.items()

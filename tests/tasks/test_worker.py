@@ -21,6 +21,7 @@ def test_a_worker_checks_its_pool_when_a_process_has_died_in_a_pass(app: Celery,
     checks: list[bool] = []
     processes = [SimpleNamespace(pid=1, exitcode=None), SimpleNamespace(pid=2, exitcode=-9)]
     pool = SimpleNamespace(_pool=SimpleNamespace(_pool=processes), maintain_pool=lambda: checks.append(True))
+    state.active_requests.clear()  # other tests may have left some
     try:
         request.on_accepted(pid=1, time_accepted=0.0)
         check_for_dead_processes(pool)

@@ -121,7 +121,7 @@ def exported(told: Any) -> Any:
 
 
 def test_every_method_of_a_step_is_replayed_here() -> None:
-    assert set(STEP_METHODS) == {name for name in dir(Step(None)) if not name.startswith("_")}  # type: ignore[arg-type]
+    assert set(STEP_METHODS) == {name for name in dir(Step(None)) if not name.startswith("_")} - {"call"}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", STEP_METHODS)

@@ -287,7 +287,7 @@ def test_an_answer_that_comes_after_the_step_failed_is_ignored(world: World, kin
     assert instance.output[0] == "TaskLost"
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)  # a single statement on PostgreSQL
 def test_a_report_waits_for_an_answer_that_is_being_committed(world: World) -> None:
     instance = flow(world, "map", on_lost="fail")
     (first,) = world.sent
