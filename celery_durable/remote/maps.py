@@ -63,7 +63,8 @@ class _ItemOutcome:
 class MapKind(StepKind[MapCall]):
     """Steps that run a Celery task for each item of a list: `step.map`."""
 
-    type, call_type, has_attempts, has_own_rows = StepType.MAP, MapCall, True, True
+    type, call_type, has_attempts = StepType.MAP, MapCall, True
+    has_own_rows = writes_beside = True
 
     def identify(self, call: MapCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
         del settings, policy

@@ -58,7 +58,7 @@ _GENERATED_ID_PREFIX = "child:"
 class TaskKind(StepKind[TaskCall]):
     """Steps whose work a Celery task does: `step.task`."""
 
-    type, call_type, has_attempts = StepType.TASK, TaskCall, True
+    type, call_type, has_attempts, writes_beside = StepType.TASK, TaskCall, True, True
 
     def identify(self, call: TaskCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
         del settings, policy

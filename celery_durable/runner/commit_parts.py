@@ -112,6 +112,9 @@ class RowKind:
     has_own_rows = False
     """Whether its steps have rows in another table, which end with the run."""
 
+    writes_beside = False
+    """Whether `prepare_write` does anything. Then no lane writes its rows."""
+
     def prepare_write(self, commit: OpenCommit, write: StepWrite) -> None:
         """Write what depends on a row, before the row itself."""
 

@@ -183,9 +183,13 @@ class DatabaseCommitter:
             renews_lease=changes_instance,
         )
 
+    def is_row_alone(self, step_commit: StepCommit) -> bool:
+        """Whether a commit writes one row, and nothing else but an ending and log lines."""
+        return step_commit.is_single_row and not self._kinds.of_row(step_commit.writes[0].type).writes_beside
+
     def changes_instance(self, step_commit: StepCommit) -> bool:
         """Whether the guard of a commit writes to the instance's row: only what has to change (LAW 2)."""
-        if step_commit.ending is not None or step_commit.logs or not step_commit.is_single_row:
+        if step_commit.ending is not None or step_commit.logs or not self.is_row_alone(step_commit):
             return True
         return self.row_changes_instance(step_commit.writes[0])
 

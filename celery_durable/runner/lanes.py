@@ -30,6 +30,7 @@ class Transactions(Protocol):
     kinds_with_rows: set[RowKind]
 
     def transact(self, step_commit: StepCommit) -> Committed: ...
+    def is_row_alone(self, step_commit: StepCommit) -> bool: ...
     def changes_instance(self, step_commit: StepCommit) -> bool: ...
     def row_changes_instance(self, write: StepWrite) -> bool: ...
     def find_committed(self, tx: Tx, step_commit: StepCommit) -> Committed | None: ...
@@ -64,7 +65,7 @@ class RowLane(_Lane):
     """One row, and perhaps log lines: the statement that writes them checks the claim (PostgreSQL)."""
 
     def commit(self, step_commit: StepCommit) -> Committed:
-        if step_commit.ending is not None or not step_commit.is_single_row:
+        if step_commit.ending is not None or not self._committer.is_row_alone(step_commit):
             return self._otherwise(step_commit)
         if len(step_commit.logs) > min(outputs.MAX_WITH_STEP, self._committer.remaining_logs):
             return self._otherwise(step_commit)
@@ -127,7 +128,7 @@ class SleepLane(_Lane):
     @staticmethod
     def _is_sleep(step_commit: StepCommit) -> bool:
         if step_commit.ending is not build_suspension or step_commit.logs or not step_commit.is_single_row:
-            return False
+            return False  # a sleep writes nothing beside its row
         [write] = step_commit.writes
         return write.type is StepType.SLEEP and write.is_new
 

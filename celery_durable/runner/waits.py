@@ -143,7 +143,7 @@ def _start_sleep(context: ExecutionContext, execution: StepExecution, call: Slee
 class WaitKind(StepKind[WaitCall]):
     """Steps that finish with an event: `step.wait_for_event` and `step.wait_for_topic`."""
 
-    type, call_type = StepType.WAIT, WaitCall
+    type, call_type, writes_beside = StepType.WAIT, WaitCall, True
 
     def identify(self, call: WaitCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
         _ = Codec(call.schema, what=f"The schema of wait {call.name!r}").is_typed

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from celery_durable import Step
 from celery_durable.config import Settings
-from celery_durable.model import DueRun, OpenWait, Release, StepRow, StepStatus, StepType, WakeReason
+from celery_durable.model import DueRun, OpenWait, Release, StepRow, StepStatus, StepType, StepWrite, WakeReason
 from celery_durable.runner.commit_parts import CommitPart, LockTarget, OpenCommit
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.step_commit import StepCommit
@@ -41,7 +41,14 @@ def barrier(step: Step, name: str, parties: int) -> int:
 
 
 class BarrierKind(StepKind[BarrierCall]):
-    type, call_type = StepType("barrier"), BarrierCall
+    type, call_type, writes_beside = StepType("barrier"), BarrierCall, True
+
+    def __init__(self) -> None:
+        self.prepared: list[tuple[int, StepStatus]] = []
+        """The instances and statuses of the rows before which something else was written."""
+
+    def prepare_write(self, commit: OpenCommit, write: StepWrite) -> None:
+        self.prepared.append((commit.claim.pk, write.status))
 
     def identify(self, call: BarrierCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
         return CallIdentity(call.name, call.parties, policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_durable import Step, WorkflowEvent
-from celery_durable.model import RunRef
+from celery_durable.model import RunRef, StepStatus
 from celery_durable.runner import Runner
 from tests.runner.barrier import BarrierKind, barrier
 from tests.support.world import World
@@ -11,13 +11,14 @@ from tests.support.world import World
 
 def test_a_kind_of_another_package_waits_and_wakes_other_runs(world: World) -> None:
     woken: list[RunRef] = []
+    kind = BarrierKind()
     runner = Runner(
         world.store,
         world.settings,
         world.registry,
         world.store.runtime,
         lambda runs: woken.extend(due.ref for due in runs),
-        kinds=[BarrierKind()],
+        kinds=[kind],
     )
 
     @world.workflow
@@ -35,4 +36,6 @@ def test_a_kind_of_another_package_waits_and_wakes_other_runs(world: World) -> N
         ["north is loaded", 2, "gone"],
         ["south is loaded", 2, "gone"],
     ]
+    of_each = [[status for pk, status in kind.prepared if pk == each.row.id] for each in (first, second)]
+    assert of_each == [[StepStatus.WAITING, StepStatus.COMPLETED]] * 2
     assert [each.type for each in first.steps()] == ["do", "barrier", "do"]
