@@ -110,21 +110,13 @@ class Command(click.Command):
         found = list(self._find_positions(args))[: None if has_several else 1]
         if not found or "/" not in args[found[0]]:
             return args
-        split, options, first = list(args), [], ""
-        for position in found:
-            target = _TARGET.fullmatch(args[position])
-            if target is None:
-                raise click.UsageError(f"{args[position]!r} is not WORKFLOW/ID.", ctx)
-            workflow, instance_id, run = target["workflow"], target["id"], target["run"]
-            first = first or workflow
-            split[position] = instance_id if workflow == first else f"{workflow}/{instance_id}"
-            if run is not None and "run" in by_name:
-                options += ["--run", run]
-            elif run is not None:
-                ctx.meta.setdefault(_RUNS, []).append((workflow, instance_id, int(run)))
+        workflow, ids, run = _split_targets(ctx, [args[position] for position in found], has_run="run" in by_name)
+        split, options = list(args), [] if run is None else ["--run", run]
+        for position, instance_id in zip(found, ids, strict=True):
+            split[position] = instance_id
         if is_option:
             options += ["--id", split.pop(found[0])]
-        split.insert(found[0], first)
+        split.insert(found[0], workflow)
         return [*options, *split]
 
     def _find_positions(self, args: list[str]) -> Iterator[int]:
@@ -169,6 +161,27 @@ class Command(click.Command):
         except Exception as exc:
             _connection(ctx).explain(exc)
             raise
+
+
+def _split_targets(ctx: click.Context, names: Sequence[str], *, has_run: bool) -> tuple[str, list[str], str | None]:
+    """Return the workflow, the ids and the run of names such as WORKFLOW/ID#RUN.
+
+    Those of another workflow than the first stay WORKFLOW/ID. A command without --run works on current runs, and checks
+    that before it begins.
+    """
+    first, ids, shown_run = "", [], None
+    for name in names:
+        target = _TARGET.fullmatch(name)
+        if target is None:
+            raise click.UsageError(f"{name!r} is not WORKFLOW/ID.", ctx)
+        workflow, instance_id, run = target["workflow"], target["id"], target["run"]
+        first = first or workflow
+        ids.append(instance_id if workflow == first else f"{workflow}/{instance_id}")
+        if run is not None and has_run:
+            shown_run = run
+        elif run is not None:
+            ctx.meta.setdefault(_RUNS, []).append((workflow, instance_id, int(run)))
+    return first, ids, shown_run
 
 
 def _check_is_current(backend: Backend, workflow: str, instance_id: str, run: int) -> None:
@@ -225,11 +238,28 @@ def convert_arguments_to_options(command: Command, group: str, name: str) -> Com
 _SHORT_OPTIONS = {"workflow": "-w", "id": "-i", "type": "-t"}
 
 
+class _WorkflowOption(click.Option):
+    """`--workflow`, which the user may leave out if each `--id` is WORKFLOW/ID or WORKFLOW/ID#RUN."""
+
+    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
+        """Read the workflow from `--id`. The other options read what this eager one leaves in ``opts``."""
+        if self.name not in opts and "id" in opts:
+            given, has_run = opts["id"], any(each.name == "run" for each in ctx.command.params)
+            names = [given] if isinstance(given, str) else given
+            opts[self.name], ids, run = _split_targets(ctx, names, has_run=has_run)
+            opts["id"] = ids[0] if isinstance(given, str) else ids
+            if run is not None:
+                opts.setdefault("run", run)
+        return super().handle_parse_result(ctx, opts, args)
+
+
 def _make_option(argument: click.Argument) -> click.Option:
     name = argument.name or ""
     short = [] if name not in _SHORT_OPTIONS else [_SHORT_OPTIONS[name]]
-    return click.Option(
+    is_workflow = name == "workflow"
+    return (_WorkflowOption if is_workflow else click.Option)(
         [f"--{name}", *short],
+        is_eager=is_workflow,
         required=argument.required,
         type=argument.type,
         multiple=argument.nargs == -1,
@@ -239,7 +269,7 @@ def _make_option(argument: click.Argument) -> click.Option:
 
 _OPTION_HELP = {
     "workflow": "The workflow's name.",
-    "id": "The instance's id.",
+    "id": "The instance's id; without --workflow: WORKFLOW/ID.",
     "type": "The type of the event.",
     "step": "The step's key: its name, or name and number if the step is repeated.",
     "value": "The result as JSON, from a file, or from standard input.",

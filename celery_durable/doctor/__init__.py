@@ -204,7 +204,7 @@ def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, .
     if sweeping and all(beat.id == SWEEP_TASK for beat in sweeping):
         sentence = (
             f"Only the task {SWEEP_TASK} looks for due work, last on {sweeping[0].node}: timers are up to five seconds "
-            "late, Celery tasks of steps that are lost wait for their timeout, and outages are not reported."
+            "late, and outages are not reported."
         )
         return Finding(
             Level.WARN, about, sentence, "Set durable_dispatcher to worker or both, or see why beat has none."

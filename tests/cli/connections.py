@@ -110,6 +110,8 @@ def serving(app: Any) -> Iterator[str]:
     thread.start()
     started.wait()
     [listening] = server.servers[0].sockets
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from celery_durable import Completed, Dead, LinearStep, Step, WorkflowEvent
+from celery_durable import Completed, Dead, LinearStep, Step, Waiting, WorkflowEvent
 from celery_durable.cli.backends import http
 from celery_durable.definitions import define_linear
 from celery_durable.model import from_us
@@ -283,7 +283,7 @@ def test_why_it_waits_is_explained(order: Shop, connection: Any) -> None:
 def test_a_linear_run_goes_on_from_the_step_that_failed(shop: Shop, connection: Any) -> None:
     parcel = define_linear("parcel", module=__name__, version=1, steps=[LinearStep("PACK"), LinearStep("PAY")])
     parcel.handlers["PACK"] = lambda ctx: Completed("packed")
-    parcel.handlers["PAY"] = lambda ctx: Dead("the card is blocked")
+    parcel.handlers["PAY"] = lambda ctx: Dead("the card is blocked") if ctx.run_number < 4 else Waiting("paid")
     shop.durable.internals.registry.add(parcel)
     connection("start", "parcel", "--id", "p-1")
     assert shop.work("parcel", "p-1") == "errored: Dead"
@@ -297,9 +297,11 @@ def test_a_linear_run_goes_on_from_the_step_that_failed(shop: Shop, connection: 
     rows = connection("show", "parcel", "p-1").rows
     assert [row[1:4:2] for row in rows if row[0] == "step"] == [["PACK", "DONE"], ["PAY", "DONE"]]
     (audit,) = [row for row in rows if row[0] == "audit"]
-    assert (audit[1:5], audit[6]) == (["set-result", "1", "DEAD", "eve"], "#42")
+    assert (audit[1:5], audit[6]) == (["set-result", "1", "dead", "eve"], "#42")
     assert connection("rewind", "parcel", "p-1", "PAY").rows == [["Rewound", "parcel/p-1", "run 4", "from PAY"]]
+    assert shop.work("parcel", "p-1", 4).startswith("waiting")
     assert connection("skip", "parcel", "p-1", "PAY", "--by", "eve").rows == [["Skipped", "parcel/p-1", "run 4", "PAY"]]
+    assert [row[3] for row in connection("show", "parcel", "p-1").rows if row[0] == "audit"] == ["waiting"]
     assert shop.work("parcel", "p-1", 4) == "complete"
     said = connection("skip", "parcel", "p-1", "PAYS", "--by", "eve")
     assert said.err.startswith("error: Cannot skip a step of instance 'p-1' of workflow 'parcel': it is complete.")

@@ -163,7 +163,7 @@ def test_what_the_sweep_task_does_not_do_is_said_where_it_sweeps_alone(make: Mak
     assert (level, sentence, fix) == (
         "WARN",
         "Only the task celery_durable.sweep looks for due work, last on w@here: timers are up to five seconds late, "
-        "Celery tasks of steps that are lost wait for their timeout, and outages are not reported.",
+        "and outages are not reported.",
         "Set durable_dispatcher to worker or both, or see why beat has none.",
     )
     live(app, HeartbeatUpdate("a", "dispatcher", "beat@a", 1, swept_ago=timedelta(0)))

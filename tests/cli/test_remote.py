@@ -118,6 +118,25 @@ def test_instances_are_named_by_options_too(order: Shop) -> None:
         assert api("instances", "history", *named, "--include-logs", "--log-category", "payments").code == 0
 
 
+@pytest.mark.parametrize("words", [("--id", "order/o-1"), ("--id=order/o-1#1",), ("-i", "order/o-1#1")])
+def test_the_option_takes_a_pasted_name(order: Shop, words: tuple[str, ...]) -> None:
+    with served(order) as api:
+        assert api("instances", "get", *words) == api("show", "order", "o-1")
+
+
+def test_pasted_names_in_options_may_be_of_several_workflows_and_are_of_the_current_run(order: Shop) -> None:
+    order.pipe("start", "nap", "--id", "n-1")
+    with served(order) as api:
+        paused = api("instances", "pause", "--id", "order/o-1#1", "--id", "nap/n-1")
+        assert paused.rows == [["Paused", "order/o-1"], ["Paused", "nap/n-1"]]
+        api("restart", "order", "o-1")
+        assert api("instances", "get", "-i", "order/o-1#1").rows[0][4] == "1"
+        assert api("instances", "pause", "-i", "order/o-1#1").err.startswith("error: Run 1 is not the current run of")
+        assert api("instances", "create", "--id", "nap/n-2").rows == [["n-2"]]
+        assert api("instances", "get", "--id", "o-1").err.endswith("Error: 'o-1' is not WORKFLOW/ID.\n")
+        assert api("instances", "get").err.splitlines()[-1].startswith("Error: Missing option '--workflow'")
+
+
 def test_a_server_without_the_api_is_named(shop: Shop) -> None:
     with served(shop) as api:
         said = remote("-b", f"{api.url}/nope", "-H", "X-Api-Key: sesame", "ls")

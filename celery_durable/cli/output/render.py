@@ -307,7 +307,7 @@ AUDIT_COLUMNS = tuple(map(Column, ("BY HAND", "STEP", "WAS", "BY", "WHEN", "REAS
 def audit_cells(record: AuditRecord, times: Times) -> list[Cell]:
     """Return a row about a step that was completed or skipped by hand."""
     action = record.action.replace("_", "-")
-    return times.cells(action, record.step_key, record.before.status, record.by, record.created_at, record.reason)
+    return times.cells(action, record.step_key, record.before.status.state, record.by, record.created_at, record.reason)
 
 
 # --- what a run publishes -----------------------------------------------------------------------
