@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
-import pytest
 
 from tests.docs.blocks import ROOT
 
@@ -19,10 +16,9 @@ ROOM = re.compile(r"^  (\w+) {2,}\S", re.MULTILINE)
 FILE_TO_READ = re.compile(r"^\| \d+ \| `([\w./]+)` \| ([^|]+) \|", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_paths_of_a_page_exist(page: Path) -> None:
-    named = PATH.findall(page.read_text(encoding="utf-8"))
-    assert [path for path in named if not (ROOT / path).exists()] == []
+def test_the_paths_of_all_pages_exist() -> None:
+    named = [(page.name, path) for page in PAGES for path in PATH.findall(page.read_text(encoding="utf-8"))]
+    assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
 
 
 def test_the_layout_in_contributing_has_every_room_of_the_package() -> None:

@@ -108,18 +108,3 @@ def test_the_names_that_comments_and_tests_use_are_on_the_page_about_the_inside(
     tested = (ROOT / "tests" / "runner" / "test_hazards.py").read_text()
     named = re.findall(r"^\| ([a-z][a-z ]+) \|", hazards, re.MULTILINE)
     assert named == re.findall(r"^# --- (.+?) -+$", tested, re.MULTILINE)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", TEXT[page]):
-        if target.startswith("https://"):
-            continue
-        path, _, anchor = target.partition("#")
-        linked = (page.parent / path).resolve() if path else page
-        assert linked.exists(), target
-        assert linked.is_relative_to(ROOT)
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", TEXT[linked], re.MULTILINE)
-            slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            assert anchor in slugs, target

@@ -139,7 +139,7 @@ LOSSY: list[tuple[Any, st.SearchStrategy[Any]]] = [
 
 
 @pytest.mark.parametrize(("annotation", "strategy"), LOSSY, ids=[str(annotation) for annotation, _ in LOSSY])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_a_value_is_read_back_as_all_that_it_was_or_it_is_refused(
     annotation: Any, strategy: st.SearchStrategy[Any], data: st.DataObject
@@ -170,11 +170,11 @@ def test_a_value_is_read_back_as_all_that_it_was_or_it_is_refused(
         (date | datetime, lambda at: at),
     ],
 )
-@pytest.mark.parametrize("at", [NOON, SECOND_HALF_PAST_TWO, datetime(2030, 3, 31, 2, 30, tzinfo=BERLIN)])
-def test_a_datetime_keeps_its_zone(annotation: Any, wrap: Any, at: datetime) -> None:
-    value = wrap(at)
-    assert is_same(value, round_trip(annotation, value))
-    assert is_same(value, codec(annotation).check(value))
+def test_a_datetime_keeps_its_zone(annotation: Any, wrap: Any) -> None:
+    for at in (NOON, SECOND_HALF_PAST_TWO, datetime(2030, 3, 31, 2, 30, tzinfo=BERLIN)):
+        value = wrap(at)
+        assert is_same(value, round_trip(annotation, value))
+        assert is_same(value, codec(annotation).check(value))
 
 
 def test_a_zone_is_written_after_the_offset_as_rfc_9557_says() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_durable.errors import InvalidEventType, InvalidInstanceId, InvalidTopic, NameInvalid
@@ -26,39 +26,23 @@ IDENTIFIERS: list[tuple[Callable[[object, int], str], type[NameInvalid], str]] =
 
 
 @pytest.mark.parametrize(("check", "error", "what"), IDENTIFIERS)
-@pytest.mark.parametrize("value", ["a", "_", "0", "order-1", "A_b-9", "x" * 100])
 def test_letters_digits_dashes_and_underscores_make_an_identifier(
-    check: Callable[[object, int], str], error: type[NameInvalid], what: str, value: str
+    check: Callable[[object, int], str], error: type[NameInvalid], what: str
 ) -> None:
-    assert check(value, 100) == value
+    for value in ("a", "_", "0", "order-1", "A_b-9", "x" * 100):
+        assert check(value, 100) == value
 
 
 @pytest.mark.parametrize(("check", "error", "what"), IDENTIFIERS)
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "-a",
-        "a b",
-        "a.b",
-        "a:b",
-        "order\n",
-        "order\n\n",
-        "\norder",
-        "a\x00",
-        "\xe9",
-        "\N{FULLWIDTH DIGIT ONE}",
-    ],
-)
 def test_anything_else_is_no_identifier(
-    check: Callable[[object, int], str], error: type[NameInvalid], what: str, value: object
+    check: Callable[[object, int], str], error: type[NameInvalid], what: str
 ) -> None:
-    with pytest.raises(error) as refused:
-        check(value, 100)
-    assert type(refused.value) is error
-    assert str(refused.value) == (
-        f"{what} {value!r} is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
-    )
+    rule = "use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin with '-'"
+    for value in ("", "-a", "a b", "a.b", "a:b", "order\n", "order\n\n", "\norder", "a\x00", "\xe9", "\uff11"):
+        with pytest.raises(error) as refused:
+            check(value, 100)
+        assert type(refused.value) is error
+        assert str(refused.value) == f"{what} {value!r} is not allowed: {rule}."
 
 
 @pytest.mark.parametrize(
@@ -70,14 +54,14 @@ def test_anything_else_is_no_identifier(
         (lambda value, limit: require_text("Reason", value), NameInvalid, "Reason"),
     ],
 )
-@pytest.mark.parametrize(("value", "type_name"), [(7, "int"), (None, "NoneType"), (b"a", "bytes"), (["a"], "list")])
 def test_what_is_no_text_is_refused_by_its_type(
-    check: Callable[[object, int], str], error: type[NameInvalid], what: str, value: object, type_name: str
+    check: Callable[[object, int], str], error: type[NameInvalid], what: str
 ) -> None:
-    with pytest.raises(error) as refused:
-        check(value, 100)
-    assert type(refused.value) is error
-    assert str(refused.value) == f"{what} {value!r} is not allowed: it is of type {type_name}; pass text (str)."
+    for value, type_name in ((7, "int"), (None, "NoneType"), (b"a", "bytes"), (["a"], "list")):
+        with pytest.raises(error) as refused:
+            check(value, 100)
+        assert type(refused.value) is error
+        assert str(refused.value) == f"{what} {value!r} is not allowed: it is of type {type_name}; pass text (str)."
 
 
 def test_an_identifier_may_be_exactly_as_long_as_its_limit() -> None:
@@ -98,7 +82,6 @@ def test_a_long_name_is_shown_by_its_beginning() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.text(max_size=12))
 def test_an_identifier_is_what_the_rule_says_from_end_to_end(value: str) -> None:
     rule = re.compile(r"\A[a-zA-Z0-9_][a-zA-Z0-9_-]{0,9}\Z")
@@ -127,14 +110,12 @@ def test_a_step_name_without_length_or_with_control_characters_is_refused(value:
     )
 
 
-@settings(deadline=None)
 @given(st.characters(categories=["Cc", "Cs"]))
 def test_no_control_character_and_no_half_of_a_surrogate_pair_gets_into_a_name(character: str) -> None:
     with pytest.raises(NameInvalid):
         check_text_name("Step name", f"a{character}b", 256)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.characters(), max_size=40), st.integers(3, 30))
 def test_stored_text_is_bounded_encodable_and_without_nul(text: str, limit: int) -> None:
     stored = sanitize_text(text, limit)

@@ -33,7 +33,7 @@ from tests.values.shapes import (
 
 
 @pytest.mark.parametrize(("annotation", "strategy"), TYPED, ids=[str(annotation) for annotation, _ in TYPED])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_value_of_a_declared_type_comes_back_as_it_was(
     annotation: Any, strategy: st.SearchStrategy[Any], data: st.DataObject
@@ -46,7 +46,6 @@ def test_a_value_of_a_declared_type_comes_back_as_it_was(
     assert round_trip(annotation, back) == back
 
 
-@settings(deadline=None)
 @given(
     st.recursive(
         json_values
@@ -70,7 +69,6 @@ def test_without_a_declared_type_what_the_first_run_gets_is_what_replays_get(val
     assert round_trip(None, first) == first
 
 
-@settings(deadline=None)
 @given(json_values)
 def test_the_text_is_compact_json_that_utf_8_can_hold(value: Any) -> None:
     text = encode(value, what="Result", limits=LIMITS)
@@ -78,7 +76,6 @@ def test_the_text_is_compact_json_that_utf_8_can_hold(value: Any) -> None:
     assert text == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-@settings(deadline=None)
 @given(
     json_values
     | st.sampled_from([*Colour, *Kind, *Level])

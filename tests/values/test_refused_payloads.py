@@ -11,7 +11,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -30,7 +30,6 @@ class Box:
     content: Any
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     ("annotation", "wrap", "path"),
     [
@@ -47,14 +46,12 @@ class Box:
         (None, lambda x: {"a": {x: 1}}, "$.a"),
     ],
 )
-def test_a_number_that_json_does_not_have_is_refused_by_its_path(
-    annotation: Any, wrap: Any, path: str, number: float
-) -> None:
-    message = refusal(annotation, wrap(number))
-    assert message == f"Result cannot be stored as JSON: {path} is {number}, which JSON does not have. {REMEDY}"
+def test_a_number_that_json_does_not_have_is_refused_by_its_path(annotation: Any, wrap: Any, path: str) -> None:
+    for number in (math.nan, math.inf, -math.inf):
+        message = refusal(annotation, wrap(number))
+        assert message == f"Result cannot be stored as JSON: {path} is {number}, which JSON does not have. {REMEDY}"
 
 
-@pytest.mark.parametrize("text", [f"{MARK}\x00", f"\ud800{MARK}", f"{MARK}\udfff"])
 @pytest.mark.parametrize(
     ("annotation", "wrap", "path"),
     [
@@ -66,12 +63,11 @@ def test_a_number_that_json_does_not_have_is_refused_by_its_path(
         (None, lambda x: [Box(x)], "$[0].content"),
     ],
 )
-def test_text_that_some_database_would_refuse_is_refused_by_its_path(
-    annotation: Any, wrap: Any, path: str, text: str
-) -> None:
-    message = refusal(annotation, wrap(text))
+def test_text_that_some_database_would_refuse_is_refused_by_its_path(annotation: Any, wrap: Any, path: str) -> None:
     reason = "contains a NUL character or half a surrogate pair"
-    assert message == f"Result cannot be stored as JSON: {path} {reason}. {REMEDY}"
+    for text in (f"{MARK}\x00", f"\ud800{MARK}", f"{MARK}\udfff"):
+        message = refusal(annotation, wrap(text))
+        assert message == f"Result cannot be stored as JSON: {path} {reason}. {REMEDY}"
 
 
 @pytest.mark.parametrize("key", [f"{MARK}\x00", f"\ud800{MARK}"])
@@ -235,7 +231,6 @@ def test_a_serializer_that_breaks_is_a_refusal_without_the_value(value: Any) -> 
         )
 
 
-@settings(deadline=None)
 @given(
     st.recursive(
         st.just(MARK) | st.sampled_from([f"{MARK}\x00", f"{MARK}\ud800", math.nan]) | st.builds(Handle),

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_durable import LinearStep
@@ -187,7 +187,6 @@ def test_a_copied_config_still_leaves_out_what_it_left_out() -> None:
 spans = st.timedeltas(min_value=timedelta(0), max_value=YEAR)
 
 
-@settings(deadline=None)
 @given(
     delay=spans,
     backoff=st.sampled_from(["constant", "linear", "exponential"]),
@@ -203,7 +202,6 @@ def test_a_delay_never_overflows_shrinks_or_exceeds_its_cap(
     assert min(delay, longest) <= now <= later <= longest
 
 
-@settings(deadline=None)
 @given(delay=st.timedeltas(timedelta(0), timedelta(days=1)), attempt=st.integers(1, 12))
 def test_a_delay_is_exact_as_long_as_it_is_not_capped(delay: timedelta, attempt: int) -> None:
     factors = {"constant": 1, "linear": attempt, "exponential": 2 ** (attempt - 1)}
@@ -228,7 +226,6 @@ configs = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(configs, max_size=4))
 def test_each_field_comes_from_the_topmost_config_that_gives_it(layers: list[StepConfig]) -> None:
     policy = DEFAULTS
