@@ -75,7 +75,7 @@ def test_the_plugin_is_loaded_by_itself_and_brings_no_celery_along(run_tests, ru
 def test_it(heavy):
     assert heavy == []
 """,
-        *("-p", "no:celery"),  # pytest-celery's own plugin imports it
+        *("-p", "no:celery"),  # that of pytest-celery, where it is installed, imports it
         conftest="""
 import sys
 import pytest
