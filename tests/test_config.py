@@ -225,5 +225,5 @@ def test_a_whole_number_is_a_number_of_seconds() -> None:
 def test_limits_and_defaults_are_handed_out_as_their_users_take_them() -> None:
     found = Settings(max_payload_bytes=10, max_payload_depth=3, step_defaults=StepConfig(Retries(limit=1)))
     assert found.limits == PayloadLimits(size_bytes=10, depth=3)
-    assert found.step_policy == StepPolicy(limit=1)
+    assert found.step_policy == StepPolicy(max_attempts=2)
     assert Settings().step_policy == StepPolicy()

@@ -167,8 +167,7 @@ class Internals:
             self.runtime,
             self.dispatch_publisher.publish,
             send_messages=self.outbox.send_committed,
-            # Eager tasks have no other worker to continue the run, so they ignore a stop flag left from a worker.
-            should_stop=lambda: self.stop_flag.is_set() and not self.app.conf.task_always_eager,
+            should_stop=functools.partial(self.stop_flag.stops_passes, self.app.conf),
             stops_process=self._stops_process,
             groups_commits=self.has_threads_pool,
             make_redaction=self.redaction,

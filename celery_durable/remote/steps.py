@@ -50,7 +50,7 @@ from celery_durable.store.runs import items, outbox
 from celery_durable.store.runs.claims import GuardResult
 from celery_durable.values import AnswerError, Codec, StepPolicy, encode_step_task
 
-TASK_POLICY = StepPolicy(limit=0)
+TASK_POLICY = StepPolicy(max_attempts=1)
 """The default policy of task steps: the engine does not retry, because Celery does. Every call sets a timeout."""
 _GENERATED_ID_PREFIX = "child:"
 

@@ -79,7 +79,9 @@ class Runner:
             runtime,
             publish_runs,
             send_messages,
-            lambda: should_stop() or not settings.is_execution_enabled,
+            should_stop
+            if settings.execution_enabled is True
+            else lambda: should_stop() or not settings.is_execution_enabled,
             stops_process,
             make_redaction,
             GroupCommit(store) if groups_commits else None,

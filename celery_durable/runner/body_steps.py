@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
@@ -10,10 +11,9 @@ from celery_durable import notify, values
 from celery_durable.config import Settings
 from celery_durable.definitions import describe_step
 from celery_durable.errors import DefinitionInvalid, StepResultInvalid, ValueRefused
-from celery_durable.model import OpenWait, StepRow, StepStatus, StepType
+from celery_durable.model import OpenWait, StepRow, StepStatus, StepType, hot_dataclass
 from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
-from celery_durable.runner.call_fingerprint import CallFingerprint
 from celery_durable.runner.commit_parts import FailedAttempts
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, record_failure
@@ -25,6 +25,8 @@ from celery_durable.runner.step_execution import OtherSteps, StepExecution, deco
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
 from celery_durable.step import BodyCall, StepTx
 from celery_durable.values import StepPolicy, ValidationFailed
+
+logger = logging.getLogger("celery_durable.runner")
 
 
 class BodyKind(StepKind[BodyCall]):
@@ -87,6 +89,57 @@ class BodyKind(StepKind[BodyCall]):
             _count_in_advance(context, counted)
         if due:
             context.attempts.run(due)
+
+
+@hot_dataclass(eq=False)
+class CallFingerprint:
+    """The work of a `step.do` call: its code, the values captured with it, and its arguments.
+
+    Two calls with one name in one pass must have equal fingerprints.
+    """
+
+    code: Any
+    captured_values: tuple[Any, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: BodyCall) -> CallFingerprint:
+        fn: Any = call.fn
+        args, kwargs = call.args, call.kwargs
+        while isinstance(fn, functools.partial):
+            fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
+        cells = tuple(map(_read_cell, getattr(fn, "__closure__", None) or ()))
+        # `lambda n=n: ...` in a loop, and a method of several objects, have the same code but do different work.
+        bound_values = (
+            getattr(fn, "__self__", None),
+            getattr(fn, "__defaults__", None),
+            getattr(fn, "__kwdefaults__", None),
+        )
+        return cls(getattr(fn, "__code__", fn), (cells, *bound_values), args, kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CallFingerprint):
+            return NotImplemented
+        try:
+            return bool(
+                self.code == other.code
+                and self.captured_values == other.captured_values
+                and self.args == other.args
+                and self.kwargs == other.kwargs
+            )
+        except Exception:  # noqa: BLE001  # arrays and similar types cannot be compared as a whole
+            logger.warning("Arguments of a step cannot be compared with those of an earlier call: they count as others")
+            return False  # one refused repetition is better than work that is silently left out
+
+    __hash__ = None  # type: ignore[assignment]  # a fingerprint is compared, and never used as a key
+
+
+def _read_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return None
 
 
 def _count_in_advance(context: ExecutionContext, steps: Sequence[FunctionStep]) -> None:

@@ -32,6 +32,10 @@ class StopFlag:
     def is_set(self) -> bool:
         return self._memory[0] != 0
 
+    def stops_passes(self, conf: Any) -> bool:
+        """Whether passes stop. Those of eager tasks do not: no other worker would continue their runs."""
+        return self._memory[0] != 0 and not conf.task_always_eager
+
     def set(self) -> None:
         self._memory[0] = 1
 

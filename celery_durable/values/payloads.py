@@ -135,7 +135,7 @@ class Codec:
 
     def _dump(self, schema: TypeSchema, value: Any, what: str, limits: PayloadLimits) -> tuple[str, bool]:
         try:
-            plain = schema.dump(value)
+            plain = schema.dump(value, mode="json")
         except _AUTHOR_CODE_ERRORS as exc:
             path, part, depth = _find_unwritable_part(value, "$", limits.depth)
             _to_plain_json(part, path, what, depth)  # usually raises, with a path inside the part

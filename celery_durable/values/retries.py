@@ -119,20 +119,18 @@ class StepConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepPolicy:
-    """A `StepConfig` in which every value is set."""
+    """A `StepConfig` in which every value is set.
 
-    limit: int | None = 5
+    ``max_attempts``: the largest number of attempts, with the first; None for no limit.
+    """
+
+    max_attempts: int | None = 6
     delay: timedelta | DelayFunction = timedelta(seconds=10)
     backoff: Backoff = "exponential"
     max_delay: timedelta | None = None
     jitter: float = 0.0
     timeout: timedelta | None = timedelta(minutes=10)
     repeat: bool = False
-
-    @property
-    def max_attempts(self) -> int | None:
-        """The largest number of attempts, with the first; None for no limit."""
-        return None if self.limit is None else self.limit + 1
 
     def override_with(self, config: StepConfig | None) -> StepPolicy:
         """Return a copy in which the values that ``config`` sets replace those of this policy."""
@@ -141,6 +139,9 @@ class StepPolicy:
         given: dict[str, Any] = {}
         if config.retries is not UNSET:
             given.update(_select_given(config.retries, _RETRY_FIELDS))
+            if "limit" in given:
+                limit = given.pop("limit")
+                given["max_attempts"] = None if limit is None else limit + 1
         given.update(_select_given(config, ("timeout", "repeat")))
         return dataclasses.replace(self, **given) if given else self
 

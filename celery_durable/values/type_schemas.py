@@ -21,21 +21,18 @@ from celery_durable.values.losses import TimeForm, find_time_form, read_time_zon
 
 @dataclass(frozen=True, slots=True)
 class TypeSchema:
-    """The pydantic validator and serializer of a declared type."""
+    """How pydantic checks and writes the values of a declared type."""
 
     adapter: pydantic.TypeAdapter[Any]
     validator: pydantic_core.SchemaValidator
-    serializer: pydantic_core.SchemaSerializer
+    dump: Callable[..., Any]
+    """Returns a value as plain data; ``mode="json"`` for what JSON can hold, or ``mode="python"``."""
     by_alias: bool
     may_lose: bool
     """Some values may be read back as less than they were."""
     has_union: bool
     has_hidden_losses: bool
     """A value may equal one that is less, such as a deque without its maxlen."""
-
-    def dump(self, value: Any, mode: str = "json") -> Any:
-        """Return a value as plain data that JSON can hold; ``mode`` as in pydantic."""
-        return self.serializer.to_python(value, mode=mode, by_alias=self.by_alias, round_trip=True, warnings=False)
 
 
 class UndefinedName(Exception):
@@ -105,11 +102,12 @@ def _build_schema(annotation: Any, text: str) -> TypeSchema:
     else:
         validator = pydantic_core.SchemaValidator(schema, config)
         serializer = pydantic_core.SchemaSerializer(schema, config)
+    by_alias = not _has_different_aliases(schema)
     return TypeSchema(
         adapter,
         validator,
-        serializer,
-        by_alias=not _has_different_aliases(schema),
+        functools.partial(serializer.to_python, by_alias=by_alias, round_trip=True, warnings=False),
+        by_alias,
         has_union="union" in kinds,
         may_lose=not kinds <= _PLAIN_KINDS,
         has_hidden_losses=bool(kinds & {"deque", "is-instance"}),
