@@ -44,6 +44,11 @@ def mark_what_waits(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def wants_slow(config: pytest.Config) -> bool:
+    """Whether this run may have slow tests, so that the items of a large product are worth making."""
+    return bool(config.getoption("markexpr") != "not slow")
+
+
 @functools.cache
 def _is_on_servers(module: Path) -> bool:
     names = (
