@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 
 from celery_durable import Durable, NonRetryableError, Step, WorkflowEvent
-from celery_durable.http import asgi, timeouts
+from celery_durable.http import Authorize, asgi, timeouts
 from tests.conftest import MovableRuntime
 from tests.http.served import Served
 from tests.support.databases import on_databases
@@ -84,24 +85,36 @@ class Shop:
         return self.durable.tick(max_instances=100)
 
     def client(self, **options: Any) -> TestClient:
-        """A client of an API of one's own; without options everybody may do everything, the tick included."""
-        if options:
-            return TestClient(asgi(self.durable, **options))
+        """A client. Without options everybody may do everything, the tick included."""
         _served.durable = self.durable
-        return TestClient(_shared_api())
+        if not options:
+            return TestClient(_shared_api())
+        if options.keys() <= {"authorize", "tick"} and options.get("tick", True):
+            hooks = options["authorize"]
+            hooks = hooks if isinstance(hooks, Authorize) else Authorize(hooks)
+            for each in fields(hooks):  # it is frozen for applications
+                object.__setattr__(_current, each.name, getattr(hooks, each.name))
+            return TestClient(_shared_guarded_api())
+        return TestClient(asgi(self.durable, **options))
 
     def close(self) -> None:
         self.durable.close()
         self.app.close()
 
 
-_served = Served()
+_served, _current = Served(), Authorize(lambda _: True)
 
 
 @functools.cache
 def _shared_api() -> FastAPI:
     """One application for most tests."""
     return asgi(cast(Durable, _served), allow_anonymous=True, tick=True)
+
+
+@functools.cache
+def _shared_guarded_api() -> FastAPI:
+    """One application for the tests of hooks."""
+    return asgi(cast(Durable, _served), authorize=_current, tick=True)
 
 
 database = on_databases("sqlite")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable.http import asgi
-from celery_durable.runtime import real_monotonic
+from tests.http.asgi import ask
 from tests.http.conftest import Shop
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import until
@@ -87,37 +86,3 @@ def test_each_of_many_requests_is_refused_in_time_and_so_is_the_probe(
 
 def _threads_of_requests() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("AnyIO")}
-
-
-async def ask(app: Any, method: str, path: str, body: Any = None) -> tuple[int, str | None, float]:
-    """One request, in this event loop like those of a server: its status, its problem's code, and how long it took."""
-    began = real_monotonic()
-    told: list[Any] = []
-    sent = [{"type": "http.request", "body": b"" if body is None else json.dumps(body).encode(), "more_body": False}]
-
-    async def receive() -> Any:
-        if sent:
-            return sent.pop()
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable")
-
-    async def send(message: Any) -> None:
-        told.append(message)
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"host", b"shop"), (b"content-type", b"application/json")],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-    }
-    await app(scope, receive, send)
-    answer = json.loads(b"".join(each.get("body", b"") for each in told[1:]) or b"{}")
-    return told[0]["status"], answer.get("code"), real_monotonic() - began

@@ -62,16 +62,6 @@ def test_who_does_a_step_is_shown(album: Shop, api: TestClient) -> None:
     assert (found["code"], found["facts"]["task_id"], found["facts"]["tasks_out"]) == ("TASK_NOT_CONSUMED", ids[0], 2)
 
 
-def test_a_child_is_explained_with_how_it_stands(album: Shop, api: TestClient) -> None:
-    for seq in (1, 2):
-        answer(album, seq, values.encode_answer("1"))
-    album.work()
-    found = api.get(f"{ALBUM}/explain").json()
-    assert found["code"] == "WAITING_CHILD"
-    assert found["facts"]["child"] == {"workflow": "order", "instance_id": "o-1", "status": "waiting"}
-    assert found["actions"] == ["celery -A <your app> durable explain order o-1"]
-
-
 def test_what_they_answered_passes_the_hook_as_what_it_is(album: Shop) -> None:
     answer(album, 1, values.encode_error_answer("OSError", "disk full"))
     album.work()

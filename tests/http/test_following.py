@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,8 +16,8 @@ from celery_durable.errors import InstanceNotFound
 from celery_durable.http import asgi
 from celery_durable.http.followers import Followers
 from celery_durable.model import VersionedInstance
+from tests.http.asgi import ask, scope
 from tests.http.conftest import Shop
-from tests.http.test_bounds import ask
 from tests.http.test_routes import refused
 
 PATH = "/workflows/order/instances/o-1"
@@ -37,13 +36,7 @@ async def stream(app: Any) -> AsyncIterator[asyncio.Queue[Any]]:
         await is_gone.wait()
         return {"type": "http.disconnect"}
 
-    path = f"{PATH}/stream"
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
-        "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": [(b"host", b"shop")],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-    task = asyncio.create_task(app(scope, receive, sent.put))
+    task = asyncio.create_task(app(scope("GET", f"{PATH}/stream"), receive, sent.put))
     try:
         yield sent
     finally:
@@ -146,28 +139,6 @@ def test_the_database_sees_no_more_connections_than_the_docs_name(shop: Shop, or
 
     asyncio.run(work())
     admin.dispose()
-
-
-def test_a_client_that_breaks_off_is_no_error(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    app = asgi(shop.durable, allow_anonymous=True)
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    path = "/workflows/order/instances"
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"",
-        "headers": [(b"host", b"shop"), (b"content-type", b"application/json")],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-    with caplog.at_level(logging.INFO):
-        asyncio.run(app(scope, receive, send))
-    assert [record for record in caplog.records if record.name.startswith("celery_durable")] == []
 
 
 def test_reads_of_loops_that_have_ended_are_forgotten(shop: Shop, order: str) -> None:

@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from celery_durable.http import Access, Authorize, Permission, asgi, timeouts
 from tests.docs.blocks import ROOT
+from tests.http.asgi import ask
 from tests.http.conftest import Shop
-from tests.http.test_bounds import ask
 from tests.http.test_routes import refused
 
 
@@ -61,8 +61,7 @@ def test_a_hook_that_does_not_return_refuses(shop: Shop, monkeypatch: pytest.Mon
     assert answer.headers["retry-after"] == "2"
 
 
-@pytest.mark.parametrize("key", [b"sesame", b"s\xe9same", "sésame".encode(), b"\xff", b""])
-def test_the_documented_hook_refuses_any_wrong_key(shop: Shop, key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_hook_refuses_any_wrong_key(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_KEY", "sesame")
     text = (ROOT / "docs" / "reference" / "http.md").read_text()
     start = text.index("def digest(")
@@ -71,5 +70,6 @@ def test_the_documented_hook_refuses_any_wrong_key(shop: Shop, key: bytes, monke
     head = "import os\nfrom hashlib import sha256\nfrom hmac import compare_digest\n"
     exec(head + "from celery_durable.http import Access, Unauthenticated\n" + source, names)
     api: TestClient = shop.client(authorize=names["with_key"])
-    answer = api.get("/workflows", headers={b"X-Api-Key": key})
-    assert answer.status_code == (200 if key == b"sesame" else 401)
+    for key in (b"sesame", b"s\xe9same", "sésame".encode(), b"\xff", b""):
+        answer = api.get("/workflows", headers={b"X-Api-Key": key})
+        assert answer.status_code == (200 if key == b"sesame" else 401), key

@@ -17,35 +17,10 @@ from tests.http.conftest import Shop
 from tests.http.test_routes import refused
 
 IDS = [
-    "%00",
-    "a%00b",
-    "%0A",
-    "..",
-    "%2e%2e",
-    "a%2Fb",
-    "'; DROP TABLE workflow_instance; --",
-    "-",
-    "a" * 5000,
-    "%F0%9F%98%80",
-    "%FF",
-    "%ED%A0%80",
-    "o-1%20",
-    "O-1",
-    "o-1%0A",
-    "%3Cscript%3E",
-    "{workflowName}",
-    "null",
-    "0",
-    "%25",
-    "o-1;x=1",
-    "*",
-]
-SERVERS = ["postgresql", "mariadb"]
-everywhere = pytest.mark.parametrize("database", ["sqlite", *SERVERS], indirect=True)
-everywhere_if_slow = pytest.mark.parametrize(
-    "database", ["sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in SERVERS)], indirect=True
-)
-"""For what is refused before a database sees it."""
+    "%00", "a%00b", "%0A", "..", "%2e%2e", "a%2Fb", "'; DROP TABLE workflow_instance; --", "-", "a" * 5000, "%FF",
+    "%ED%A0%80", "o-1%0A", "O-1", "{workflowName}", "o-1;x=1",
+]  # fmt: skip
+everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
 
 @everywhere
@@ -68,49 +43,37 @@ def test_hostile_ids_find_nothing(api: TestClient, order: str) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("value", ["\x00", "\ud800", "a\x00b", "e-1\n", "é", "", " ", "-", "a/b", "x" * 101])
-def test_hostile_ids_in_bodies_are_refused(api: TestClient, order: str, value: str) -> None:
+def test_hostile_ids_in_bodies_are_refused(api: TestClient, order: str) -> None:
     def post(path: str, body: Any) -> Any:
         return api.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
-    refused(post("/workflows/echo/instances", {"id": value}), 400, "INVALID_INSTANCE_ID")
-    batch = {"instances": [{"id": "e-1"}, {"id": value}]}
-    refused(post("/workflows/echo/instances/batch", batch), 400, "INVALID_INSTANCE_ID")
-    refused(post(f"{order}/events", {"type": value}), 400, "INVALID_EVENT_TYPE")
+    for value in ("\x00", "\ud800", "a\x00b", "e-1\n", "é", "", " ", "-", "a/b", "x" * 101):
+        refused(post("/workflows/echo/instances", {"id": value}), 400, "INVALID_INSTANCE_ID")
+        batch = {"instances": [{"id": "e-1"}, {"id": value}]}
+        refused(post("/workflows/echo/instances/batch", batch), 400, "INVALID_INSTANCE_ID")
+        refused(post(f"{order}/events", {"type": value}), 400, "INVALID_EVENT_TYPE")
     assert api.get("/workflows/echo/instances").json()["instances"] == []
 
 
-@everywhere_if_slow
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"params": NaN}',
-        '{"params": Infinity}',
-        '{"params": "\\u0000"}',
-        '{"params": "\\ud800"}',
-        '{"params": {"\\u0000": 1}}',
-        '{"params": ' + "[" * 70 + "]" * 70 + "}",
-        "[" * 100_000,
-        '{"params": ' + '{"a":' * 5000 + "1" + "}" * 5000 + "}",
-        '{"params": ' + "9" * 5000 + "}",
-        "{",
-        "",
-        "null",
-        "[]",
-        '"x"',
-        '{"params": 1} x',
-        "\xff",
-        '{"id": 5}',
-        '{"id": ["a"]}',
-        '{"__proto__": {}, "id": "e"}',
-    ],
-)
-def test_hostile_bodies_are_refused(api: TestClient, text: str) -> None:
+def test_hostile_bodies_are_refused(api: TestClient) -> None:
     path = "/workflows/echo/instances"
-    answer = api.post(path, content=text.encode("latin-1"), headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["code"] in ("INVALID_REQUEST", "NOT_SERIALIZABLE"), answer.text
+    for params in (
+        "NaN", "Infinity", '"\\u0000"', '"\\ud800"', '{"\\u0000": 1}', "[" * 70 + "]" * 70,
+        '{"a":' * 5000 + "1" + "}" * 5000, "9" * 5000,
+    ):  # fmt: skip
+        _refuse(api, path, f'{{"params": {params}}}')
+    for text in (
+        "[" * 100_000, "{", "", "null", "[]", '"x"', '{"params": 1} x', "\xff", '{"id": 5}', '{"id": ["a"]}',
+        '{"__proto__": {}, "id": "e"}',
+    ):  # fmt: skip
+        _refuse(api, path, text)
     assert api.get(path).json()["instances"] == []
+
+
+def _refuse(api: TestClient, path: str, text: str) -> None:
+    answer = api.post(path, content=text.encode("latin-1"), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, (text[:100], answer.text)
+    assert answer.json()["code"] in ("INVALID_REQUEST", "NOT_SERIALIZABLE"), answer.text
 
 
 def test_a_body_that_is_not_declared_as_json_is_refused(api: TestClient) -> None:

@@ -40,26 +40,9 @@ def test_instances_are_created_with_labels_shown_with_them_and_listed_by_them(sh
     assert run["labels"] == one["meta"]["labels"]
 
 
-@everywhere
-def test_a_list_by_labels_is_paged_by_its_cursor(api: TestClient) -> None:
-    for number in range(5):
-        api.post(ECHO, json={"id": f"e-{number}", "labels": {"even": str(number % 2 == 0)}})
-    first = api.get(ECHO, params={"label": "even=True", "pageSize": 2}).json()
-    assert [item["id"] for item in first["instances"]] == ["e-4", "e-2"]
-    assert listed(api, "even=True", pageSize=2, cursor=first["cursor"]) == ["e-0"]
-
-
 def test_a_value_may_hold_what_queries_are_made_of(api: TestClient) -> None:
     api.post(ECHO, json={"id": "e-1", "labels": {"query": "a=b&c d+ü"}})
     assert listed(api, "query=a=b&c d+ü") == ["e-1"]
-
-
-def test_restart_or_create_labels_what_it_creates(shop: Shop, api: TestClient) -> None:
-    for outcome, tenant in (("created", "acme"), ("restarted", "globex")):
-        answer = api.post(f"{ECHO}/e-1/restart-or-create", json={"labels": {"tenant": tenant}})
-        assert answer.json()["outcome"] == outcome
-        shop.work()
-    assert api.get(f"{ECHO}/e-1").json()["meta"]["labels"] == {"tenant": "acme"}
 
 
 def test_labels_that_cannot_be_are_refused(api: TestClient) -> None:

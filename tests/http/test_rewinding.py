@@ -270,15 +270,6 @@ def test_two_rights_are_needed_where_two_things_are_done(shop: Shop, counted: st
     assert asked == [("creation", "c-1"), ("management", "c-1")]
 
 
-def test_an_instance_is_explained(shop: Shop, api: TestClient, order: str) -> None:
-    said = api.get(f"{order}/explain").json()
-    assert said["code"] == "WAITING_EVENT"
-    assert said["facts"]["instance_id"] == "o-1"
-    assert "await approval" in said["sentence"]
-    assert said["actions"][0].startswith("celery -A <your app> durable send-event order o-1 approval")
-    refused(api.get("/workflows/order/instances/o-2/explain"), 404, "INSTANCE_NOT_FOUND")
-
-
 def test_an_explanation_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
     shop.durable.internals.redact = lambda value, shown: "[secret]" if shown.kind == "error" else value
     api = shop.client()

@@ -41,6 +41,6 @@ def test_ticks_at_the_same_time_run_each_step_once(shop: Shop, api: TestClient) 
     assert sorted(shop.ran) == sorted(f"c-{number} {step}" for number in range(20) for step in range(2))
 
 
-@pytest.mark.parametrize("body", [{"maxInstances": 0}, {"maxInstances": 101}, {"maxSteps": 0}, {"maxSteps": 1025}, []])
-def test_a_tick_is_bounded(api: TestClient, body: object) -> None:
-    refused(api.post("/_runner/tick", json=body), 400, "INVALID_REQUEST")
+def test_a_tick_is_bounded(api: TestClient) -> None:
+    for body in ({"maxInstances": 0}, {"maxInstances": 101}, {"maxSteps": 0}, {"maxSteps": 1025}, []):
+        refused(api.post("/_runner/tick", json=body), 400, "INVALID_REQUEST")
