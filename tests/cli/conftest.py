@@ -189,6 +189,18 @@ def shop(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     shop.app.close()
 
 
+@pytest.fixture(params=["direct", "http"])
+def connection(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Any]:
+    """Calls commands on the shop: over its store, and over HTTP."""
+    from tests.cli.connections import Direct, served  # it imports this module
+
+    if request.param == "direct":
+        yield Direct(shop)
+        return
+    with served(shop) as found:
+        yield found
+
+
 @pytest.fixture
 def order(shop: Shop) -> Shop:
     """The shop with an order o-1 that waits for its approval."""

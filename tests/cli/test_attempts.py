@@ -9,10 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Completed, LinearStep, Retries, Step, StepConfig, WorkflowEvent
-from celery_durable.cli.backends.stored import StoreBackend
-from celery_durable.cli.commands.follow import Follower
 from celery_durable.definitions import define_linear
-from celery_durable.model import RunRef
 from tests.cli.conftest import Shop
 from tests.support.three_frames import LINE, PLACE, charge
 
@@ -168,10 +165,3 @@ def test_export_has_the_attempts(failing: Shop, kind: str) -> None:
     assert [(each["attempt"], f"{each['file']}:{each['line']}") for each in found] == [(1, PLACE), (2, PLACE)]
     assert found[0]["error"] == {"name": "KeyError", "message": "'total'"}
     assert "in look_up" in found[0]["traceback"]
-
-
-def test_an_exported_run_with_attempts_can_be_replayed(failing: Shop, tmp_path: object) -> None:
-    fail(failing, "function", times=1)
-    seen = StoreBackend(failing.durable).history("function", "i-1")
-    assert len(seen.attempts) == 1
-    assert Follower(StoreBackend(failing.durable), RunRef("function", "i-1", 1)).read_updates()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,9 @@ from celery_durable import Step, WorkflowEvent, values
 from celery_durable.cli.output.render import describe_run
 from celery_durable.model import ItemRef, RunRef, to_us
 from tests.cli.conftest import Shop
-from tests.cli.connections import Direct, OverHttp, served
 from tests.support.references import reference_of
 
 TASK, NAP = "task media.resize, times out at", "instance nap/n-1, times out at"
-
-
-@pytest.fixture(params=["direct", "http"])
-def connection(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Direct | OverHttp]:
-    if request.param == "direct":
-        yield Direct(shop)
-        return
-    with served(shop) as found:
-        yield found
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -11,7 +12,6 @@ from celery_durable import OutboundEvent, Step, StepTx, WorkflowEvent
 from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.cli.conftest import Shop
 
-DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 SINCE = "2030-01-01T00:00:00.000Z"
 
 
@@ -75,7 +75,6 @@ def messages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> GivenUpMessages:
 GIVEN_UP = {"attempts": "1", "next": "", "error": "ValueError: the bus is full"}
 
 
-@DATABASES
 def test_what_is_not_done_with_is_listed(messages: GivenUpMessages, shop: Shop) -> None:
     assert shop.pipe("outbox", "--given-up").err == "No tasks or events were given up.\n"
     assert messages.give_up() == "given up: ValueError"
@@ -96,7 +95,6 @@ def test_on_a_terminal_it_is_a_table(messages: GivenUpMessages, shop: Shop) -> N
     assert row == ["event", "OrderShipped", messages.event, "announce", "a-1", "1", "1", *given_up]
 
 
-@DATABASES
 def test_what_was_given_up_is_delivered_again_with_fresh_attempts(messages: GivenUpMessages, shop: Shop) -> None:
     messages.give_up()
     messages.fails = False
@@ -109,7 +107,6 @@ def test_what_was_given_up_is_delivered_again_with_fresh_attempts(messages: Give
     assert [(event.id, event.attempt) for event in messages.delivered] == [(messages.event, 1)]
 
 
-@DATABASES
 def test_what_is_dropped_is_gone(messages: GivenUpMessages, shop: Shop) -> None:
     messages.give_up()
     dropped = [["Dropped", "event", "OrderShipped", messages.event], ["Dropped", "task", "shop.mail", messages.task]]
@@ -117,21 +114,18 @@ def test_what_is_dropped_is_gone(messages: GivenUpMessages, shop: Shop) -> None:
     assert shop.pipe("outbox").err == "The outbox is empty.\n"
 
 
-@pytest.mark.parametrize("action", ["--retry", "--drop"])
-@pytest.mark.parametrize("unknown", ["nothing", "x" * 300, "\udcff"])
-@DATABASES
-def test_an_id_that_is_not_there_keeps_the_others_from_it(
-    messages: GivenUpMessages, shop: Shop, action: str, unknown: str
-) -> None:
+@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_an_id_that_is_not_there_keeps_the_others_from_it(messages: GivenUpMessages, shop: Shop) -> None:
     messages.give_up()
     before = shop.pipe("outbox").rows
-    said = shop.pipe("outbox", action, messages.event, unknown)
-    assert (said.code, said.out) == (3, "")
-    assert said.err == (
-        f"error: Nothing in the outbox has the id {unknown!r}.\n"
-        "hint: Sent messages are removed; list the others: celery -A <your app> durable outbox\n"
-    )
-    assert shop.pipe("outbox").rows == before
+    for action, unknown in itertools.product(("--retry", "--drop"), ("nothing", "x" * 300, "\udcff")):
+        said = shop.pipe("outbox", action, messages.event, unknown)
+        assert (said.code, said.out) == (3, "")
+        assert said.err == (
+            f"error: Nothing in the outbox has the id {unknown!r}.\n"
+            "hint: Sent messages are removed; list the others: celery -A <your app> durable outbox\n"
+        )
+        assert shop.pipe("outbox").rows == before
 
 
 def test_what_was_not_given_up_needs_no_help(messages: GivenUpMessages, shop: Shop) -> None:
@@ -145,18 +139,15 @@ def test_what_was_not_given_up_needs_no_help(messages: GivenUpMessages, shop: Sh
         )
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
+def test_a_wrong_usage_is_told(shop: Shop) -> None:
+    for args, said in (
         (["--retry"], "Name ids together with --retry or --drop only."),
         (["one"], "Name ids together with --retry or --drop only."),
         (["--retry", "--drop", "one"], "--retry, --drop and --given-up exclude each other."),
         (["--given-up", "--drop", "one"], "--retry, --drop and --given-up exclude each other."),
-    ],
-)
-def test_a_wrong_usage_is_told(shop: Shop, args: list[str], said: str) -> None:
-    answer = shop.pipe("outbox", *args)
-    assert (answer.code, answer.err.splitlines()[-1]) == (2, f"Error: {said}")
+    ):
+        answer = shop.pipe("outbox", *args)
+        assert (answer.code, answer.err.splitlines()[-1]) == (2, f"Error: {said}")
 
 
 def test_what_outlives_its_instance_has_no_name_of_it(messages: GivenUpMessages, shop: Shop) -> None:

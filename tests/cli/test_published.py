@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,19 +10,9 @@ from celery_durable import Step, WorkflowEvent
 from celery_durable.cli.output.console import Bar
 from celery_durable.cli.output.render import format_progress
 from tests.cli.conftest import Shop
-from tests.cli.connections import Direct, OverHttp, served
 from tests.cli.test_reading import plain
 
 AT, LATE = "2030-01-01T00:00:02.000Z", "2030-01-01T00:01:02.000Z"
-
-
-@pytest.fixture(params=["direct", "http"])
-def connection(request: pytest.FixtureRequest, packing: Shop) -> Iterator[Direct | OverHttp]:
-    if request.param == "direct":
-        yield Direct(packing)
-        return
-    with served(packing) as found:
-        yield found
 
 
 @pytest.fixture
@@ -138,9 +127,8 @@ def test_a_terminal_that_cannot_go_up_gets_lines(packing: Shop, monkeypatch: pyt
     assert "[##############################] 4/4" in plain(said)
 
 
-@pytest.mark.parametrize(
-    ("value", "fraction", "label"),
-    [
+def test_what_says_how_far_it_has_come_is_a_bar_and_everything_else_is_json() -> None:
+    for value, fraction, label in (
         ({"done": 3, "total": 10}, 0.3, "3/10"),
         ({"done": 0, "total": 1}, 0, "0/1"),
         ({"done": 12, "total": 10}, 1, "12/10"),
@@ -148,16 +136,9 @@ def test_a_terminal_that_cannot_go_up_gets_lines(packing: Shop, monkeypatch: pyt
         (0.25, 0.25, "25%"),
         (0, 0, "0%"),
         (1, 1, "100%"),
-    ],
-)
-def test_what_says_how_far_it_has_come_is_a_bar(value: Any, fraction: float, label: str) -> None:
-    bar = format_progress(value)
-    assert isinstance(bar, Bar)
-    assert (bar.fraction, bar.label) == (fraction, label)
-
-
-@pytest.mark.parametrize(
-    "value", [None, True, 7, -0.5, "half", [], {}, {"done": 1}, {"done": 1, "total": 0}, {"done": "1", "total": 2}]
-)
-def test_everything_else_is_json(value: Any) -> None:
-    assert isinstance(format_progress(value), str)
+    ):
+        bar = format_progress(value)
+        assert isinstance(bar, Bar), value
+        assert (bar.fraction, bar.label) == (fraction, label)
+    for value in (None, True, 7, -0.5, "half", [], {}, {"done": 1}, {"done": 1, "total": 0}, {"done": "1", "total": 2}):
+        assert isinstance(format_progress(value), str), value

@@ -30,69 +30,6 @@ def call(app: Celery, *words: str) -> Said:
     return Said(done.stdout, done.stderr, done.exit_code)
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "hint", "code"),
-    [
-        (
-            ("show", "order", "none"),
-            "Workflow 'order' has no instance 'none'.",
-            "List its instances: celery -A <your app> durable ls --workflow order",
-            3,
-        ),
-        (
-            ("show", "order", "o-1", "--run", "7"),
-            "Instance 'o-1' of workflow 'order' has no run 7; it has runs 1 to 1.",
-            None,
-            3,
-        ),
-        (
-            ("start", "ordre"),
-            "The app knows no workflow 'ordre'.",
-            "Did you mean 'order'? To list them: celery -A <your app> durable workflows",
-            3,
-        ),
-        (
-            ("start", "order", "-P", "order_id=1", "--id", "o-1"),
-            "Workflow 'order' already has an instance 'o-1'.",
-            "Use another --id, or inspect this one: celery -A <your app> durable show order o-1",
-            1,
-        ),
-        (
-            ("start", "order", "-P", "cents=many", "-P", "order_id=1"),
-            "Parameters of workflow 'order' are not valid: $.cents: Input should be a valid integer, "
-            "unable to parse string as an integer.",
-            None,
-            1,
-        ),
-        (
-            ("ls", "--cursor", "mine"),
-            "Cursor 'mine' was not made by this list with this filter, for this caller.",
-            "Start again without a cursor.",
-            1,
-        ),
-    ],
-)
-def test_a_refusal_is_one_error_and_one_hint(
-    order: Shop, words: tuple[str, ...], error: str, hint: str | None, code: int
-) -> None:
-    said = order.pipe(*words)
-    assert said.err == f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")
-    assert (said.out, said.code) == ("", code)
-
-
-def test_an_instance_that_has_ended_refuses_lifecycle_commands(order: Shop) -> None:
-    order.pipe("terminate", "order", "o-1")
-    for words in (("pause",), ("terminate",), ("send-event", "approval")):
-        command, *rest = words
-        said = order.pipe(command, "order", "o-1", *rest)
-        assert said.code == 1
-        done = "send an event to" if rest else command
-        assert said.err.splitlines() == [
-            f"error: Cannot {done} instance 'o-1' of workflow 'order': it is terminated.",
-            "hint: To start a new run: celery -A <your app> durable restart order o-1",
-        ]
-
-
 def test_an_app_without_durable_is_told_how_to_get_one() -> None:
     said = call(Celery("plain", set_as_current=False), "ls")
     assert said.err == (

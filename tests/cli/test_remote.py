@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,21 +34,19 @@ def commands() -> list[tuple[str, ...]]:
     return list(below(celery_durable, ()))
 
 
-@pytest.mark.parametrize("path", commands(), ids=" ".join)
-def test_every_example_of_every_help_can_be_typed(
-    path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_example_of_every_help_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("order.json", "approval.json"):
         (tmp_path / name).write_text("{}")
-    text = help_of(*path)
-    examples = re.findall(r"^ +(celery-durable .*)$", text, flags=re.MULTILINE)
-    is_group = isinstance(found(path), click.Group)
-    assert is_group or examples, path
-    assert not path or "  Use it " in text
-    for line in examples:
-        parse(line)
-        assert is_group or tuple(shlex.split(line)[1 : len(path) + 1]) == path
+    for path in commands():
+        text = help_of(*path)
+        examples = re.findall(r"^ +(celery-durable .*)$", text, flags=re.MULTILINE)
+        is_group = isinstance(found(path), click.Group)
+        assert is_group or examples, path
+        assert not path or "  Use it " in text
+        for line in examples:
+            parse(line)
+            assert is_group or tuple(shlex.split(line)[1 : len(path) + 1]) == path
 
 
 def found(path: tuple[str, ...]) -> click.Command:
@@ -81,27 +77,6 @@ def test_the_named_form_has_every_verb_of_the_seed() -> None:
 def test_the_package_declares_the_script() -> None:
     declared = tomllib.loads(PROJECT.read_text())["project"]["scripts"]
     assert declared == {"celery-durable": "celery_durable.cli.remote:main"}
-
-
-@pytest.mark.parametrize("words", [["show", "nap", "n-1"], ["stats"], ["ls"], ["--help"]], ids=lambda words: words[0])
-def test_it_loads_neither_the_app_nor_celery_nor_a_database(shop: Shop, words: list[str]) -> None:
-    """In a process of its own, against a real server. The help of all commands imports all of them."""
-    program = """
-import sys
-from celery_durable.cli.remote import celery_durable
-celery_durable(sys.argv[1:], standalone_mode=False)
-names = {name.partition(".")[0] for name in sys.modules}
-forbidden = {"celery", "kombu", "sqlalchemy", "alembic", "psycopg", "pymysql", "sqlite3", "fastapi", "starlette"}
-rooms = {name for name in sys.modules if name.startswith("celery_durable.")}
-print(sorted(names & forbidden), sorted(rooms & {f"celery_durable.{it}" for it in ("app", "store", "tasks", "http")}))
-"""
-    shop.durable.internals.operations.create.instance("nap", id="n-1")
-    with served(shop) as api:
-        words = ["-b", api.url, "-H", "X-Api-Key: sesame", *words]
-        said = subprocess.run(
-            [sys.executable, "-c", program, *words], text=True, cwd=PROJECT.parent, capture_output=True, check=False
-        )
-    assert said.stdout.splitlines()[-1] == "[] []", said.stderr
 
 
 def test_instances_are_named_by_options_too(order: Shop) -> None:
@@ -147,13 +122,13 @@ def test_a_server_without_the_api_is_named(shop: Shop) -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["migrate", "emit", "leases"])
-def test_a_command_that_only_the_app_has_says_where_it_works(command: str) -> None:
-    said = remote(command)
-    assert said.code == 2
-    assert said.err.endswith(
-        f"Error: celery-durable has no command {command!r}. Use: celery -A <your app> durable {command}\n"
-    )
+def test_a_command_that_only_the_app_has_says_where_it_works() -> None:
+    for command in ("migrate", "emit", "leases"):
+        said = remote(command)
+        assert said.code == 2
+        assert said.err.endswith(
+            f"Error: celery-durable has no command {command!r}. Use: celery -A <your app> durable {command}\n"
+        )
 
 
 def test_a_request_without_time_is_wrong_usage() -> None:
@@ -173,24 +148,15 @@ def test_without_an_address_it_says_how_to_give_one() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "url", ["shop.example/api", "ftp://shop.example", "http://", "http://eve:secret@shop.example", "http://x/?a=1"]
-)
-def test_an_address_that_cannot_be_one_is_wrong_usage(url: str) -> None:
-    said = remote("-b", url, "workflows", "list")
-    assert said.code == 2
-    assert "Invalid value for '-b' / '--base-url'" in said.err
-    assert "secret" not in said.err
-
-
-@pytest.mark.parametrize(
-    "header", ["sesame", "X Key: sesame", "X-Key: sesame\r\nX-Other: 1", ": sesame", "X-Key: ключ"]
-)
-def test_a_header_that_cannot_be_one_is_not_repeated(header: str) -> None:
-    said = remote("-b", "http://127.0.0.1:1", "-H", header, "workflows", "list")
-    assert said.code == 2
-    assert "Invalid value for '-H' / '--header'" in said.err
-    assert "sesame" not in said.err
+def test_an_address_or_a_header_that_cannot_be_one_is_wrong_usage_and_not_repeated() -> None:
+    addresses = ["shop.example/api", "ftp://shop.example", "http://", "http://eve:secret@shop.example", "http://x/?a=1"]
+    headers = ["secret", "X Key: secret", "X-Key: secret\r\nX-Other: 1", ": secret", "X-Key: ключ"]
+    for words in (*(["-b", each] for each in addresses), *(["-b", "http://127.0.0.1:1", "-H", it] for it in headers)):
+        said = remote(*words, "workflows", "list")
+        assert said.code == 2, words
+        name = "'-H' / '--header'" if "-H" in words else "'-b' / '--base-url'"
+        assert f"Invalid value for {name}" in said.err
+        assert "secret" not in said.err
 
 
 def test_address_and_headers_may_come_from_the_environment(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,27 +13,13 @@ from celery_durable.cli.output.render import Times, format_duration, iso
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-3, "0 ms"),
-        (0, "0 ms"),
-        (0.0123, "12 ms"),
-        (1, "1.0 s"),
-        (9.96, "10.0 s"),
-        (10, "10 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min"),
-        (200, "3 min 20 s"),
-        (3600, "1 h"),
-        (3605, "1 h"),
-        (84_000, "23 h 20 min"),
-        (86_400 * 3 + 4 * 3600 + 59, "3 d 4 h"),
-        (86_400 * 365, "365 d"),
-    ],
-)
-def test_lengths_of_time_have_at_most_two_units(seconds: float, text: str) -> None:
-    assert format_duration(timedelta(seconds=seconds)) == text
+def test_lengths_of_time_have_at_most_two_units() -> None:
+    for seconds, text in (
+        (-3, "0 ms"), (0, "0 ms"), (0.0123, "12 ms"), (1, "1.0 s"), (9.96, "10.0 s"), (10, "10 s"), (59.4, "59 s"),
+        (59.6, "1 min"), (200, "3 min 20 s"), (3600, "1 h"), (3605, "1 h"), (84_000, "23 h 20 min"),
+        (86_400 * 3 + 4 * 3600 + 59, "3 d 4 h"), (86_400 * 365, "365 d"),
+    ):  # fmt: skip
+        assert format_duration(timedelta(seconds=seconds)) == text
 
 
 def test_instants_are_relative_for_people_and_exact_for_programs() -> None:

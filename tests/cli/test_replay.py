@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +50,23 @@ def waiting(shop: Shop) -> Shop:
     return shop
 
 
+def call_replay(shop: Shop, path: Path | None, *words: str) -> Said:
+    if path is None:
+        return shop.pipe("replay", "trip", "t-1", *words)
+    path.write_text(shop.pipe("export", "trip", "t-1", *words).out)
+    return shop.pipe("replay", "--file", str(path))
+
+
+@pytest.fixture
+def replay(shop: Shop) -> Callable[..., Said]:
+    """`replay trip t-1`, from the database."""
+    return partial(call_replay, shop, None)
+
+
 @pytest.fixture(params=["store", "file"])
-def replay(request: pytest.FixtureRequest, shop: Shop, tmp_path: Path) -> Callable[..., Said]:
+def replay_both(request: pytest.FixtureRequest, shop: Shop, tmp_path: Path) -> Callable[..., Said]:
     """`replay trip t-1`, from the database, or from what `export` prints of it."""
-
-    def call(*words: str) -> Said:
-        if request.param == "store":
-            return shop.pipe("replay", "trip", "t-1", *words)
-        path = tmp_path / "t-1.json"
-        path.write_text(shop.pipe("export", "trip", "t-1", *words).out)
-        return shop.pipe("replay", "--file", str(path))
-
-    return call
+    return partial(call_replay, shop, tmp_path / "t-1.json" if request.param == "file" else None)
 
 
 def everything(shop: Shop) -> list[Any]:
@@ -71,9 +77,9 @@ def everything(shop: Shop) -> list[Any]:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-def test_a_run_that_the_code_follows_is_replayed_to_where_it_waits(waiting: Shop, replay: Any) -> None:
+def test_a_run_that_the_code_follows_is_replayed_to_where_it_waits(waiting: Shop, replay_both: Any) -> None:
     before = everything(waiting)
-    said = replay()
+    said = replay_both()
     assert said.rows == [
         ["run", "trip", "t-1", "1", "waiting"],
         ["step", "book", "do", "replayed"],
@@ -188,8 +194,8 @@ def complete(waiting: Shop) -> Shop:
     return waiting
 
 
-def test_a_complete_run_is_replayed_to_its_end(complete: Shop, replay: Any) -> None:
-    said = replay()
+def test_a_complete_run_is_replayed_to_its_end(complete: Shop, replay_both: Any) -> None:
+    said = replay_both()
     assert [row[3] for row in said.rows if row[0] == "step"] == ["replayed"] * 4
     assert (said.rows[-1], said.code) == (["end", "The code returns."], 0)
 
@@ -208,7 +214,7 @@ def test_a_complete_run_has_no_room_for_a_new_step(complete: Shop, replay: Any) 
     assert said.code == 1
 
 
-def test_a_recorded_failure_is_raised_again_and_fixed_code_may_continue(shop: Shop, replay: Any) -> None:
+def test_a_recorded_failure_is_raised_again_and_fixed_code_may_continue(shop: Shop, replay_both: Any) -> None:
     def declined() -> None:
         raise NonRetryableError("no money", name="CardDeclined")
 
@@ -218,7 +224,7 @@ def test_a_recorded_failure_is_raised_again_and_fixed_code_may_continue(shop: Sh
     deploy(shop, yesterday)
     shop.pipe("start", "trip", "--id", "t-1")
     shop.work("trip", "t-1")
-    said = replay()
+    said = replay_both()
     assert said.rows[1:] == [
         ["step", "pay", "do", "replayed"],
         ["end", "The code ends errored with CardDeclined: no money."],
@@ -233,25 +239,25 @@ def test_a_recorded_failure_is_raised_again_and_fixed_code_may_continue(shop: Sh
             step.do("ask for another card", forbidden)
 
     deploy(shop, today)
-    said = replay()
+    said = replay_both()
     assert (said.rows[-1], said.code) == (["end", "The record ends before step 'ask for another card'."], 0)
 
 
-def test_a_step_that_waits_for_another_attempt_is_where_the_record_is_open(shop: Shop, replay: Any) -> None:
+def test_a_step_that_waits_for_another_attempt_is_where_the_record_is_open(shop: Shop, replay_both: Any) -> None:
     def today(event: WorkflowEvent[Any], step: Step) -> None:
         step.do("pay", StepConfig(retries=Retries(limit=3)), lambda: 1 / 0)
 
     deploy(shop, today)
     shop.pipe("start", "trip", "--id", "t-1")
     shop.work("trip", "t-1")
-    assert replay().rows[1:] == [["end", "The record is open at step 'pay'."]]
+    assert replay_both().rows[1:] == [["end", "The record is open at step 'pay'."]]
     shop.pipe("terminate", "trip", "t-1")
-    said = replay()
+    said = replay_both()
     assert said.rows == [["run", "trip", "t-1", "1", "terminated"], ["end", "The record is open at step 'pay'."]]
     assert said.code == 0
 
 
-def test_branches_and_races_are_followed(shop: Shop, replay: Any) -> None:
+def test_branches_and_races_are_followed(shop: Shop, replay_both: Any) -> None:
     def today(event: WorkflowEvent[Any], step: Step) -> Any:
         both = step.gather(step.submit("a", lambda: 1), step.submit("b", lambda: 2))
         winner = step.first("race", step.submit("quick", lambda: "q"), step.submit_sleep("slow", "1 hour"))
@@ -261,7 +267,7 @@ def test_branches_and_races_are_followed(shop: Shop, replay: Any) -> None:
     deploy(shop, today)
     shop.pipe("start", "trip", "--id", "t-1")
     shop.work("trip", "t-1")
-    said = replay()
+    said = replay_both()
     assert said.rows[1:] == [
         *(["step", name, kind, "replayed"] for name, kind in [("a", "do"), ("b", "do"), ("quick", "do")]),
         ["step", "slow", "sleep", "replayed"],
@@ -271,7 +277,7 @@ def test_branches_and_races_are_followed(shop: Shop, replay: Any) -> None:
     assert said.code == 0
 
 
-def test_time_and_chance_are_those_of_the_record(shop: Shop, replay: Any) -> None:
+def test_time_and_chance_are_those_of_the_record(shop: Shop, replay_both: Any) -> None:
     def today(event: WorkflowEvent[Any], step: Step) -> None:
         step.do(f"at {event.timestamp}", lambda: 1)
         step.do(f"then {step.now()}", lambda: 2)
@@ -283,15 +289,15 @@ def test_time_and_chance_are_those_of_the_record(shop: Shop, replay: Any) -> Non
     shop.clock.advance(microseconds=7)
     shop.work("trip", "t-1")
     shop.clock.advance(hours=2)
-    said = replay()
+    said = replay_both()
     assert [row[3] for row in said.rows if row[0] == "step"] == ["replayed"] * 3
     assert (said.rows[-1], said.code) == (["end", "The record is open at step 'nap'."], 0)
 
 
-def test_a_run_before_the_current_one_is_replayed(complete: Shop, replay: Any) -> None:
+def test_a_run_before_the_current_one_is_replayed(complete: Shop, replay_both: Any) -> None:
     complete.pipe("restart", "trip", "t-1")
-    assert replay().rows == [["run", "trip", "t-1", "2", "active"], ["end", "The record ends before step 'book'."]]
-    said = replay("--run", "1")
+    assert replay_both().rows == [["run", "trip", "t-1", "2", "active"], ["end", "The record ends before step 'book'."]]
+    said = replay_both("--run", "1")
     assert (said.rows[0], said.rows[-1]) == (["run", "trip", "t-1", "1", "complete"], ["end", "The code returns."])
 
 
@@ -324,14 +330,14 @@ def test_a_file_may_hold_many_runs_and_needs_no_database(complete: Shop, tmp_pat
     assert said.code == 0, said.err
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 2, "steps": []}', '{"version": 1, "steps": []}'])
-def test_a_file_that_holds_no_run_is_refused(shop: Shop, tmp_path: Path, text: str) -> None:
+def test_a_file_that_holds_no_run_is_refused(shop: Shop, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    path.write_text(text)
-    said = shop.pipe("replay", "--file", str(path))
-    assert said.err.startswith(f"error: {path} cannot be read: ")
-    assert said.err.endswith("durable export order order-42\n")
-    assert (said.out, said.code) == ("", 1)
+    for text in ("{", "[]", "{}", '{"version": 2, "steps": []}', '{"version": 1, "steps": []}'):
+        path.write_text(text)
+        said = shop.pipe("replay", "--file", str(path))
+        assert said.err.startswith(f"error: {path} cannot be read: ")
+        assert said.err.endswith("durable export order order-42\n")
+        assert (said.out, said.code) == ("", 1)
 
 
 def test_what_cannot_be_replayed_is_refused(shop: Shop) -> None:
@@ -340,10 +346,10 @@ def test_what_cannot_be_replayed_is_refused(shop: Shop) -> None:
     assert shop.pipe("replay", "trip", "t-1", "--file", __file__).code == 2
 
 
-def test_a_linear_workflow_has_no_code_to_replay(shop: Shop, replay: Any) -> None:
+def test_a_linear_workflow_has_no_code_to_replay_both(shop: Shop, replay_both: Any) -> None:
     shop.durable.internals.registry.add(define_linear("trip", module="trips", version=1, steps=[LinearStep("one")]))
     shop.pipe("start", "trip", "--id", "t-1")
-    said = replay()
+    said = replay_both()
     assert said.err == (
         "error: Workflow 'trip' is linear and has no code to replay: a run follows the rows that it began with.\n"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.conftest import Shop
-from tests.cli.connections import Direct, OverHttp, served
 
 
 def test_an_instance_is_rewound_and_show_tells_from_where(order: Shop) -> None:
@@ -16,15 +15,6 @@ def test_an_instance_is_rewound_and_show_tells_from_where(order: Shop) -> None:
     assert [row[1] for row in rows if row[0] == "step"] == ["count"]
     order.no_color = True
     assert "Continues order/o-1#1, from step await approval" in order.terminal("show", "order", "o-1")
-
-
-def test_a_step_that_is_not_there_is_refused_with_the_nearest(order: Shop) -> None:
-    said = order.pipe("rewind", "order", "o-1", "await aproval")
-    assert said.code == 3
-    assert said.err == (
-        "error: Run 1 of instance 'o-1' of workflow 'order' has no step 'await aproval'.\n"
-        "hint: Did you mean 'await approval'?\n"
-    )
 
 
 def test_a_fork_prints_the_id_for_the_next_command(order: Shop) -> None:
@@ -57,19 +47,3 @@ def test_steps_are_settled_by_hand_and_show_tells_by_whom(shop: Shop, monkeypatc
         "hint: Only an open step, or one that ended an errored instance, can be completed by hand. To run it again: "
         "celery -A <your app> durable rewind charge c-1 'charge card'"
     )
-
-
-@pytest.mark.parametrize("is_over_http", [False, True], ids=["direct", "http"])
-def test_a_retry_may_start_later(shop: Shop, is_over_http: bool) -> None:
-    with served(shop) as api:
-        _retry_later(shop, api if is_over_http else Direct(shop))
-
-
-def _retry_later(shop: Shop, connection: Direct | OverHttp) -> None:
-    connection("start", "bad", "--id", "b-1")
-    shop.work("bad", "b-1")
-    said = connection("retry", "bad", "b-1", "--delay", "10 minutes")
-    assert said.rows == [["Will retry", "bad/b-1", "run 2"]], said.err
-    assert connection("ls", "-w", "bad").rows[0][2:4] == ["waiting", "2"]
-    sentence = "A new run is to start later, and starts in 10 min."
-    assert connection("explain", "bad", "b-1").rows[0] == ["SCHEDULED", sentence]

@@ -203,13 +203,14 @@ class Client:
         try:
             problem = json.loads(response.body)
             message, code = str(problem["message"]), str(problem["code"])
-            validation_errors = "; ".join(f"{each['where']}: {each['message']}" for each in problem.get("errors", []))
+            found = [f"{each['where']}: {each['message']}" for each in problem.get("errors", [])]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return self._error_of_other_server(response)
         if code == "NOT_FOUND":
             return self._wrong_api("knows no such route")
+        untold = "; ".join(each for each in found if each not in message)
         error = make_cli_error(
-            message + (f" {validation_errors}" if validation_errors else ""),
+            message + (f" {untold}" if untold else ""),
             code=code,
             http_status=response.code,
             target=subject,
