@@ -50,6 +50,7 @@ class Code(StrEnum):
     WAITING_TASKS = "WAITING_TASKS"
     TASK_NOT_CONSUMED = "TASK_NOT_CONSUMED"
     WAITING_CHILD = "WAITING_CHILD"
+    WAITING_STEP = "WAITING_STEP"
     RETRY_SCHEDULED = "RETRY_SCHEDULED"
     SCHEDULED = "SCHEDULED"
     PAUSED = "PAUSED"
@@ -96,6 +97,7 @@ MEANINGS: Mapping[Code, Meaning] = {
         "Start a worker of that queue. Workers of applications without Durable are not seen here.",
     ),
     Code.WAITING_CHILD: Meaning("Another instance does the step.", "`durable explain` of the child."),
+    Code.WAITING_STEP: Meaning("A step of a kind from another package waits.", "Read the docs of that package."),
     Code.RETRY_SCHEDULED: Meaning(
         "An attempt of a step failed, and the next one comes later.",
         "Fix the cause and wait, or `durable terminate`.",

@@ -109,10 +109,10 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
             return build_diagnosis(facts, Code.WAITING_EVENT, sentence, send, **known)
         case StepType.TASK:
             return _explain_tasks(facts, step, known)
-        case StepType.MAP:
-            return _explain_map(facts, step, known)
         case StepType.CHILD:
             return _explain_child(facts, step, known)
+        case _:
+            return _explain_items(facts, step, known) if step.items else _explain_other(facts, step, known)
 
 
 def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
@@ -168,7 +168,7 @@ def _judge_queue(
     return Code.TASK_NOT_CONSUMED, sentence
 
 
-def _explain_map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+def _explain_items(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
     items = step.items or ItemCounts(0, 0, 0)
     failed = f" ({items.failed} of them failed)" if items.failed else ""
     sentence = (
@@ -193,11 +193,11 @@ def _sent_at(step: StepRecord) -> datetime | None:
 
 
 def _explain_child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
-    child = _child_of(step)
+    child = step.child or Child("", "")
     status = facts.children.get(child)
     state = "which no longer exists" if status is None else f"which is {status}"
     at = format_remaining(facts, step.wake_at)
-    sentence = f"Waits for {_describe_child(child)}, {state}, at step {quote(step.name)}; times out {at}."
+    sentence = f"Waits for {step.awaited}, {state}, at step {quote(step.name)}; times out {at}."
     child_status = None if status is None else str(status)
     known |= {"child": {"workflow": child.workflow, "instance_id": child.instance_id, "status": child_status}}
     target = f"{shlex.quote(child.workflow)} {shlex.quote(child.instance_id)}"
@@ -205,12 +205,11 @@ def _explain_child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Dia
     return build_diagnosis(facts, Code.WAITING_CHILD, sentence, *action, **known)
 
 
-def _child_of(step: StepRecord) -> Child:
-    return step.child or Child("", "")
-
-
-def _describe_child(child: Child) -> str:
-    return f"instance {child.workflow}/{child.instance_id}"
+def _explain_other(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    """Describe a step of a kind that another package has made: its row says when it is due, and nothing else."""
+    due = format_remaining(facts, step.wake_at)
+    sentence = f"Waits at step {quote(step.name)}, of kind {quote(step.type)}; times out {due}."
+    return build_diagnosis(facts, Code.WAITING_STEP, sentence, **known)
 
 
 def _find_mistyped_event(facts: Facts, step: StepRecord) -> str | None:
@@ -229,16 +228,8 @@ def _describe_step(step: StepRecord) -> str:
             return f"step {quote(step.name)} sleeps"
         case StepType.DO:
             return f"step {quote(step.name)} is retried later"
-        case StepType.WAIT if step.wait_topic is not None:
-            return f'step {quote(step.name)} waits for topic "{step.wait_topic}"'
-        case StepType.WAIT:
-            return f'step {quote(step.name)} waits for event "{step.wait_event_type}"'
-        case StepType.TASK:
-            return f"step {quote(step.name)} waits for Celery task {step.task}"
-        case StepType.MAP:
-            return f"step {quote(step.name)} waits for Celery tasks {step.task}"
-        case StepType.CHILD:
-            return f"step {quote(step.name)} waits for {_describe_child(_child_of(step))}"
+        case _:
+            return f"step {quote(step.name)} waits for {step.awaited}"
 
 
 def _due_at(step: StepRecord) -> float:

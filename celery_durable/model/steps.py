@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -106,9 +106,6 @@ class StepRow:
         return self.type is StepType.SLEEP
 
 
-DisplayType = Literal[StepType.DO, StepType.SLEEP, StepType.WAIT, StepType.TASK, StepType.CHILD, StepType.MAP]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord(Record):
     """A step in the history of a run.
@@ -158,7 +155,7 @@ class StepRecord(Record):
     items: ItemCounts | None = None
 
     @property
-    def display_type(self) -> DisplayType:
+    def display_type(self) -> StepType:
         """The kind of step to show to people.
 
         A linear step is shown as a wait while it waits for an event, and otherwise as `do`. A task step is shown as
@@ -169,6 +166,17 @@ class StepRecord(Record):
         if self.type is StepType.LINEAR:
             return StepType.WAIT if self.status is StepStatus.LINEAR_WAITING else StepType.DO
         return self.type
+
+    @property
+    def awaited(self) -> str:
+        """What ends the wait of an open step before its time: an event, a topic, a task, a child, or its kind."""
+        if self.wait_topic is not None:
+            return f'topic "{self.wait_topic}"'
+        if self.task is not None:
+            return f"Celery task {self.task}" if self.items is None else f"Celery tasks {self.task}"
+        if self.child is not None:
+            return f"instance {self.child.workflow}/{self.child.instance_id}"
+        return f"{self.type}" if self.wait_event_type is None else f'event "{self.wait_event_type}"'
 
     @property
     def is_waiting(self) -> bool:

@@ -20,7 +20,6 @@ from celery_durable.model import (
     Page,
     Status,
     StepRecord,
-    StepType,
     VersionedInstance,
 )
 from celery_durable.operations import context
@@ -137,7 +136,7 @@ class QueryOperations:
                 answered=history.count_answered_tasks(tx, row.pk, row.run_number),
                 unsent=outbox.find_existing(tx, [step.task_id for step in open_ if step.task_id is not None]),
                 unsent_items=outbox.count_by_step(
-                    tx, row.pk, row.run_number, [step.step_key for step in open_ if step.type is StepType.MAP]
+                    tx, row.pk, row.run_number, [step.step_key for step in open_ if step.items is not None]
                 ),
                 children=instances.read_statuses(tx, [step.child for step in open_ if step.child is not None]),
                 parent=context.restrict_parent(tx, self._context.scope, row),
@@ -151,7 +150,7 @@ class QueryOperations:
     def _find_task_queues(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> dict[str, str]:
         """Return the queues of the tasks of the first steps that wait for tasks, by step key, where known."""
         found: dict[str, str] = {}
-        waiting = [step.step_key for step in steps if step.type in (StepType.TASK, StepType.MAP)]
+        waiting = [step.step_key for step in steps if step.task is not None]
         for step_key in waiting[:_MAX_TASK_QUEUES]:
             sent = items.find_sent_task(tx, row.pk, row.run_number, step_key)
             queue = None if sent is None else sent[0] or self._context.find_task_queue(sent[1])

@@ -15,7 +15,7 @@ from celery_durable.model import ItemRef, RunRef, to_us
 from tests.cli.conftest import Shop
 from tests.support.references import reference_of
 
-TASK, NAP = "task media.resize, times out at", "instance nap/n-1, times out at"
+TASK, NAP = "Celery task media.resize, times out at", "instance nap/n-1, times out at"
 
 
 @pytest.fixture

@@ -245,4 +245,12 @@ WAITS = [
         [],
         id="child that is gone",
     ),
+    pytest.param(
+        told(ASLEEP, open_steps=(step("all loaded", StepType("barrier"), wake_at=NOW + 60 * MINUTE), WAIT)),
+        Code.WAITING_STEP,
+        'Waits at step "all loaded", of kind "barrier"; times out in 1 h. Also: step "await approval" waits for '
+        'event "approval".',
+        [],
+        id="kind of another package",
+    ),
 ]

@@ -144,7 +144,15 @@ _STYLES = {
     **dict.fromkeys((Code.DONE, Code.RUNNING), "green"),
     **dict.fromkeys((Code.SLEEPING, Code.SCHEDULED, Code.DUE), "cyan"),
     **dict.fromkeys(
-        (Code.WAITING_EVENT, Code.WAITING_TASKS, Code.WAITING_CHILD, Code.RETRY_SCHEDULED, Code.CRASHING), "yellow"
+        (
+            Code.WAITING_EVENT,
+            Code.WAITING_TASKS,
+            Code.WAITING_CHILD,
+            Code.WAITING_STEP,
+            Code.RETRY_SCHEDULED,
+            Code.CRASHING,
+        ),
+        "yellow",
     ),
     **dict.fromkeys((Code.PAUSED, Code.TERMINATED), "magenta"),
 }

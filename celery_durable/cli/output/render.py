@@ -177,22 +177,14 @@ def describe_wait(step: StepRecord, times: Times) -> str:
     if not step.is_waiting:
         return ""
     match step.display_type:
-        case StepType.WAIT if step.wait_topic is not None:
-            return f'topic "{step.wait_topic}", times out {times.format_in_sentence(step.wake_at)}'
-        case StepType.WAIT:
-            return f'event "{step.wait_event_type}", times out {times.format_in_sentence(step.wake_at)}'
         case StepType.SLEEP:
             return f"end of the sleep {times.format_in_sentence(step.wake_at)}"
         case StepType.DO:
             return f"next attempt {times.format_in_sentence(step.next_retry_at)}"
-        case StepType.TASK:
-            return f"task {step.task}, times out {times.format_in_sentence(step.wake_at)}"
-        case StepType.MAP:
-            done = "" if step.items is None else f", {step.items.done + step.items.failed} of {step.items.total} done"
-            return f"tasks {step.task}{done}"
-        case StepType.CHILD:
-            child = "" if step.child is None else f" {step.child.workflow}/{step.child.instance_id}"
-            return f"instance{child}, times out {times.format_in_sentence(step.wake_at)}"
+        case _ if step.items is not None:
+            return f"{step.awaited}, {step.items.done + step.items.failed} of {step.items.total} done"
+        case _:
+            return f"{step.awaited}, times out {times.format_in_sentence(step.wake_at)}"
 
 
 ITEM_COLUMNS = (*map(Column, ("MAP", "ITEMS", "DONE", "FAILED", "ITEM", "ATTEMPTS")), _ERROR)
