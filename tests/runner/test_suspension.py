@@ -17,21 +17,6 @@ SWALLOWED = (
 )
 
 
-def test_except_exception_does_not_stop_a_suspension(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.sleep("rest", 60)
-        except Exception:
-            return "caught"
-        return "rested"
-
-    instance = order.run()
-    assert instance.status == "waiting"
-    world.run_after(60)
-    assert instance.output == "rested"
-
-
 def bare_except(step: Step):
     try:
         step.sleep("rest", 60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 
 import pytest
 
@@ -78,55 +77,6 @@ def test_a_branch_that_has_ended_never_runs_again(world: World) -> None:
     results = instance.output
     assert (results[0], results[1], results[2]["payload"]) == ("q", None, "yes")
     assert ran == ["quick"]
-
-
-def test_a_branch_that_hibernates_does_not_stop_its_siblings(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        sleeping = step.submit_sleep("rest", 60)
-        failing = step.submit("charge", fail, ValueError("closed"))
-        working = step.submit("work", lambda: "worked")
-        step.gather(sleeping, failing, working)
-
-    instance = order.run()
-    assert instance.statuses() == {"rest": "waiting", "charge": "waiting", "work": "completed"}
-
-
-def test_an_instance_wakes_for_the_earliest_of_its_branches_and_ends_only_what_is_due(world: World) -> None:
-    attempts = []
-
-    def flaky() -> str:
-        attempts.append(world.now)
-        if len(attempts) == 1:
-            raise ValueError("closed")
-        return "paid"
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.gather(
-            step.submit_wait_for_event("approval", "approval", timeout="1 day"),
-            step.submit_sleep("long", 7200),
-            step.submit_sleep("short", 3600),
-            step.submit("charge", flaky),
-            return_exceptions=True,
-        )[1:]
-
-    instance = order.run()
-    start = world.now
-    for seconds, ended in [(10, "charge"), (3600, "short"), (7200, "long")]:
-        assert instance.run_at == start + timedelta(seconds=seconds)
-        assert instance.statuses()[ended] == "waiting"
-        world.run_after(instance.run_at - world.now)
-        assert instance.statuses()[ended] == "completed"
-    assert instance.run_at == start + timedelta(days=1)
-    world.run_after(timedelta(days=1))
-    assert instance.statuses() == {
-        "approval": "errored",
-        "long": "completed",
-        "short": "completed",
-        "charge": "completed",
-    }
-    assert instance.output == [None, None, "paid"]
 
 
 def test_gather_raises_the_first_failure_in_the_order_of_the_arguments(world: World) -> None:
@@ -345,26 +295,6 @@ def test_a_branchs_failed_session_leaves_its_siblings_alone(world: World) -> Non
 
     assert order.run().output == ["booked book a", "booked book c"]
     assert sorted(world.booked()) == ["book a", "book c"]
-
-
-class Impostor:
-    branch, name, key = None, "x", "x"
-
-    def __repr__(self) -> str:
-        return "<an impostor>"
-
-
-@pytest.mark.parametrize("given", [Impostor(), [], len, None], ids=repr)
-@pytest.mark.parametrize("join", [Step.gather, lambda step, branch: step.first("race", branch)])
-def test_only_branches_of_this_run_are_joined(world: World, join, given) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        join(step, given)
-
-    assert order.run().error == (
-        f"DefinitionInvalid: {given!r} is no branch of this workflow run: pass what step.submit() returned, and a list "
-        "of branches with a star: step.gather(*branches)."
-    )
 
 
 def test_an_error_that_is_ours_is_caught_as_a_result_too(world: World) -> None:

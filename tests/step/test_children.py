@@ -19,7 +19,7 @@ from celery_durable import (
     StepTx,
     WorkflowEvent,
 )
-from celery_durable.errors import DefinitionInvalid, InstanceTerminal
+from celery_durable.errors import InstanceTerminal
 from celery_durable.linear import Completed
 from tests.support.lost_connections import cut_commit
 from tests.support.world import Worker, World, on_one_database
@@ -181,17 +181,6 @@ def test_the_id_of_a_child_may_be_the_member_of_an_enum(world: World, billing) -
         return step.child("bill", billing, Bill(cents=1), id=Id.BILL)
 
     assert order.run().step("bill").child == Child("billing", "b-1")
-
-
-def test_what_is_no_workflow_is_refused(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        try:
-            step.child("bill", lambda event, step: 1)
-        except DefinitionInvalid as exc:
-            return str(exc)
-
-    assert order.run().output.endswith("pass what @durable_workflow made.")
 
 
 @everywhere

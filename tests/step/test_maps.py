@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_durable import NonRetryableError, Retries, Step, StepTimeout, WorkflowEvent
-from celery_durable.errors import NotSerializable, TaskRefused, ValueRefused
+from celery_durable.errors import ValueRefused
 from celery_durable.model import AnswerResult
 from tests.support.answers import answer, answered
 from tests.support.lost_connections import cut_commit
@@ -206,28 +206,6 @@ def test_people_may_settle_a_map(world: World) -> None:
     world.operations.interventions.set_result("press", instance.id, "convert", ["x", "y"], by="ops")
     world.run_until_idle()
     assert instance.output == ["x", "y"]
-
-
-@on_one_database
-@pytest.mark.parametrize(
-    ("task", "items", "options", "error"),
-    [
-        (convert.s("png"), range(10_001), {}, ValueRefused),
-        (convert.s("png"), [1], {"max_concurrency": 0}, ValueRefused),
-        (convert.s("png").set(countdown=5), [1], {}, TaskRefused),
-        (convert.s("png"), [1, object()], {}, NotSerializable),
-    ],
-)
-def test_what_cannot_be_mapped_is_refused(world: World, task: Any, items: Any, options: Any, error: Any) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        try:
-            return step.map("convert", task, items, **options)
-        except error as exc:
-            return str(exc)
-
-    assert isinstance(press.run().output, str)
-    assert world.sent == []
 
 
 @everywhere

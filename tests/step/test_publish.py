@@ -56,7 +56,7 @@ def test_a_value_is_read_while_the_body_runs_and_after_the_end(world: World) -> 
 
 
 @everywhere
-@pytest.mark.parametrize("value", [0, "", [], False, None, 0.5, "ä\N{GRINNING FACE}", {"a": {"b": [1, None]}}])
+@pytest.mark.parametrize("value", [0, None, "ä\N{GRINNING FACE}", {"a": {"b": [1, None]}}])
 def test_any_json_value_comes_back_as_it_was(world: World, value: Any) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):

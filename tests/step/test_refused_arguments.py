@@ -112,19 +112,6 @@ def test_a_cursor_is_text(world: World, order: Any, cursor: Any) -> None:
 
 
 @on_one_database
-@pytest.mark.parametrize("items", ["abc", b"abc", 7, None])
-def test_the_items_of_a_map_are_no_text(world: World, items: Any) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.map("squares", "shop.square", items)
-
-    assert order.run().error == (
-        f"ValueRefused: step.map('squares') got {items!r} as its items: "
-        "pass a list or another iterable that is no text."
-    )
-
-
-@on_one_database
 def test_what_the_items_of_a_map_raise_is_kept(world: World) -> None:
     def items():
         raise TypeError("of the author")
@@ -155,14 +142,3 @@ def test_a_step_transaction_takes_functions(world: World, method: str) -> None:
     assert [str(error) for error in refused] == [
         f"tx.{method}() needs a function, and got 'INSERT': pass one that takes a session."
     ]
-
-
-@on_one_database
-@pytest.mark.parametrize("schema", [{"a": 1}, {"type": "object"}, "NUL \0", "list[", "str.missing"])
-def test_the_schema_of_an_event_is_a_type(world: World, schema: Any) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.wait_for_event("wait", "paid", schema=schema)
-
-    start = f"DefinitionInvalid: The schema of wait 'wait' is declared as {schema}, which cannot be read: "
-    assert order.run().error.startswith(start.replace("\0", ""))  # stored text has no NUL

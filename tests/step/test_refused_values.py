@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any
 
 import pydantic
@@ -22,16 +21,6 @@ never = StepConfig(retries=0)
 
 async def coro() -> int:
     return 1
-
-
-@on_one_database
-@pytest.mark.parametrize("when", [None, datetime(2031, 1, 1), "tomorrow"])  # it is what is refused
-def test_a_sleep_until_no_instant_is_refused(world: World, when: Any) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.sleep_until("rest", when)
-
-    assert order.run().error.startswith(f"InstantInvalid: sleep_until={when!r} cannot be used")
 
 
 @on_one_database
@@ -187,17 +176,3 @@ def test_parameters_whose_validator_raises_fail_the_step(world: World, how: str)
 
     instance = order.run()
     assert (instance.error, instance.statuses()) == ("CustomsError: 7 boxes", {"send": "errored"})
-
-
-@on_one_database
-def test_the_id_of_a_child_is_text(world: World) -> None:
-    @world.workflow
-    def parcel(event: WorkflowEvent, step: Step) -> None: ...
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.child("send", parcel, id=event.payload)
-
-    assert order.run(5).error == (
-        "InvalidInstanceId: Instance id 5 is not allowed: it is of type int; pass text (str)."
-    )

@@ -11,7 +11,7 @@ import pytest
 from celery_durable import LinearStep, Retries, Step, StepConfig, StepFailed, WorkflowEvent, durable_workflow
 from celery_durable.errors import RetryDelayInvalid
 from celery_durable.testing import DurableHarness
-from tests.step.test_retries import Failing, Flaky, run_to_the_end
+from tests.step.test_retries import Failing, Flaky, charging, run_to_the_end
 from tests.support.answers import answer, resize
 from tests.support.lines import Line
 from tests.support.mapping import mapping
@@ -30,11 +30,7 @@ def wanted_by_the_server(attempt: int, error: BaseException) -> int:
 def test_a_function_of_attempt_and_error_chooses_the_delay(world: World, error: Exception, gaps: list[int]) -> None:
     charge = Failing(world, error=error)
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.do("charge", StepConfig(retries=Retries(limit=2, delay=wanted_by_the_server)), charge)
-
-    instance = order.create()
+    instance = charging(world, charge, StepConfig(retries=Retries(limit=2, delay=wanted_by_the_server))).create()
     run_to_the_end(world, instance)
     assert charge.gaps == gaps
     assert instance.error == f"{type(error).__name__}: {error}"

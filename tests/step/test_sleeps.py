@@ -57,25 +57,6 @@ def test_later_passes_do_not_restart_a_sleep(world: World) -> None:
     assert instance.status == "complete"
 
 
-def test_a_sleep_until_a_time_lasts_until_then_and_survives_replay(world: World) -> None:
-    passes = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        passes.append(step.now())
-        step.sleep_until("morning", START + timedelta(hours=8))
-        step.sleep("more", 60)
-        return "rested"
-
-    instance = order.run()
-    assert instance.step("morning").wake_at == START + timedelta(hours=8)
-    world.run_after(timedelta(hours=8))
-    assert instance.statuses() == {"morning": "completed", "more": "waiting"}
-    world.run_after(60)  # here the time of the first sleep lies in the past
-    assert instance.output == "rested"
-    assert len(passes) == 3
-
-
 @pytest.mark.parametrize("when", [START - timedelta(days=400), START, START.astimezone(timezone(timedelta(hours=5)))])
 def test_a_sleep_until_the_past_ends_at_once_and_is_recorded(world: World, when: datetime) -> None:
     passes = []
@@ -101,54 +82,6 @@ def test_a_sleep_of_nothing_ends_at_once(world: World) -> None:
     instance = order.run()
     assert instance.output == "no rest"
     assert instance.statuses() == {"rest": "completed"}
-
-
-@on_one_database
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda step: step.sleep("rest", -1), "Duration -1 cannot be used: it is shorter than 0 s."),
-        (
-            lambda step: step.sleep("rest", "366 days"),
-            "Duration '366 days' cannot be used: it is longer than 365 d (durable_max_sleep_seconds).",
-        ),
-    ],
-)
-def test_a_sleep_that_cannot_be_is_refused(world: World, call, message: str) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        call(step)
-
-    instance = order.run()
-    assert instance.error == (
-        f'DurationInvalid: {message} Write a timedelta, seconds as a number, or text such as "10 seconds", "1.5 h", '
-        '"3 days".'
-    )
-    assert instance.statuses() == {}
-
-
-def test_a_sleep_until_a_time_too_far_ahead_is_refused_with_this_time(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.sleep_until("rest", datetime(2035, 1, 1, tzinfo=UTC))
-
-    instance = order.run()
-    assert instance.error == (
-        "SleepTooFar: sleep_until=2035-01-01 00:00:00+00:00 is too far ahead: a sleep can last up to 365 d "
-        "(durable_max_sleep_seconds). Sleep several times, or raise the setting."
-    )
-    assert instance.statuses() == {}
-
-
-def test_a_sleep_until_a_time_without_a_zone_is_refused(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.sleep_until("rest", datetime(2030, 1, 2))
-
-    assert order.run().error == (
-        "InstantInvalid: sleep_until=datetime.datetime(2030, 1, 2, 0, 0) cannot be used: write a datetime of the years "
-        "1 to 9999 with a time zone, such as datetime(2030, 1, 31, 8, 0, tzinfo=UTC)."
-    )
 
 
 def test_the_longest_sleep_lasts_a_year(world: World) -> None:

@@ -99,23 +99,6 @@ def test_a_value_that_would_be_read_back_as_less_is_refused_wherever_it_is_store
     assert order.run("a", id="i-2").error.startswith(f"NotSerializable: Output of workflow 'order' {LOST}")
 
 
-def test_a_result_that_json_cannot_hold_fails_the_step_at_once_and_names_it(world: World) -> None:
-    ran = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("open", lambda: ran.append(1) or {"rows": [1, object()]})
-
-    instance = order.run()
-    assert instance.error == (
-        "NotSerializable: Result of step 'open' cannot be stored as JSON: $.rows[1] is a object, which has no JSON "
-        "form. Use plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other "
-        "things elsewhere and store a reference."
-    )
-    assert ran == [1]
-    assert instance.step("open").attempts == 1
-
-
 @on_one_database
 @pytest.mark.parametrize("value", [float("nan"), "a\x00b", "\ud800", functools.reduce(lambda v, _: [v], range(70), 1)])
 def test_a_result_that_some_database_would_refuse_fails_the_step_before_any_sql(world: World, value: object) -> None:
@@ -124,21 +107,6 @@ def test_a_result_that_some_database_would_refuse_fails_the_step_before_any_sql(
         step.do("make", lambda: value)
 
     assert order.run().error.startswith("NotSerializable: Result of step 'make' cannot be stored as JSON: $")
-
-
-def test_a_result_that_is_too_large_fails_the_step_at_once_and_names_it(make_world) -> None:
-    world = make_world(max_payload_bytes=100)
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("read", lambda: "x" * 99)
-
-    instance = order.run()
-    assert instance.error == (
-        "PayloadTooLarge: Result of step 'read' has 101 bytes as JSON; at most 100 are allowed. Keep large data "
-        "elsewhere and store a reference, or raise durable_max_payload_bytes."
-    )
-    assert instance.step("read").attempts == 1
 
 
 def promise_number() -> int:

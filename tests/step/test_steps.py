@@ -6,12 +6,11 @@ import threading
 import uuid
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
 
 import pytest
 
 from celery_durable import NonRetryableError, Step, StepTx, WorkflowEvent
-from celery_durable.errors import DefinitionInvalid, NameInvalid, StepMisuse
+from celery_durable.errors import StepMisuse
 from tests.support.results import Receipt
 from tests.support.world import World, on_one_database
 
@@ -55,74 +54,6 @@ def test_a_named_function_names_its_step(world: World) -> None:
     instance = order.run()
     assert instance.output == 5
     assert instance.statuses() == {"charge": "completed"}
-
-
-def test_a_lambda_needs_a_name(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do(lambda: 1)
-
-    assert order.run().error == "DefinitionInvalid: A lambda has no name of its own: step.do('name', lambda: ...)."
-
-
-def test_do_without_a_function_says_how_to_call_it(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("charge", 5)
-
-    assert order.run().error == (
-        "DefinitionInvalid: step.do() needs a function: step.do('name', fn, *args) or "
-        "step.do('name', StepConfig(...), fn, *args); it got ('charge', 5)."
-    )
-
-
-def test_an_option_of_a_step_that_would_go_to_its_function_is_refused(world: World) -> None:
-    def charge(cents: int) -> int:
-        return cents
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("charge", charge, 5, retries=0)
-
-    instance = order.run()
-    assert instance.error == (
-        "DefinitionInvalid: step.do() passes retries= to "
-        "test_an_option_of_a_step_that_would_go_to_its_function_is_refused.<locals>.charge, which has no such "
-        "parameter. To configure the step: step.do('name', StepConfig(retries=0), fn, *args)."
-    )
-    assert instance.statuses() == {}
-
-
-@on_one_database
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 257])
-def test_a_step_name_is_checked(world: World, name: str) -> None:
-    seen = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        try:
-            step.do(name, lambda: 1)
-        except NameInvalid as exc:
-            seen.append(str(exc))
-
-    assert order.run().status == "complete"
-    shown = repr(name) if len(name) < 100 else repr(name)[:117] + "..."
-    assert seen == [f"Step name {shown} is not allowed: use text of 1 to 256 characters without control characters."]
-
-
-@on_one_database
-@pytest.mark.parametrize("method", ["do", "sleep"])
-@pytest.mark.parametrize("name", [5, None])
-def test_a_step_name_that_is_no_text_is_refused_by_its_type(world: World, name: Any, method: str) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        if method == "do":
-            step.do(name, lambda: 1)
-        step.sleep(name, "1 hour")
-
-    assert order.run().error == (
-        f"NameInvalid: Step name {name!r} is not allowed: it is of type {type(name).__name__}; pass text (str)."
-    )
 
 
 # --- where methods may be called ------------------------------------------------------------------
@@ -365,12 +296,3 @@ def test_a_bodys_tx_names_its_step_and_attempt(world: World) -> None:
 
     assert order.run().status == "complete"
     assert seen == [("charge card", 1, 3), ("by its name", 1, 4)]
-
-
-def test_a_definition_error_in_a_race_without_branches_is_named(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        with pytest.raises(DefinitionInvalid, match=r"^step.first\('winner'\) needs at least one branch.$"):
-            step.first("winner")
-
-    assert order.run().status == "complete"

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from celery import chain
 
 from celery_durable import Step, WorkflowEvent, values
-from celery_durable.errors import NonRetryableError, StoreUnavailable, TaskRefused
+from celery_durable.errors import NonRetryableError, StoreUnavailable
 from celery_durable.model import AnswerResult, OutboxMessage, TaskReference
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.runtime import real_monotonic
@@ -195,27 +194,6 @@ def test_people_may_settle_a_task_step(world: World, media) -> None:
     world.run_until_idle()
     assert instance.output == {"width": 1}
     assert not answer(world, world.sent[0], {"width": 300})
-
-
-@on_one_database
-@pytest.mark.parametrize(
-    ("signature", "said"),
-    [
-        (resize.s(1).set(countdown=60), "countdown would have the broker hold it"),
-        (chain(resize.s(1), resize.s(2)), "a canvas is many messages"),
-        (7, "pass a signature, a task, or a task's name"),
-    ],
-)
-def test_what_cannot_be_kept_is_refused(world: World, signature: Any, said: str) -> None:
-    @world.workflow
-    def media(event: WorkflowEvent, step: Step) -> Any:
-        try:
-            return step.task("thumb", signature)
-        except TaskRefused as exc:
-            return str(exc)
-
-    assert said in media.run().output
-    assert world.sent == []
 
 
 def test_a_pause_keeps_the_answer(world: World, media) -> None:
