@@ -193,16 +193,6 @@ def test_a_step_that_waits_again_in_vain_is_called_without_its_last_event(world:
 # --- lifecycle ---------------------------------------------------------------------------------
 
 
-@everywhere
-def test_a_pause_takes_effect_between_steps(world: World) -> None:
-    line = Line(world, VALIDATE=lambda ctx: (line.flow.of("i-1").pause(), done(ctx))[1])
-    instance = line.flow.run()
-    assert (rows(instance), instance.status) == (["DONE", "READY", "PENDING"], "paused")
-    instance.resume()
-    world.run_until_idle()
-    assert state(instance) == "COMPLETED"
-
-
 def test_an_event_that_came_during_a_pause_is_found_after_it(world: World) -> None:
     instance = Line(world, PAY=waits_for()).flow.run()
     instance.pause()
@@ -221,17 +211,6 @@ def test_a_message_that_comes_twice_changes_nothing(world: World) -> None:
     world.run_until_idle()
     assert [line.called.count(call) for call in dict.fromkeys(line.called)] == [1, 1]
     assert world.worker.advance(instance.ref).startswith("noop")
-
-
-def test_a_worker_that_shuts_down_hands_the_run_on_between_steps(world: World) -> None:
-    line = Line(world, VALIDATE=lambda ctx: (setattr(stopping, "should_stop", True), done(ctx))[1])
-    instance = line.flow.create()
-    stopping = world.new_worker()
-    assert stopping.advance(instance.ref) == "released: due again"
-    assert rows(instance) == ["DONE", "READY", "PENDING"]
-    world.new_worker()
-    world.run_until_idle()
-    assert (state(instance), [ctx.attempt for ctx in line.calls]) == ("COMPLETED", [1, 1, 1])
 
 
 def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(world: World) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from celery_durable.model import StepRow, StepStatus, StepType
 from celery_durable.replay_state import (
@@ -23,18 +22,6 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
 SETTLED = (StepStatus.COMPLETED, StepStatus.ERRORED, StepStatus.CANCELLED)
-
-times = st.sampled_from([NOW - SECOND, NOW - MICROSECOND, NOW, NOW + MICROSECOND, NOW + SECOND])
-body_rows = st.builds(
-    StepRow,
-    step_key=st.just("charge"),
-    seq=st.just(1),
-    name=st.just("charge"),
-    type=st.just(StepType.DO),
-    status=st.sampled_from((StepStatus.PENDING, StepStatus.WAITING, *SETTLED)),
-    attempts=st.integers(0, 9),
-    next_retry_at=st.none() | times,
-)
 
 
 def replay_state(crash_count: int = 0, *rows: StepRow) -> ReplayState:
@@ -67,57 +54,35 @@ def expected(
     return RunAttempt(used + 1, count_in_advance=pending or not is_only_open)
 
 
-@settings(deadline=None, max_examples=500)
-@given(
-    row=st.none() | body_rows,
-    crashes=st.integers(0, 6),
-    max_attempts=st.none() | st.integers(1, 8),
-    is_only_open=st.booleans(),
-)
-def test_every_combination_is_decided_as_the_rules_say(
-    row: StepRow | None, crashes: int, max_attempts: int | None, is_only_open: bool
-) -> None:
-    verdict = replay_state(crashes).decide_do(row, max_attempts=max_attempts, is_only_open=is_only_open, now=NOW)
-    assert verdict == expected(row, crashes=crashes, max_attempts=max_attempts, is_only_open=is_only_open)
+def test_every_combination_is_decided_as_the_rules_say() -> None:
+    retries = [None, NOW - SECOND, NOW - MICROSECOND, NOW, NOW + MICROSECOND, NOW + SECOND]
+    rows = [body(*row) for row in product((StepStatus.PENDING, StepStatus.WAITING, *SETTLED), range(10), retries)]
+    for row, crashes, limit, is_only_open in product([None, *rows], range(7), [None, *range(1, 9)], [True, False]):
+        verdict = replay_state(crashes).decide_do(row, max_attempts=limit, is_only_open=is_only_open, now=NOW)
+        assert verdict == expected(row, crashes=crashes, max_attempts=limit, is_only_open=is_only_open)
 
 
-@settings(deadline=None)
-@given(row=body_rows.filter(lambda row: row.is_finished), crashes=st.integers(0, 9), is_only_open=st.booleans())
-def test_a_settled_step_is_replayed_whatever_else_is_true(row: StepRow, crashes: int, is_only_open: bool) -> None:
-    assert replay_state(crashes).decide_do(row, max_attempts=1, is_only_open=is_only_open, now=NOW) == ReplayStep(row)
-
-
-@settings(deadline=None, max_examples=300)
-@given(
-    max_attempts=st.integers(1, 6),
-    fates=st.lists(st.sampled_from(["fails", "dies"]), min_size=12, max_size=12),
-    is_only_open=st.booleans(),
-)
-def test_no_history_of_failures_and_dead_workers_runs_a_step_too_often(
-    max_attempts: int, fates: list[str], is_only_open: bool
-) -> None:
+@pytest.mark.parametrize("max_attempts", range(1, 7))
+@pytest.mark.parametrize("is_only_open", [True, False])
+def test_no_history_of_failures_and_dead_workers_runs_a_step_too_often(max_attempts: int, is_only_open: bool) -> None:
     """One step through passes that each end in a recorded failure or with their worker."""
-    row: StepRow | None = None
-    crashes, ran = 0, []
-    for fate in fates:
-        verdict = replay_state(crashes).decide_do(row, max_attempts=max_attempts, is_only_open=is_only_open, now=NOW)
-        if not isinstance(verdict, RunAttempt):
-            assert isinstance(verdict, AttemptsExhausted)
-            break
-        ran.append(verdict.attempt)
-        if verdict.count_in_advance:
-            row = body(StepStatus.PENDING, verdict.attempt)
-        if fate == "fails":
-            row, crashes = body(StepStatus.WAITING, verdict.attempt, NOW), 0
-        else:
-            crashes += 1
-    assert ran == list(range(1, max_attempts + 1))
-
-
-def test_a_first_call_runs_as_the_first_attempt() -> None:
-    assert replay_state().decide_do(None, max_attempts=1, is_only_open=True, now=NOW) == RunAttempt(
-        1, count_in_advance=False
-    )
+    for fates in product(["fails", "dies"], repeat=max_attempts + 1):
+        row: StepRow | None = None
+        crashes, ran = 0, []
+        for fate in fates:
+            state = replay_state(crashes)
+            verdict = state.decide_do(row, max_attempts=max_attempts, is_only_open=is_only_open, now=NOW)
+            if not isinstance(verdict, RunAttempt):
+                assert isinstance(verdict, AttemptsExhausted)
+                break
+            ran.append(verdict.attempt)
+            if verdict.count_in_advance:
+                row = body(StepStatus.PENDING, verdict.attempt)
+            if fate == "fails":
+                row, crashes = body(StepStatus.WAITING, verdict.attempt, NOW), 0
+            else:
+                crashes += 1
+        assert ran == list(range(1, max_attempts + 1)), fates
 
 
 def test_dead_workers_count_as_attempts_of_the_only_step_that_was_open() -> None:
@@ -127,19 +92,6 @@ def test_dead_workers_count_as_attempts_of_the_only_step_that_was_open() -> None
     failed_once = body(StepStatus.WAITING, 1, NOW)
     assert replay_state(2).decide_do(failed_once, max_attempts=6, is_only_open=True, now=NOW) == RunAttempt(
         4, count_in_advance=False
-    )
-
-
-def test_dead_workers_are_no_attempts_of_one_step_among_several() -> None:
-    assert replay_state(2).decide_do(None, max_attempts=6, is_only_open=False, now=NOW) == RunAttempt(
-        1, count_in_advance=True
-    )
-
-
-def test_an_announced_attempt_is_counted_in_its_row_and_not_again() -> None:
-    announced = body(StepStatus.PENDING, 2)
-    assert replay_state(1).decide_do(announced, max_attempts=6, is_only_open=True, now=NOW) == RunAttempt(
-        3, count_in_advance=True
     )
 
 
@@ -154,15 +106,6 @@ def test_attempts_used_up_by_dead_workers_end_the_step_without_running_it() -> N
     ) == AttemptsExhausted(3)
     assert replay_state(99).decide_do(None, max_attempts=None, is_only_open=True, now=NOW) == RunAttempt(
         100, count_in_advance=False
-    )
-
-
-def test_a_step_waits_for_its_retry_and_runs_at_that_very_moment() -> None:
-    due = NOW + SECOND
-    waiting = body(StepStatus.WAITING, 1, due)
-    assert replay_state().decide_do(waiting, max_attempts=6, is_only_open=True, now=due - MICROSECOND) == WaitUntil(due)
-    assert replay_state().decide_do(waiting, max_attempts=6, is_only_open=True, now=due) == RunAttempt(
-        2, count_in_advance=False
     )
 
 

@@ -28,6 +28,7 @@ from tests.support.attempts import (
     ByKind,
     Call,
     catches_the_timeout,
+    each,
     everywhere,
     kinds,
     mutates,
@@ -129,14 +130,7 @@ FINAL = [
 ]
 
 
-def either_kind(failures: list[Failure]) -> Any:
-    each = [(kind, failure) for failure in failures for kind in ("function", "linear") if failure.only in (None, kind)]
-    names = [f"{kind}-{failure.name}" for kind, failure in each]
-    return pytest.mark.parametrize(("kind", "failure"), each, ids=names)
-
-
-@everywhere
-@either_kind(RETRIABLE)
+@each("failure", RETRIABLE)
 def test_a_failed_attempt_leaves_nothing_and_is_retried(make_bench: Any, kind: str, failure: Failure, use: str) -> None:
     bench = make_bench(kind, use, failure.act, timeout=failure.timeout, is_timed_by_clock=failure.timeout == 5)
     world, instance, started_at = bench.world, bench.instance, bench.world.now
@@ -153,8 +147,7 @@ def test_a_failed_attempt_leaves_nothing_and_is_retried(make_bench: Any, kind: s
     assert instance.output == "booked at 2"
 
 
-@on(sqlite=["mutate"], postgresql=["session"])
-@either_kind(RETRIABLE)
+@each("failure", [failure for failure in RETRIABLE if failure.name in ("exception", "mutate", "timeout", "Retry")])
 def test_the_failure_of_the_last_attempt_fails_the_step(make_bench: Any, kind: str, failure: Failure, use: str) -> None:
     is_timed_by_clock = failure.timeout == 5
     bench = make_bench(
@@ -168,8 +161,7 @@ def test_the_failure_of_the_last_attempt_fails_the_step(make_bench: Any, kind: s
     assert bench.instance.error == error
 
 
-@everywhere
-@either_kind(FINAL)
+@each("failure", FINAL)
 def test_a_failure_that_forbids_a_retry_fails_the_step_at_once(
     make_bench: Any, kind: str, failure: Failure, use: str
 ) -> None:
@@ -200,9 +192,19 @@ def test_a_terminal_write_that_fails_does_not_hide_the_failure(make_bench: Any, 
 
 
 @on(sqlite=["session"], postgresql=["session"])
-@kinds
-@pytest.mark.parametrize("act", [waits, catches_the_timeout, writes_late], ids=lambda act: act.__name__)
-@pytest.mark.parametrize("is_on_thread", [False, True], ids=["main thread", "worker thread"])
+@pytest.mark.parametrize(
+    ("act", "kind", "is_on_thread"),
+    [
+        pytest.param(act, kind, is_on_thread, marks=() if (kind, is_on_thread) == quick else pytest.mark.slow)
+        for act, quick in {
+            waits: ("function", False),
+            catches_the_timeout: ("linear", True),
+            writes_late: ("function", True),
+        }.items()
+        for kind in ("function", "linear")
+        for is_on_thread in (False, True)
+    ],
+)
 def test_an_attempt_that_overstays_its_timeout_has_failed_whatever_its_body_does_then(
     make_bench: Any, kind: str, use: str, act: Act, is_on_thread: bool
 ) -> None:

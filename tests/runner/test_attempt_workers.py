@@ -25,6 +25,7 @@ from tests.support.attempts import (
     Call,
     dies,
     dies_at,
+    each,
     everywhere,
     is_taken_over,
     kinds,
@@ -42,14 +43,26 @@ SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwh
 
 
 @dataclass(frozen=True)
+class Case:
+    """What the body does, or another does to its run, and what comes of it."""
+
+    name: str
+    act: Act
+    result: Any = None
+    only: str | None = None
+
+
+@dataclass(frozen=True)
 class Death:
     """Where the first worker dies, what is recorded then, and what in the end."""
 
-    checkpoint: str
+    name: str
+    """Of the checkpoint."""
     left: Any
     calls: Any
     attempts: Any
     committed: Any
+    only: str | None = None
 
 
 ONE_LOST = ByKind(2, 1)
@@ -63,18 +76,16 @@ DEATHS = [
 ]
 
 
-@everywhere
-@kinds
-@pytest.mark.parametrize("death", DEATHS, ids=lambda death: death.checkpoint)
+@each("death", DEATHS)
 def test_a_worker_that_dies_costs_an_attempt_and_leaves_nothing(
     make_bench: Any, kind: str, use: str, death: Death
 ) -> None:
-    is_before_the_body = death.checkpoint in ("claimed", "before-body")
-    bench = make_bench(kind, use, works if is_before_the_body else dies_at(death.checkpoint))
+    is_before_the_body = death.name in ("claimed", "before-body")
+    bench = make_bench(kind, use, works if is_before_the_body else dies_at(death.name))
     if is_before_the_body:
-        bench.world.worker.runtime.crash_at = death.checkpoint
+        bench.world.worker.runtime.crash_at = death.name
     assert bench.advance() == "crashed"
-    has_committed = death.checkpoint == "after-commit"
+    has_committed = death.name == "after-commit"
     bench.check(
         calls=[] if is_before_the_body else [1],
         status=death.left,
@@ -145,18 +156,22 @@ def publishes(call: Call) -> None:
     call.context.publish("progress", 1)
 
 
-@everywhere
-@kinds
-@pytest.mark.parametrize(
-    "then",
-    [works, raises(ValueError("no")), raises(NonRetryableError("no")), raises(LOST), returns({1, object()}), publishes],
-    ids=["works", "fails", "fails for good", "loses its transaction", "no JSON", "publishes"],
-)
+LATE = [
+    Case("works", works),
+    Case("fails", raises(ValueError("no"))),
+    Case("fails for good", raises(NonRetryableError("no"))),
+    Case("loses its transaction", raises(LOST)),
+    Case("no JSON", returns({1, object()})),
+    Case("publishes", publishes),
+]
+
+
+@each("late", LATE)
 def test_whatever_a_body_does_after_its_claim_was_lost_changes_nothing(
-    make_bench: Any, kind: str, use: str, then: Act
+    make_bench: Any, kind: str, use: str, late: Case
 ) -> None:
     # On SQLite a session holds the only write lock, so the body writes after the takeover.
-    bench = make_bench(kind, use, is_taken_over(then), writes_first=False)
+    bench = make_bench(kind, use, is_taken_over(late.act), writes_first=False)
     assert bench.advance() == SUPERSEDED
     bench.check(calls=[1, 2], status=COMPLETED, attempts=ByKind(2, 1), committed=[2], logged=[2])
     assert (bench.instance.output, bench.instance.row.run_number) == ("booked at 2", 1)
@@ -183,20 +198,22 @@ def stopping(world: World) -> None:
     world.new_worker(interruptions=(Stop,))
 
 
-@everywhere
-@kinds
-@pytest.mark.parametrize("timeout", [None, 60], ids=["no timeout", "timeout"])
-@pytest.mark.parametrize(
-    ("act", "error"),
-    [(raises(Stop()), Stop), (raises(KeyboardInterrupt()), KeyboardInterrupt)],
-    ids=["stop", "Ctrl-C"],
-)
+STOPS = [
+    Case("stop", raises(Stop()), (Stop, None)),
+    Case("stop in time", raises(Stop()), (Stop, 60)),
+    Case("Ctrl-C", raises(KeyboardInterrupt()), (KeyboardInterrupt, None)),
+    Case("Ctrl-C in time", raises(KeyboardInterrupt()), (KeyboardInterrupt, 60)),
+]
+
+
+@each("stop", STOPS)
 @pytest.mark.usefixtures("stopping")
 def test_a_worker_that_stops_releases_the_run_and_counts_no_attempt(
-    make_bench: Any, kind: str, use: str, act: Act, error: type[BaseException], timeout: float | None
+    make_bench: Any, kind: str, use: str, stop: Case
 ) -> None:
+    error, timeout = stop.result
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    bench = make_bench(kind, use, act, timeout=timeout)
+    bench = make_bench(kind, use, stop.act, timeout=timeout)
     with pytest.raises(error):
         bench.advance()
     bench.check(calls=[1], status=UNTOUCHED, attempts=0, logged=[])
@@ -234,17 +251,15 @@ def is_told_to_stop(call: Call) -> None:
     call.bench.world.worker.should_stop = True
 
 
-@everywhere
-@kinds
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [(is_told_to_stop, "released: due again"), (lambda call: call.bench.instance.pause(), "paused")],
-    ids=["shutdown", "pause"],
-)
-def test_an_attempt_is_recorded_before_the_run_is_released(
-    make_bench: Any, kind: str, use: str, ask: Act, said: str
-) -> None:
-    bench = make_bench(kind, use, ask, writes_first=False)
-    assert bench.advance() == said
+RELEASES = [
+    Case("shutdown", is_told_to_stop, "released: due again"),
+    Case("pause", lambda call: call.bench.instance.pause(), "paused"),
+]
+
+
+@each("release", RELEASES)
+def test_an_attempt_is_recorded_before_the_run_is_released(make_bench: Any, kind: str, use: str, release: Case) -> None:
+    bench = make_bench(kind, use, release.act, writes_first=False)
+    assert bench.advance() == release.result
     bench.check(calls=[1], status=COMPLETED, attempts=ByKind(1, 0), committed=[1])
     assert [str(step.status) for step in bench.instance.steps()][1:] == ([] if kind == "function" else ["READY"])

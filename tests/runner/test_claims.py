@@ -15,19 +15,6 @@ SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwh
 SECONDS = 10
 
 
-@pytest.fixture
-def order(world: World):
-    """A step, a sleep, a step; it keeps account of its bodies."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("book before", world.book, event.instance_id, event.run_number)
-        step.sleep("rest", 60)
-        return step.do("book after", world.book, event.instance_id, event.run_number)
-
-    return order
-
-
 def test_two_workers_never_work_on_one_instance(world: World) -> None:
     seen = []
     one, two = world.new_worker(), world.new_worker()

@@ -12,6 +12,17 @@ from tests.support.world import World
 LEASE = timedelta(seconds=31)
 
 
+class Deadly:
+    """A body that kills its worker, and keeps the numbers of its attempts."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.attempts = world, list[int]()
+
+    def __call__(self, tx: StepTx) -> None:
+        self.attempts.append(tx.attempt)
+        self.world.worker.die()
+
+
 def let_workers_die(world: World, instance, limit: int = 12) -> list[float]:
     """Run until the instance has ended; returns the pause after each crash, in seconds."""
     pauses = []
@@ -101,17 +112,13 @@ def test_a_step_that_was_recorded_in_between_clears_the_count_of_deaths(world: W
 
 
 def test_a_worker_that_releases_the_run_in_between_does_not_clear_the_crash_count(world: World) -> None:
-    attempts, leaving = [], []
-
-    def die(tx: StepTx) -> None:
-        attempts.append(tx.attempt)
-        world.worker.die()
+    deadly, leaving = Deadly(world), []
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         for worker in leaving:
             worker.should_stop = True
-        step.do("deadly", StepConfig(retries=2), die)
+        step.do("deadly", StepConfig(retries=2), deadly)
 
     instance = order.create()
     for _ in range(3):
@@ -123,25 +130,21 @@ def test_a_worker_that_releases_the_run_in_between_does_not_clear_the_crash_coun
         assert leaving[-1].advance(instance.ref) == "released: due again"  # the next is told to stop before it begins
         world.new_worker()
     world.run_until_idle()
-    assert attempts == [1, 2, 3]
+    assert deadly.attempts == [1, 2, 3]
     assert instance.error.startswith("StepMaxAttemptsExceeded: ")
 
 
 def test_a_worker_that_makes_sure_of_its_lease_does_not_clear_the_count_of_deaths(world: World) -> None:
-    attempts = []
-
-    def die(tx: StepTx) -> None:
-        attempts.append(tx.attempt)
-        world.worker.die()
+    deadly = Deadly(world)
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
         world.advance(31)  # its lease may have ended by its own clock, so it asks before it begins the body
-        step.do("deadly", StepConfig(retries=2), die)
+        step.do("deadly", StepConfig(retries=2), deadly)
 
     instance = order.create()
     let_workers_die(world, instance)
-    assert attempts == [1, 2, 3]
+    assert deadly.attempts == [1, 2, 3]
     assert instance.error.startswith("StepMaxAttemptsExceeded: ")
 
 
@@ -158,17 +161,13 @@ def test_a_worker_that_makes_sure_of_its_lease_does_not_clear_the_count_of_death
 )
 def test_a_deadly_branch_uses_up_its_attempts_whatever_is_open_beside_it(world: World, sibling) -> None:
     world.exempt["I4"] = "branches end in any order"
-    attempts = []
-
-    def die(tx: StepTx) -> None:
-        attempts.append(tx.attempt)
-        world.worker.die()
+    deadly = Deadly(world)
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        deadly = step.submit("deadly", StepConfig(retries=2), die)
+        branch = step.submit("deadly", StepConfig(retries=2), deadly)
         try:
-            step.first("race", deadly, sibling(step)) if event.payload else step.gather(deadly, sibling(step))
+            step.first("race", branch, sibling(step)) if event.payload else step.gather(branch, sibling(step))
         except StepFailed as exc:
             return exc.error_name
 
@@ -178,27 +177,23 @@ def test_a_deadly_branch_uses_up_its_attempts_whatever_is_open_beside_it(world: 
         if "deadly" in instance.statuses() and instance.step("deadly").status == "errored":
             break
         world.advance(LEASE)
-    assert attempts == [1, 2, 3]
+    assert deadly.attempts == [1, 2, 3]
     assert instance.step("deadly").error.name == "StepMaxAttemptsExceeded"
 
 
 def test_a_deadly_branch_that_may_be_tried_for_ever_is_given_up_with_growing_pauses(world: World) -> None:
     world.exempt["I4"] = "branches end in any order"
-    attempts = []
-
-    def die(tx: StepTx) -> None:
-        attempts.append(tx.attempt)
-        world.worker.die()
+    deadly = Deadly(world)
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
-        deadly = step.submit("deadly", StepConfig(retries=Retries(limit=None)), die)
-        step.gather(deadly, step.submit_wait_for_event("approval", "approval"))
+        branch = step.submit("deadly", StepConfig(retries=Retries(limit=None)), deadly)
+        step.gather(branch, step.submit_wait_for_event("approval", "approval"))
 
     instance = order.create()
     # The wait is recorded by the first pass; from then on each pass only announces the next attempt.
     assert let_workers_die(world, instance) == [0, 1, 2, 4, 8]
-    assert attempts == [1, 2, 3, 4, 5]
+    assert deadly.attempts == [1, 2, 3, 4, 5]
     assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row ")
 
 

@@ -121,7 +121,7 @@ def test_a_worker_that_dies_at_any_checkpoint_costs_time_and_nothing_else(world:
     assert len(world.booked()) == 2 * (len(checkpoints) + 1)
 
 
-@pytest.mark.parametrize("name", ["claimed", "before-body", "after-body", "before-commit", "after-commit"])
+@pytest.mark.parametrize("name", ["before-body", "before-commit", "after-commit"])
 def test_a_second_worker_that_dies_at_the_same_checkpoint_changes_nothing(world: World, journey, name: str) -> None:
     instance = journey.flow.create()
     for _ in range(3):

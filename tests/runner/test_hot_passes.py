@@ -38,20 +38,3 @@ def test_a_step_that_succeeds_at_once_changes_nothing_in_its_instance(world: Wor
     instance = order.create()
     assert instance.advance() == "complete"
     assert rows == [rows[0]] * 4
-
-
-def test_the_first_step_after_a_crash_ends_the_count_of_crashes(world: World) -> None:
-    counts: list[int] = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        counts.append(instance.row.crash_count)
-        step.do("charge", lambda: None)
-        counts.append(instance.row.crash_count)
-
-    instance, dying = order.create(), world.new_worker()
-    dying.runtime.crash_at = "claimed"
-    dying.advance(instance.ref)
-    world.clock.advance(LEASE.total_seconds() + 1)
-    assert instance.advance() == "complete"
-    assert counts == [1, 0]

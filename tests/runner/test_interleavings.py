@@ -69,7 +69,9 @@ ACTIONS = {
 
 @patient
 @mostly_on_sqlite
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize(
+    "action", [pytest.param(name, marks=pytest.mark.slow if name == "pause and resume" else ()) for name in ACTIONS]
+)
 def test_anything_may_happen_to_an_instance_between_any_two_commits_of_its_worker(
     world: World, errand, action: str
 ) -> None:
@@ -210,7 +212,7 @@ class Dice:
 
 
 @patient
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n > 5 else ()) for n in range(30)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n > 2 else ()) for n in range(30)])
 def test_whatever_happens_in_whatever_order_every_instance_ends_and_every_step_counts_once(
     world: World, seed: int
 ) -> None:

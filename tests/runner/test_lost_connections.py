@@ -79,32 +79,6 @@ def test_a_boundary_that_arrives_after_it_was_given_up_is_recognised(world: Worl
     assert attempts == ([1, 2] if form.startswith("UPDATE") else [1])
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_body_whose_session_lost_its_connection_runs_again_as_the_same_attempt(world: World) -> None:
-    world.exempt["I9"] = "the body runs again on purpose"
-    attempts = []
-
-    def book(tx: StepTx, instance: str, run: int) -> str:
-        attempts.append(tx.attempt)
-        result = world.book(tx, instance, run)
-        if len(attempts) == 1:
-            pid = tx.session.scalar(sa.text("SELECT pg_backend_pid()"))
-            with world.store.engine.begin() as connection:
-                connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
-        return result
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("book", book, event.instance_id, event.run_number)
-
-    instance = order.run()
-    assert instance.output == "booked book"
-    assert attempts == [1, 1]
-    (line,) = instance.logs()
-    assert (line.level, line.category) == ("warn", "system")
-    assert line.message.startswith("The transaction of step 'book' was lost: ")
-
-
 @pytest.mark.parametrize("is_applied", [True, False])
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_session_whose_commit_is_in_doubt_is_looked_up_also_where_it_held_the_only_lock(
@@ -128,26 +102,6 @@ def test_a_session_whose_commit_is_in_doubt_is_looked_up_also_where_it_held_the_
 
     assert order.run().output == "booked book"
     assert len(world.bodies) == (1 if is_applied else 2)
-
-
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_session_that_is_lost_every_time_is_a_failed_attempt_in_the_end(world: World) -> None:
-    world.exempt["I9"] = "the body runs again on purpose"
-    attempts = []
-
-    def book(tx: StepTx) -> None:
-        attempts.append(tx.attempt)
-        pid = tx.session.scalar(sa.text("SELECT pg_backend_pid()"))
-        with world.store.engine.begin() as connection:
-            connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", StepConfig(retries=0), book)
-
-    instance = order.run()
-    assert instance.error.startswith("StepTransactionLost: the step's transaction was lost 4 times, at last by: ")
-    assert attempts == [1] * 4
 
 
 def test_a_database_that_breaks_at_a_boundary_fails_no_step_and_the_run_is_found_again(world: World) -> None:

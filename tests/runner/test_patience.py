@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from celery_durable import NonRetryableError, Step, WorkflowEvent
-from tests.support.world import World, on_one_database
+from tests.support.world import FlowControl, World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
 
 def reason(world: World, id: str = "i-1") -> str | None:
     return world.operations.history.read("order", id).reason
+
+
+def waiting(world: World, **limits: Any) -> FlowControl:
+    """A workflow that waits for an approval longer than it may."""
+
+    @world.workflow(**limits)
+    def order(event: WorkflowEvent, step: Step) -> Any:
+        return step.wait_for_event("approved", "approval", timeout="30 days").payload
+
+    return order
 
 
 @everywhere
@@ -47,11 +58,7 @@ def test_a_run_does_not_sleep_beyond_its_limit(world: World) -> None:
 
 @on_one_database
 def test_a_restart_begins_a_new_time(world: World) -> None:
-    @world.workflow(max_run_duration="2 days")
-    def order(event: WorkflowEvent, step: Step):
-        step.wait_for_event("approved", "approval", timeout="30 days")
-
-    instance = order.run()
+    instance = waiting(world, max_run_duration="2 days").run()
     world.run_after(timedelta(days=1))
     instance.restart()
     world.run_until_idle()
@@ -101,11 +108,7 @@ def test_what_returns_in_time_is_complete_though_it_is_recorded_late(world: Worl
 
 @on_one_database
 def test_a_paused_run_is_terminated_when_it_is_resumed(world: World) -> None:
-    @world.workflow(max_run_duration="1 day")
-    def order(event: WorkflowEvent, step: Step):
-        step.wait_for_event("approved", "approval", timeout="30 days")
-
-    instance = order.run()
+    instance = waiting(world, max_run_duration="1 day").run()
     instance.pause()
     world.run_after(timedelta(days=3))
     assert instance.status == "paused"
@@ -135,11 +138,7 @@ def test_a_suspension_that_lasts_too_long_ends_the_run(world: World) -> None:
 
 @everywhere
 def test_an_event_that_came_in_time_counts_however_late_it_is_looked_at(world: World) -> None:
-    @world.workflow(max_suspend_duration="1 day")
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approved", "approval", timeout="30 days").payload
-
-    instance = order.run()
+    instance = waiting(world, max_suspend_duration="1 day").run()
     world.advance(timedelta(hours=23))
     instance.send("approval", "yes")
     world.messages.clear()
@@ -149,11 +148,7 @@ def test_an_event_that_came_in_time_counts_however_late_it_is_looked_at(world: W
 
 @on_one_database
 def test_passes_that_record_nothing_do_not_begin_the_suspension_anew(world: World) -> None:
-    @world.workflow(max_suspend_duration="1 day")
-    def order(event: WorkflowEvent, step: Step):
-        step.wait_for_event("approved", "approval", timeout="30 days")
-
-    instance = order.run()
+    instance = waiting(world, max_suspend_duration="1 day").run()
     for _ in range(3):
         world.advance(timedelta(hours=6))
         instance.pause()

@@ -13,19 +13,6 @@ from tests.support.world import World
 SECONDS = 10
 
 
-@pytest.fixture
-def order(world: World):
-    """A step, a sleep, a step; it keeps account of its bodies."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("book before", world.book, event.instance_id, event.run_number)
-        step.sleep("rest", 60)
-        return step.do("book after", world.book, event.instance_id, event.run_number)
-
-    return order
-
-
 def test_a_pass_that_has_run_long_makes_room_at_its_next_boundary(make_world) -> None:
     world = make_world(pass_seconds=60, lease_seconds=600)
     said = []

@@ -49,7 +49,9 @@ def restarts(cluster: PostgresqlCluster) -> Iterator[Restarts]:
     restarts.wait()
 
 
-@pytest.fixture(params=[False, True], ids=["own sessions", "the application's sessions"])
+@pytest.fixture(
+    params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["own sessions", "the application's sessions"]
+)
 def durable(cluster: PostgresqlCluster, restarts: Restarts, request: pytest.FixtureRequest) -> Iterator[Durable]:
     app = Celery("restarted", broker="memory://", set_as_current=False)
     app.conf.durable_database_url = cluster.url
@@ -66,7 +68,14 @@ def write(tx: StepTx) -> None:
     tx.session.execute(sa.text("SELECT pg_advisory_xact_lock(1)"))
 
 
-@pytest.mark.parametrize("where", ["in the body", "at the commit", "between"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "at the commit",
+        pytest.param("in the body", marks=pytest.mark.slow),
+        pytest.param("between", marks=pytest.mark.slow),
+    ],
+)
 def test_restarts_that_cut_a_steps_transaction_count_no_attempt(
     durable: Durable, restarts: Restarts, where: str
 ) -> None:
@@ -94,7 +103,7 @@ def test_restarts_that_cut_a_steps_transaction_count_no_attempt(
 
 
 @pytest.mark.parametrize("durable", [False], indirect=True)
-@pytest.mark.parametrize("writes", ["nothing", "with mutate"])
+@pytest.mark.parametrize("writes", ["with mutate", pytest.param("nothing", marks=pytest.mark.slow)])
 def test_a_step_is_recorded_after_a_restart_that_takes_seconds(
     durable: Durable, restarts: Restarts, writes: str
 ) -> None:

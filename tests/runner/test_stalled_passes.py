@@ -17,7 +17,22 @@ from tests.runner.test_leases import SUPERSEDED, look
 from tests.signals.conftest import hearing
 from tests.store.world import LEASE
 from tests.support.embedded import until
-from tests.support.world import World
+from tests.support.world import Instance, Worker, World
+
+
+def working(world: World) -> Instance:
+    """An instance with one step."""
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        step.do("work", lambda: None)
+
+    return order.create()
+
+
+def call_after_load(worker: Worker, hang: Callable[[], None]) -> None:
+    """Have the next pass of this worker call ``hang`` between loading the run and its first step."""
+    worker.runtime.at["claimed"] = lambda: worker.runtime.at.update({"after-commit": hang})
 
 
 def test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash(world: World) -> None:
@@ -44,7 +59,7 @@ def test_a_pass_that_hangs_in_our_own_code_loses_its_claim_and_that_is_no_crash(
         world.clock.advance(10)  # it rests meanwhile
         assert fast.advance(instance.ref) == "complete"
 
-    slow.runtime.at["claimed"] = lambda: slow.runtime.at.update({"after-commit": hang})  # of the load
+    call_after_load(slow, hang)
     with hearing(signals.pass_stalled) as stalled:
         assert slow.advance(instance.ref) == SUPERSEDED
         until(lambda: stalled)
@@ -62,12 +77,7 @@ def test_a_receiver_that_hangs_does_not_keep_the_renewer_from_other_leases(world
     slow, is_over = world.new_worker(), threading.Event()
     hung: list[bool] = []
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> str:
-        step.do("work", lambda: None)
-        return "done"
-
-    instance = order.create()
+    instance = working(world)
     looking = threading.Thread(target=look, args=(slow,), daemon=True)
 
     def hang() -> None:
@@ -79,7 +89,7 @@ def test_a_receiver_that_hangs_does_not_keep_the_renewer_from_other_leases(world
     def hang_in_receiver(**_: Any) -> None:
         is_over.wait()
 
-    slow.runtime.at["claimed"] = lambda: slow.runtime.at.update({"after-commit": hang})  # of the load
+    call_after_load(slow, hang)
     signals.pass_stalled.connect(hang_in_receiver)
     try:
         assert slow.advance(instance.ref) == SUPERSEDED
@@ -92,11 +102,7 @@ def test_a_receiver_that_hangs_does_not_keep_the_renewer_from_other_leases(world
 def test_a_stuck_pass_whose_instance_is_to_pause_leaves_it_paused(world: World) -> None:
     slow = world.new_worker()
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.do("work", lambda: None)
-
-    instance = order.create()
+    instance = working(world)
 
     def hang() -> None:
         instance.pause()
@@ -104,7 +110,7 @@ def test_a_stuck_pass_whose_instance_is_to_pause_leaves_it_paused(world: World) 
         look(slow)
         assert (instance.row.claim_token, instance.row.status) == (None, Status.PAUSED.value)
 
-    slow.runtime.at["claimed"] = lambda: slow.runtime.at.update({"after-commit": hang})  # of the load
+    call_after_load(slow, hang)
     assert slow.advance(instance.ref) == SUPERSEDED
     instance.resume()
     world.run_until_idle()
@@ -115,19 +121,14 @@ def test_how_long_a_pass_may_stand_still_is_a_setting(make_world: Callable[..., 
     world = make_world(stall_seconds=100)
     slow = world.new_worker()
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> str:
-        step.do("work", lambda: None)
-        return "done"
-
-    instance = order.create()
+    instance = working(world)
 
     def hang() -> None:
         for _ in range(10):
             world.clock.advance(10)
             look(slow)
 
-    slow.runtime.at["claimed"] = lambda: slow.runtime.at.update({"after-commit": hang})  # of the load
+    call_after_load(slow, hang)
     assert slow.advance(instance.ref) == "complete"
     assert instance.lines() == []
 

@@ -21,7 +21,9 @@ from tests.support.answers import answer, resize
 from tests.support.mapping import mapping
 from tests.support.world import World
 
-on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+on_servers = pytest.mark.parametrize(
+    "database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
+)
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
 

@@ -286,7 +286,7 @@ def test_the_newest_delivery_may_fail(world: World, media) -> None:
     assert instance.step("thumb").error.message == "disk full"
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True)
 def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, media: Any) -> None:
     """For 2 s: then the answer goes as a message."""
     media.run(128)

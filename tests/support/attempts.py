@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -63,7 +63,31 @@ def on(**uses_of: list[str]) -> Any:
     return pytest.mark.parametrize(("database", "use"), pairs, indirect=["database"])
 
 
-everywhere = on(sqlite=["nothing", "mutate", "session"], postgresql=["nothing", "session"], mariadb=["session"])
+WAYS = ["nothing", "mutate", "session"]
+_USES: dict[str, list[str]] = {"sqlite": WAYS, "postgresql": ["nothing", "session"], "mariadb": ["session"]}
+everywhere = on(**_USES)
+
+
+def each(name: str, cases: Iterable[Any]) -> Any:
+    """Run each case with both kinds of steps: with one way of writing in turn, and every night with all of them.
+
+    A case has a ``name``, and may have a kind that ``only`` fits it.
+    """
+    pairs = [(kind, case) for case in cases for kind in ("function", "linear") if case.only in (None, kind)]
+    params = [
+        pytest.param(
+            kind,
+            case,
+            database,
+            use,
+            id=f"{kind}-{case.name}-{database}-{use}",
+            marks=() if (database, use) == ("sqlite", WAYS[number % len(WAYS)]) else pytest.mark.slow,
+        )
+        for number, (kind, case) in enumerate(pairs)
+        for database, uses in _USES.items()
+        for use in uses
+    ]
+    return pytest.mark.parametrize(("kind", name, "database", "use"), params, indirect=["database"])
 
 
 @dataclass(frozen=True)

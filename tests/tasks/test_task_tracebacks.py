@@ -16,7 +16,9 @@ from tests.support.embedded import worker
 from tests.support.three_frames import LINE, PLACE, charge
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+on_servers = pytest.mark.parametrize(
+    "database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
+)
 kinds = pytest.mark.parametrize("kind", ["task", "map"])
 
 
@@ -84,8 +86,15 @@ def test_a_traceback_is_redacted_before_it_is_stored(make_app: MakeApp) -> None:
 
 
 @on_servers
-@kinds
-@pytest.mark.parametrize("is_direct", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_direct"),
+    [
+        ("task", True),
+        ("map", False),
+        pytest.param("task", False, marks=pytest.mark.slow),
+        pytest.param("map", True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_instance_is_not_locked_while_the_hook_runs(make_app: MakeApp, kind: str, is_direct: bool) -> None:
     """The hook is the application's code: it may be slow, or wait for a transaction that waits for the instance."""
     seen: list[tuple[str, str | None]] = []

@@ -24,8 +24,20 @@ def threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "durable-publisher"]
 
 
-@pytest.mark.parametrize("is_connected", [False, True], ids=["new connection", "open connection"])
-@pytest.mark.parametrize("mode", [Mode.REFUSE, Mode.HANG, Mode.STALL, Mode.BLACKHOLE, Mode.MUTE])
+@pytest.mark.parametrize(
+    ("mode", "is_connected"),
+    [
+        pytest.param(mode, is_connected, marks=() if is_connected in quick else pytest.mark.slow)
+        for mode, quick in {
+            Mode.REFUSE: [False],
+            Mode.HANG: [False],
+            Mode.STALL: [True],
+            Mode.BLACKHOLE: [],
+            Mode.MUTE: [True],
+        }.items()
+        for is_connected in (False, True)
+    ],
+)
 def test_a_caller_waits_at_most_3_s_and_then_not_at_all(line: Line, mode: Mode, *, is_connected: bool) -> None:
     if is_connected:
         assert line.publish()[0] == ["sent"]
@@ -88,6 +100,7 @@ def test_a_connection_that_the_broker_closed_while_it_lay_idle_costs_nothing(lin
     assert line.publisher.outages() == {}
 
 
+@pytest.mark.parametrize("broker", ["redis"])
 def test_a_resolver_that_hangs_costs_one_caller_3_s_and_the_next_nothing(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,6 @@ from kombu import Exchange, Producer, Queue
 
 from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
-from celery_durable.tasks.publishing.message_builder import MessageBuilder
 from tests.tasks.publishing.conftest import Line
 
 WORKFLOWS = ["order", "o'rd\"er", "50%-off %s %(id)s", "back\\slash", "line\u2028separator", "Bestellung-äöü", "w" * 60]
@@ -111,9 +110,9 @@ def inside_a_task(line: Line, *, is_inside: bool) -> Iterator[None]:
 
 
 def send_by_celery(line: Line, due_runs: list[DueRun]) -> None:
-    for number, due in enumerate(due_runs, 1):
-        args = (due.ref.workflow, due.ref.instance_id, due.ref.run_number)
-        with line.app.connection_for_write(url=line.url) as connection, Producer(connection.channel()) as producer:
+    with line.app.connection_for_write(url=line.url) as connection, Producer(connection.channel()) as producer:
+        for number, due in enumerate(due_runs, 1):
+            args = (due.ref.workflow, due.ref.instance_id, due.ref.run_number)
             line.app.send_task(
                 "celery_durable.advance",
                 args=args,
@@ -159,9 +158,13 @@ def raw_rabbitmq(line: Line, queue: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("is_inside", [False, True], ids=["outside", "inside a task"])
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_the_bytes_are_those_of_send_task(line: Line, name: str, *, is_inside: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_inside"),
+    [*((name, False) for name in CONFIGURATIONS), *((name, True) for name in ("defaults", "protocol 1", "priorities"))],
+)
+def test_the_bytes_are_those_of_send_task_and_come_from_a_template_where_one_fits(
+    line: Line, name: str, *, is_inside: bool
+) -> None:
     line.app.conf.update(CONFIGURATIONS[name](line))
     queue = line.queue("hints")
     due_runs = [
@@ -175,14 +178,7 @@ def test_the_bytes_are_those_of_send_task(line: Line, name: str, *, is_inside: b
         theirs = raw(line, queue)
     assert len(ours) == len(due_runs)
     assert ours == theirs
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_templates_are_used_where_they_fit(line: Line, name: str) -> None:
-    line.app.conf.update(CONFIGURATIONS[name](line))
-    message_builder: MessageBuilder = line.publisher._message_builder
-    message_builder.make_dispatch_builder(supports_templates=True)(line.due_runs("hints")[0])
-    assert any(message_builder.templates._templates.values()) == (name not in RECORDED)
+    assert any(line.publisher._message_builder.templates._templates.values()) == (name not in RECORDED)
 
 
 # --- who watches is heard -----------------------------------------------------------------------

@@ -100,7 +100,10 @@ def test_the_generic_transport_is_never_a_callers(
     assert senders == [SENDER] * 3
 
 
-@pytest.mark.parametrize("mode", [Mode.STALL, Mode.BLACKHOLE, Mode.MUTE])
+@pytest.mark.parametrize(
+    "mode",
+    [Mode.STALL, pytest.param(Mode.BLACKHOLE, marks=pytest.mark.slow), pytest.param(Mode.MUTE, marks=pytest.mark.slow)],
+)
 def test_a_caller_that_sends_itself_waits_at_most_3_s_and_then_not_at_all(
     line: Line, senders: list[str], mode: Mode
 ) -> None:

@@ -275,8 +275,11 @@ def repair(client: Any) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [(oom, "OutOfMemoryError"), (read_only, "ReadOnlyError"), (alone, "NOREPLICAS")],
-    ids=["OOM", "READONLY", "no replicas"],
+    [
+        pytest.param(oom, "OutOfMemoryError", id="OOM"),
+        pytest.param(read_only, "ReadOnlyError", id="READONLY", marks=pytest.mark.slow),
+        pytest.param(alone, "NOREPLICAS", id="no replicas", marks=pytest.mark.slow),
+    ],
 )
 def test_a_redis_that_takes_no_writes_is_named_and_costs_nobody_time(
     own_line: tuple[Line, Any], spoil: Callable[[Any], None], words: str
