@@ -164,8 +164,9 @@ def test_a_database_without_tables_is_migrated_by_its_alias(alias: str, make_pro
     ]
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("PORT", "1"), ("NAME", "absent")])
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize(
+    ("database", "name", "wrong"), [("postgresql", "PORT", "1"), ("mariadb", "NAME", "absent")], indirect=["database"]
+)
 def test_a_database_that_cannot_be_used(
     alias: str, make_project: Any, monkeypatch: pytest.MonkeyPatch, name: str, wrong: str
 ) -> None:

@@ -15,8 +15,6 @@ from tests.contrib.django.booking.models import Booking
 from tests.contrib.django.workflows import book, booked
 from tests.smoke.proc import until
 
-servers_only = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-
 
 @durable_workflow(name="wide")
 def wide(event: WorkflowEvent[Any], step: Step) -> None:
@@ -83,7 +81,7 @@ def kill_all(alias: str) -> None:
 @pytest.mark.parametrize(
     ("database", "rounds"),
     [
-        ("postgresql", 15),
+        ("postgresql", 5),
         pytest.param("mariadb", 4, marks=pytest.mark.gate),
         pytest.param("postgresql", 500, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="10000-branches"),
     ],
@@ -106,8 +104,7 @@ def test_the_rows_of_branches_on_threads_are_committed_with_their_steps(shop: Du
     assert booked(alias) == [f"{kind} {number}" for kind in ("alone", "joined") for number in range(3)]
 
 
-@servers_only
-@pytest.mark.parametrize("max_age", [0, None])
+@pytest.mark.parametrize(("database", "max_age"), [("postgresql", None), ("mariadb", 0)], indirect=["database"])
 def test_a_restart_of_the_database_heals(
     shop: Durable,
     alias: str,

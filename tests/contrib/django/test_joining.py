@@ -17,6 +17,8 @@ from celery_durable.testing import DurableHarness, PendingHooks
 from tests.contrib.django.booking.models import Name
 from tests.contrib.django.workflows import book, booked, wait
 
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+
 
 class Undo(Exception):
     pass
@@ -86,6 +88,7 @@ def test_every_change_of_an_instance_is_part_of_the_block(alias: str, harness: D
     assert instance.status().output == "100 % \u2603 é %s"
 
 
+@on_sqlite
 def test_signals_are_sent_after_the_commit(alias: str, harness: DurableHarness) -> None:
     received: list[str] = []
 
@@ -144,6 +147,7 @@ def test_a_transaction_without_autocommit_is_joined_and_the_sweep_wakes(alias: s
     assert wait.get("kept").status().status == "waiting"
 
 
+@on_sqlite
 def test_using_names_the_alias_of_the_block(alias: str, harness: DurableHarness) -> None:
     with pytest.raises(Undo), transaction.atomic(using=alias):
         wait.create(alias, id="w-1", using=alias).send_event("answer", 1, using=alias)
@@ -153,6 +157,7 @@ def test_using_names_the_alias_of_the_block(alias: str, harness: DurableHarness)
     assert wait.create(alias, id="w-3", using=alias).send_event("answer", 1, using=alias)
 
 
+@on_sqlite
 def test_using_another_alias_than_that_of_the_workflows_is_refused(alias: str, harness: DurableHarness) -> None:
     """The block on the other alias would roll back, and the instance would stay."""
     handle = wait.create(alias, id="w-1")
@@ -180,6 +185,7 @@ def test_using_another_alias_than_that_of_the_workflows_is_refused(alias: str, h
     assert handle.history().events == ()
 
 
+@on_sqlite
 def test_a_thousand_aborted_blocks_leave_nothing(alias: str, harness: DurableHarness) -> None:
     for number in range(1000):
         with pytest.raises(Undo), transaction.atomic(using=alias):
@@ -189,6 +195,7 @@ def test_a_thousand_aborted_blocks_leave_nothing(alias: str, harness: DurableHar
     assert len(harness.messages) == 0
 
 
+@on_sqlite
 def test_the_harness_names_the_lines_whose_hooks_are_pending(alias: str) -> None:
     with testing.make_harness([wait], using=alias) as harness:
         harness.create(wait, alias, id="w")

@@ -171,15 +171,6 @@ def test_a_rolled_back_block_leaves_no_task_and_no_signal(alias: str, tasks: Dur
         add.get_result(undone.id)
 
 
-def test_a_thousand_aborted_blocks_leave_no_task(alias: str, tasks: DurableHarness) -> None:
-    for number in range(1000):
-        with pytest.raises(Undo), transaction.atomic(using=alias):
-            add.enqueue(number)
-            raise Undo
-    assert django_task.list().items == ()
-    assert len(tasks.messages) == 0
-
-
 def test_signals_name_the_start_and_the_end(tasks: DurableHarness) -> None:
     seen: list[tuple[str, str]] = []
 
