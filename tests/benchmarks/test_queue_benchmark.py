@@ -143,7 +143,7 @@ def is_target(line: dict[str, Any]) -> bool:
     return line["metric"] == "producer_target_rate"
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @on_postgresql
 def test_jobs_of_every_queue_are_done(start, store_url: str) -> None:
     adapter = start(PRODUCER_RATE="40", BENCH_QUEUE_COUNT="3")

@@ -43,7 +43,9 @@ OUTPUTS = {
 }
 """What a command prints, by page, command and the number of its use."""
 CODES = {("change.md", "preflight", 2): 1}
-TYPED = ["first-workflow.md", "approval.md", "crash.md", "fan-out.md", "test.md", "failure.md", "change.md"]
+IN_GATE = ["first-workflow.md", "approval.md", "failure.md"]
+AT_NIGHT = ["crash.md", "fan-out.md", "test.md", "change.md"]
+"""Their code runs in test_pages, and test_console knows their commands."""
 
 
 class Reader:
@@ -144,13 +146,18 @@ class Reader:
             time.sleep(0.05)
 
 
-@pytest.mark.gate
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(
     "durable" not in {each.name for each in entry_points(group="celery.commands")},
     reason="celery_durable is on the path, but not installed, so celery does not know its command",
 )
-@pytest.mark.parametrize("page", TYPED)
+@pytest.mark.parametrize(
+    "page",
+    [
+        *(pytest.param(page, marks=pytest.mark.gate) for page in IN_GATE),
+        *(pytest.param(page, marks=pytest.mark.slow) for page in AT_NIGHT),
+    ],
+)
 def test_a_page_of_the_tutorial_works_as_it_is_written(page: str, tmp_path: Path) -> None:
     reader = Reader(page, tmp_path)
     try:
@@ -165,7 +172,7 @@ def test_a_page_of_the_tutorial_works_as_it_is_written(page: str, tmp_path: Path
 
 def test_every_page_is_typed_but_the_one_that_needs_servers() -> None:
     pages = {path.name for path in TUTORIAL.glob("*.md")}
-    assert pages == {*TYPED, "deploy.md", "django.md"}  # test_django_tutorial follows the last one
+    assert pages == {*IN_GATE, *AT_NIGHT, "deploy.md", "django.md"}  # test_django_tutorial follows the last one
 
 
 def test_the_pages_are_numbered_and_lead_to_each_other() -> None:

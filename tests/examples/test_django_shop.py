@@ -19,6 +19,11 @@ from tests.docs.blocks import ROOT
 from tests.support.services import BROKERS, DATABASES
 
 SHOP = ROOT / "examples" / "django_shop"
+SQLITE_IN_GATE = pytest.mark.parametrize(
+    "database",
+    [pytest.param("sqlite", marks=pytest.mark.gate), pytest.param("postgresql", marks=pytest.mark.slow)],
+    indirect=True,
+)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -66,7 +71,7 @@ def manage(environment: dict[str, str], *args: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.gate
+@SQLITE_IN_GATE
 def test_the_tests_of_the_shop_pass(environment: dict[str, str]) -> None:
     assert "Ran 9 tests" in manage(environment, "test")
 
@@ -157,7 +162,7 @@ def test_django_finds_nothing_to_complain_about(environment: dict[str, str]) -> 
     assert manage(environment, "makemigrations", "--check") == "No changes detected\n"
 
 
-@pytest.mark.gate
+@SQLITE_IN_GATE
 def test_the_tables_are_made_by_migrate_and_taken_over_from_durable_migrate(environment: dict[str, str]) -> None:
     plan = manage(environment, "migrate", "--plan")
     assert "Bring the tables of workflows to revision 0002" in plan

@@ -47,7 +47,7 @@ def test_pages_have_the_finding_that_they_show() -> None:
     assert codes(found_in(texts)) == {name: found for name, found in ON_PURPOSE.items() if name.startswith("docs")}
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_tests_have_the_findings_that_they_are_about() -> None:
     texts = sources("tests")
     assert len(texts) > 200

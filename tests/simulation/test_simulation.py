@@ -15,7 +15,7 @@ from tests.simulation.run import outcomes, told
 from tests.simulation.simulation import Outcome, World
 
 _CHUNK = 100
-FIRST, GATE, ALL = 200, 2_000, 10_000
+FIRST, GATE, ALL = 200, 800, 10_000
 patient = pytest.mark.timeout(300)
 
 

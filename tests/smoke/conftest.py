@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,6 +117,12 @@ def make_site(tmp_path: Path, site_name: str, sites: list[Site]) -> Callable[...
 
 
 @pytest.fixture
-def site(make_site: Callable[..., Site], broker_url: str, store_url: str) -> Site:
+def site_with(make_site: Callable[..., Site], broker_url: str, store_url: str) -> Callable[..., Site]:
+    """Makes a site on the test's broker and database, with settings of its own."""
+    return functools.partial(make_site, broker_url, store_url)
+
+
+@pytest.fixture
+def site(site_with: Callable[..., Site]) -> Site:
     """A site on the test's broker and database, with the ordinary settings."""
-    return make_site(broker_url, store_url)
+    return site_with()

@@ -24,25 +24,23 @@ from tests.smoke.config import Config
 from tests.smoke.dying import Treacherous
 
 _metadata = sa.MetaData()
-ledger = sa.Table(
-    "author_ledger",
-    _metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("instance", sa.String(100), nullable=False),
-    sa.Column("run", sa.Integer, nullable=False),
-    sa.Column("step", sa.String(256), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-)
-bodies = sa.Table(
-    "author_bodies",
-    _metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("instance", sa.String(100), nullable=False),
-    sa.Column("run", sa.Integer, nullable=False),
-    sa.Column("step", sa.String(256), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("pid", sa.Integer, nullable=False),
-)
+
+
+def _table(name: str, *more: sa.Column[Any]) -> sa.Table:
+    return sa.Table(
+        name,
+        _metadata,
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("instance", sa.String(100), nullable=False),
+        sa.Column("run", sa.Integer, nullable=False),
+        sa.Column("step", sa.String(256), nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        *more,
+    )
+
+
+ledger = _table("author_ledger")
+bodies = _table("author_bodies", sa.Column("pid", sa.Integer, nullable=False))
 HELD_SECONDS = 60.0
 
 
@@ -95,7 +93,7 @@ def build(config: Config) -> Celery:
     def note_late(self: Any, number: int, seconds: float = 0.0) -> int:
         return traces.note(self.request.id, number, seconds)
 
-    for flow in (lifecycle, chain, nap, sprint, slow, notes, errands, leave, decline, refuse, crash):
+    for flow in (lifecycle, chain, nap, sprint, slow, notes, errands, leave, refuse):
         durable.workflow(name=flow.__name__)(_with(flow, traces))
     traces.errand = durable.workflow(name=errand.__name__)(_with(errand, traces))
     _delegate(app, durable)
@@ -186,23 +184,9 @@ def leave(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     return step.gather(step.submit("leave", *given), step.submit_sleep("nap", 0))
 
 
-def decline(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
-    """A step whose first attempt fails, and whose second one comes when the test is long over."""
-    return step.do("charge", StepConfig(retries=Retries(limit=3, delay="10 minutes")), _decline)
-
-
-def _decline() -> None:
-    raise ConnectionError("the bank is closed")
-
-
 def refuse(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     """A run that fails."""
     raise LookupError("no such order")
-
-
-def crash(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
-    """A step that kills its process each time."""
-    return step.do("crash", StepConfig(retries=Retries(limit=None, delay=0)), _die, 0)
 
 
 def _leave(way: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from celery import Celery
 
@@ -21,6 +22,20 @@ from tests.smoke.proc import PATIENCE_SECONDS, ROOT, Proc, python, until
 from tests.support.invariants import QUERIES
 
 # Workers that do not talk to each other start sooner.
+_REDIS, _RABBITMQ = ("redis", "postgresql"), ("rabbitmq", "mariadb")
+PAIRS = pytest.mark.parametrize(("broker", "database"), [_REDIS, _RABBITMQ], indirect=True)
+REDIS_AND_POSTGRESQL = pytest.mark.parametrize(("broker", "database"), [_REDIS], indirect=True)
+REDIS_IN_GATE, RABBITMQ_IN_GATE = (
+    pytest.mark.parametrize(
+        ("broker", "database"),
+        [pytest.param(*gate, marks=pytest.mark.gate), pytest.param(*night, marks=pytest.mark.slow)],
+        indirect=True,
+    )
+    for gate, night in ((_REDIS, _RABBITMQ), (_RABBITMQ, _REDIS))
+)
+"""Both pairs, of which the gate has one and the nightly run the other."""
+POSTGRESQL = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO")
 
 

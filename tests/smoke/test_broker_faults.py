@@ -13,11 +13,10 @@ from celery_durable import CreateOptions
 from celery_durable.model import Status
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import Proc, until
-from tests.smoke.site import Site
+from tests.smoke.site import POSTGRESQL, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(300)]
 
-POSTGRESQL = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 RABBITMQ = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.smoke.site import Site
+from tests.smoke.site import RABBITMQ_IN_GATE, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(300)]
 
-PAIRS = pytest.mark.parametrize(
-    ("broker", "database"), [("redis", "postgresql"), ("rabbitmq", "mariadb")], indirect=True
-)
 
-
-@pytest.mark.gate
-@PAIRS
+@RABBITMQ_IN_GATE
 def test_whichever_worker_runs_a_task_its_step_gets_the_result_or_the_error(site: Site) -> None:
     site.beat(wait=False)
     site.foreign()

@@ -15,14 +15,10 @@ import pytest
 
 from tests.smoke import ends
 from tests.smoke.proc import Proc, until
-from tests.smoke.site import QUIET, Site
+from tests.smoke.site import PAIRS, QUIET, REDIS_AND_POSTGRESQL, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(300)]
 
-PAIRS = pytest.mark.parametrize(
-    ("broker", "database"), [("redis", "postgresql"), ("rabbitmq", "mariadb")], indirect=True
-)
-FAST = pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
 REVOKED = "is revoked"
 TERMINATED = "is terminated"
 
@@ -129,10 +125,9 @@ def answers_in(*procs: Proc) -> list[str]:
     return [line for proc in procs for line in re.findall(r"celery_durable\.task_\w+\[\S+ received", proc.text())]
 
 
-def site_of(make_site: Callable[..., Site], broker_url: str, store_url: str) -> EndsSite:
-    site = make_site(broker_url, store_url, kind=EndsSite, durable_dispatcher="worker")
-    assert isinstance(site, EndsSite)
-    return site
+@pytest.fixture
+def site(make_site: Callable[..., EndsSite], broker_url: str, store_url: str) -> EndsSite:
+    return make_site(broker_url, store_url, kind=EndsSite, durable_dispatcher="worker")
 
 
 def need(pool: str) -> None:
@@ -140,7 +135,10 @@ def need(pool: str) -> None:
         pytest.skip(f"{pool} is not installed")
 
 
-def check(site: EndsSite, pool: str) -> None:
+@pytest.mark.slow
+@PAIRS
+@pytest.mark.parametrize("pool", [pytest.param("prefork", marks=pytest.mark.gate), "threads", "solo"])
+def test_every_end_is_committed_on_every_pool(site: EndsSite, pool: str) -> None:
     wanted = RETURNS | RAISES | ALSO | (PROCESSES if pool == "prefork" else {})
     site.remove_unreported_ends(wanted)
     worker = site.worker_of("ours", pool, "durable", "ends")
@@ -153,24 +151,10 @@ def check(site: EndsSite, pool: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 @PAIRS
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_every_end_is_committed_on_every_pool(
-    make_site: Callable[..., Site], broker_url: str, store_url: str, pool: str
-) -> None:
-    check(site_of(make_site, broker_url, store_url), pool)
-
-
-@pytest.mark.slow
-@pytest.mark.gate
-@PAIRS
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_every_end_is_committed_on_pools_that_run_no_workflows(
-    make_site: Callable[..., Site], broker_url: str, store_url: str, pool: str
-) -> None:
+@pytest.mark.parametrize("pool", [pytest.param("gevent", marks=pytest.mark.gate), "eventlet"])
+def test_every_end_is_committed_on_pools_that_run_no_workflows(site: EndsSite, pool: str) -> None:
     need(pool)
-    site = site_of(make_site, broker_url, store_url)
     own = site.worker_of("ours", "threads", "durable")
     wanted = RETURNS | RAISES | ALSO
     site.remove_unreported_ends(wanted)
@@ -182,14 +166,11 @@ def test_every_end_is_committed_on_pools_that_run_no_workflows(
 
 
 @pytest.mark.slow
-@FAST
+@REDIS_AND_POSTGRESQL
 @pytest.mark.parametrize("kind", ["another", "none"])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_workers_of_others_answer_by_message(
-    make_site: Callable[..., Site], broker_url: str, store_url: str, pool: str, kind: str
-) -> None:
+def test_workers_of_others_answer_by_message(site: EndsSite, pool: str, kind: str) -> None:
     need(pool)
-    site = site_of(make_site, broker_url, store_url)
     own = site.worker_of("ours", "threads", "durable")
     wanted: dict[str, Any] = dict(RETURNS)
     wanted |= RAISES | ALSO if kind == "another" else {name: ["TaskFailed", re.compile("failed")] for name in RAISES}

@@ -13,7 +13,7 @@ import pytest
 
 from celery_durable.errors import WorkflowFailed
 from tests.smoke.proc import free_port, until
-from tests.smoke.site import Site
+from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 pytest.importorskip("flower")
@@ -36,15 +36,15 @@ def test_flower_shows_workflow_instance_and_what_came_of_it(site: Site) -> None:
     site.finish()
 
 
-@pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
+@REDIS_AND_POSTGRESQL
 @pytest.mark.parametrize(
     ("fails_tasks", "state"),
     [(True, "FAILURE"), (False, "SUCCESS")],
 )
 def test_flower_shows_a_failed_run_as_a_failed_task_if_that_is_set(
-    make_site: Callable[..., Site], broker_url: str, store_url: str, fails_tasks: bool, state: str
+    site_with: Callable[..., Site], fails_tasks: bool, state: str
 ) -> None:
-    site = make_site(broker_url, store_url, durable_failed_runs_fail_tasks=fails_tasks)
+    site = site_with(durable_failed_runs_fail_tasks=fails_tasks)
     tasks = watch(site)
     instance = site.create("refuse", None)
     with pytest.raises(WorkflowFailed):

@@ -22,6 +22,7 @@ from celery_durable.store.migrations import migrate
 from tests.smoke.fault_proxy import FaultProxy
 from tests.smoke.host import HostConfig, build
 from tests.smoke.proc import Proc, RabbitmqServer, RedisServer, kill_child, open_connections, until
+from tests.smoke.site import POSTGRESQL
 from tests.smoke.test_guest import start_beat, start_worker
 from tests.support.services import missing
 
@@ -294,7 +295,7 @@ def through_the_day(folder: Path, broker: str, database_url: str | None) -> Obse
             server.clean_up()
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@POSTGRESQL
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
 def test_durable_changes_nothing_for_its_host(tmp_path: Path, store_url: str, broker: str) -> None:
     if RedisServer.program is None:

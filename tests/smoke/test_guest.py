@@ -17,43 +17,9 @@ from celery_durable.store.migrations import migrate
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.host import HostConfig, build
 from tests.smoke.proc import ROOT, Proc, RedisServer, python, until
-from tests.support.services import missing
+from tests.smoke.site import POSTGRESQL
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
-
-IDLE_SECONDS = 2
-
-
-@pytest.fixture
-def impatient_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis that closes the connections of clients that are idle, as hosted ones do."""
-    if RedisServer.program is None:
-        missing("a Redis of its own", "redis-server is not installed")
-    server = RedisServer(tmp_path, "--timeout", str(IDLE_SECONDS))
-    yield server
-    server.proc.clean_up()
-
-
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("with_durable", [False, True], ids=["plain", "durable"])
-def test_late_acknowledged_tasks_run_once_where_redis_closes_idle_connections(
-    impatient_redis: RedisServer, tmp_path: Path, store_url: str, *, with_durable: bool
-) -> None:
-    """The connection over which a full worker does not listen is closed; Celery opens another when there is room."""
-    config = HostConfig("host", str(tmp_path), impatient_redis.url, store_url if with_durable else None)
-    app = build(config)
-    if with_durable:
-        migrate.upgrade(vars(app)["durable"].internals.store)
-    worker = start_worker(config, "--concurrency=1")
-    try:
-        sent = [app.tasks["late"].delay(3 * IDLE_SECONDS).id for _ in range(3)]
-        until("all have run", lambda: config.runs_so_far().count("end") >= len(sent))
-        runs = [tuple(line.split()[:2]) for line in config.runs_so_far().splitlines()]
-        assert runs == [(what, id_) for id_ in sent for what in ("begin", "end")]
-        assert "Trying to re-establish the connection" not in worker.text()
-    finally:
-        worker.clean_up()
-
 
 # --- workers on other pools ---------------------------------------------------------------------
 
@@ -62,7 +28,7 @@ QUEUE = "durable"
 
 
 @POOLS
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_a_worker_on_another_pool_does_its_own_tasks_and_answers_for_steps(
     own_redis: RedisServer, tmp_path: Path, store_url: str, procs: list[Proc], pool: str
 ) -> None:
@@ -93,7 +59,7 @@ def test_a_worker_on_another_pool_does_its_own_tasks_and_answers_for_steps(
 
 
 @POOLS
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_a_worker_on_another_pool_that_is_told_to_run_workflows_is_refused(
     own_redis: RedisServer, tmp_path: Path, store_url: str, procs: list[Proc], pool: str
 ) -> None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from celery_durable.runtime import real_monotonic
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import until
-from tests.smoke.site import Site
+from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -89,11 +89,9 @@ def test_a_dispatcher_is_at_work_again_soon_after_its_database_went_silent(
 # --- passes that are stuck, and authors who are slow --------------------------------------------
 
 
-@pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
-def test_a_stuck_pass_is_taken_over_within_two_leases_beside_its_living_worker(
-    make_site: MakeSite, broker_url: str, store_url: str
-) -> None:
-    site = make_site(broker_url, store_url, durable_lease_seconds=6.0)
+@REDIS_AND_POSTGRESQL
+def test_a_stuck_pass_is_taken_over_within_two_leases_beside_its_living_worker(site_with: Callable[..., Site]) -> None:
+    site = site_with(durable_lease_seconds=6.0)
     site.beat(wait=False)
     worker = site.worker()
     site.order("child.hang.before-body")
@@ -107,12 +105,10 @@ def test_a_stuck_pass_is_taken_over_within_two_leases_beside_its_living_worker(
     site.finish()
 
 
-@pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
-def test_slow_code_and_slow_writes_of_an_author_are_done_once(
-    make_site: MakeSite, broker_url: str, store_url: str
-) -> None:
+@REDIS_AND_POSTGRESQL
+def test_slow_code_and_slow_writes_of_an_author_are_done_once(site_with: Callable[..., Site]) -> None:
     """Each of them lasts three leases."""
-    site = make_site(broker_url, store_url, durable_lease_seconds=2.0)
+    site = site_with(durable_lease_seconds=2.0)
     site.beat(wait=False)
     worker = site.worker()
     assert site.create("slow", {"code": 6.0, "write": 6.0}).result("60 seconds") == [1, 6.0]

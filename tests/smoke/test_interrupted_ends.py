@@ -12,8 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.smoke.proc import until
-from tests.smoke.site import Site
-from tests.smoke.test_ends import FAST, EndsSite, answers_in, site_of
+from tests.smoke.site import REDIS_AND_POSTGRESQL
+from tests.smoke.test_ends import EndsSite, answers_in, site
+
+__all__ = ["site"]
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(120)]
 
@@ -36,20 +38,19 @@ def locked(site: EndsSite, instance: Any) -> Iterator[Callable[[], set[int]]]:
         yield waiters
 
 
-@FAST
-@pytest.mark.parametrize("name", [*WANTED])
+@REDIS_AND_POSTGRESQL
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "until_it_is_sent",
+    ("name", "until_it_is_sent"),
     [
-        pytest.param(False, id="committed", marks=pytest.mark.gate),
-        pytest.param(True, id="sent", marks=pytest.mark.slow),
+        pytest.param("is held", False, id="committed", marks=pytest.mark.gate),
+        pytest.param("is held and raises", False, id="committed-raises"),
+        pytest.param("is held", True, id="sent"),
+        pytest.param("is held and raises", True, id="sent-raises"),
     ],
 )
-def test_what_a_task_came_to_is_its_answer(
-    make_site: Callable[..., Site], broker_url: str, store_url: str, name: str, *, until_it_is_sent: bool
-) -> None:
+def test_what_a_task_came_to_is_its_answer(site: EndsSite, name: str, *, until_it_is_sent: bool) -> None:
     """The limit fires while the commit waits for a lock; the next try gets it, or goes as a message."""
-    site = site_of(make_site, broker_url, store_url)
     own, worker = site.worker_of("ours", "threads", "durable"), site.worker_of("ours", "prefork", "ends")
     instance = site.create("ends", [name])
     pid = int(until("its body runs", lambda: _read(site, "body")))

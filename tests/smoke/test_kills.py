@@ -15,19 +15,14 @@ import pytest
 from celery_durable import CreateOptions
 from celery_durable.model import Status
 from tests.smoke.proc import until
-from tests.smoke.site import Site
+from tests.smoke.site import PAIRS, RABBITMQ_IN_GATE, REDIS_AND_POSTGRESQL, REDIS_IN_GATE, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 
-PAIRS = pytest.mark.parametrize(
-    ("broker", "database"), [("redis", "postgresql"), ("rabbitmq", "mariadb")], indirect=True
-)
-REDIS_AND_POSTGRESQL = pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
 LEASE_SECONDS = 30.0
 
 
-@pytest.mark.gate
-@PAIRS
+@RABBITMQ_IN_GATE
 def test_a_pool_process_that_is_killed_in_a_body_hands_its_run_on_long_before_its_lease_ends(
     site: Site, record_property: Callable[[str, object], None]
 ) -> None:
@@ -59,12 +54,11 @@ def test_a_pool_process_that_is_killed_in_a_body_hands_its_run_on_long_before_it
     site.finish()
 
 
-@pytest.mark.gate
-@PAIRS
+@REDIS_IN_GATE
 def test_a_worker_that_is_killed_with_all_its_processes_loses_its_runs_to_another_when_the_lease_ends(
-    make_site: Callable[..., Site], broker_url: str, store_url: str
+    site_with: Callable[..., Site],
 ) -> None:
-    site = make_site(broker_url, store_url, durable_lease_seconds=2.0)
+    site = site_with(durable_lease_seconds=2.0)
     site.beat(wait=False)
     first = site.worker()
     instances = [site.create("chain", {"steps": 3, "hold": hold}) for hold in (0, 1)]
@@ -79,11 +73,9 @@ def test_a_worker_that_is_killed_with_all_its_processes_loses_its_runs_to_anothe
 
 
 @REDIS_AND_POSTGRESQL
-def test_the_orphans_of_a_killed_worker_do_no_harm(
-    make_site: Callable[..., Site], broker_url: str, store_url: str
-) -> None:
+def test_the_orphans_of_a_killed_worker_do_no_harm(site_with: Callable[..., Site]) -> None:
     """Only the parent dies; its children live on with their bodies, renew their leases and record what they did."""
-    site = make_site(broker_url, store_url, durable_lease_seconds=2.0)
+    site = site_with(durable_lease_seconds=2.0)
     site.beat(wait=False)
     first = site.worker()
     instances = [site.create("chain", {"steps": 4, "hold": hold}) for hold in (0, 1)]
@@ -97,9 +89,9 @@ def test_the_orphans_of_a_killed_worker_do_no_harm(
 
 @REDIS_AND_POSTGRESQL
 def test_a_process_that_froze_longer_than_its_lease_changes_nothing_when_it_thaws(
-    make_site: Callable[..., Site], broker_url: str, store_url: str
+    site_with: Callable[..., Site],
 ) -> None:
-    site = make_site(broker_url, store_url, durable_lease_seconds=2.0)
+    site = site_with(durable_lease_seconds=2.0)
     site.beat(wait=False)
     worker = site.worker()
     instance = site.create("chain", {"steps": 3, "hold": 0})
@@ -158,8 +150,7 @@ def test_a_worker_that_is_told_to_stop_hands_its_runs_on_and_no_crash_is_counted
         assert site.wait_for_body(instance, "book 4") not in pids
 
 
-@pytest.mark.gate
-@PAIRS
+@RABBITMQ_IN_GATE
 def test_a_worker_that_is_told_to_quit_leaves_its_bodies_and_no_crash_is_counted(site: Site) -> None:
     """A cold shutdown: Celery raises SystemExit in the bodies. They run again elsewhere, as the same attempt."""
     site.beat(wait=False)
@@ -176,11 +167,10 @@ def test_a_worker_that_is_told_to_quit_leaves_its_bodies_and_no_crash_is_counted
     site.finish(reruns=2)
 
 
-@pytest.mark.gate
 @PAIRS
-def test_a_crowd_outlives_a_killer(make_site: Callable[..., Site], broker_url: str, store_url: str) -> None:
+def test_a_crowd_outlives_a_killer(site_with: Callable[..., Site]) -> None:
     """Pool processes, whole workers and beats die all the time; in the end everything is done, and once."""
-    site = make_site(broker_url, store_url, durable_lease_seconds=2.0, durable_max_crashes=1000)
+    site = site_with(durable_lease_seconds=2.0, durable_max_crashes=1000)
     dice = random.Random(20)
     running = {"beat": site.beat(), "worker": site.worker()}
     kills = Counter[str]()
@@ -211,13 +201,10 @@ def test_a_crowd_outlives_a_killer(make_site: Callable[..., Site], broker_url: s
 CHILD = ("claimed", "before-body", "after-body", "before-commit", "after-commit", "before-publish", "after-publish")
 
 
-@pytest.mark.gate
-@PAIRS
-def test_a_pool_process_may_die_between_any_two_effects(
-    make_site: Callable[..., Site], broker_url: str, store_url: str
-) -> None:
+@REDIS_IN_GATE
+def test_a_pool_process_may_die_between_any_two_effects(site_with: Callable[..., Site]) -> None:
     """Passes end after each step here, so that a process publishes too."""
-    site = make_site(broker_url, store_url, durable_pass_seconds=1e-6)
+    site = site_with(durable_pass_seconds=1e-6)
     site.beat(wait=False)
     site.worker()
     for point in CHILD:

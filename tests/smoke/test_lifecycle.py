@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.smoke.site import Site
+from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(400)]
 
@@ -42,7 +42,7 @@ def test_an_instance_lives_its_whole_life(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
+@REDIS_AND_POSTGRESQL
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_an_instance_lives_on_a_worker_that_forks_no_processes(site: Site, pool: str) -> None:
     site.beat(wait=False)

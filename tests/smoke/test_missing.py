@@ -15,12 +15,12 @@ from celery_durable import WorkflowInstance
 from celery_durable.explain import Code, Diagnosis
 from celery_durable.store import heartbeats
 from tests.smoke.proc import RedisServer, until
-from tests.smoke.site import Site
+from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
 
 pytestmark = [
     pytest.mark.smoke,
     pytest.mark.timeout(300),
-    pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True),
+    REDIS_AND_POSTGRESQL,
 ]
 
 
@@ -84,8 +84,8 @@ def test_a_workflow_that_no_worker_knows(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_killed(make_site: Callable[..., Site], broker_url: str, store_url: str) -> None:
-    site = make_site(broker_url, store_url, durable_lease_seconds=2.0)
+def test_a_worker_that_was_killed(site_with: Callable[..., Site]) -> None:
+    site = site_with(durable_lease_seconds=2.0)
     worker = site.worker(concurrency=1)
     instance = site.create("chain", {"steps": 1, "hold": 0})
     site.wait_for_body(instance, "book 0")
@@ -134,10 +134,8 @@ def test_a_task_that_no_worker_does_and_a_child_that_takes_its_time(site: Site) 
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_frozen_while_it_runs_a_step(
-    make_site: Callable[..., Site], broker_url: str, store_url: str
-) -> None:
-    site = make_site(broker_url, store_url, durable_lease_seconds=120.0)
+def test_a_worker_that_is_frozen_while_it_runs_a_step(site_with: Callable[..., Site]) -> None:
+    site = site_with(durable_lease_seconds=120.0)
     worker = site.worker(concurrency=1)
     instance = site.create("chain", {"steps": 1, "hold": 0})
     site.wait_for_body(instance, "book 0")
@@ -173,8 +171,8 @@ def test_a_broker_that_hangs_and_one_that_is_down(
 
 
 @pytest.mark.slow
-def test_a_queue_that_is_full(make_site: Callable[..., Site], broker_url: str, store_url: str) -> None:
-    site = make_site(broker_url, store_url, durable_queue_high_water=2)
+def test_a_queue_that_is_full(site_with: Callable[..., Site]) -> None:
+    site = site_with(durable_queue_high_water=2)
     queue = f"durable-{site.config.name}"
     for _ in range(2):
         site.create("nap", 0.1)  # sent by its creator
@@ -208,70 +206,5 @@ def test_a_queue_that_the_broker_refuses(site: Site, broker_url: str) -> None:
             "The queue's key in Redis is not a list: other data uses that name. Rename one of them." in found.sentence
         )
         client.delete(key)
-    site.worker()
-    site.finish()
-
-
-@pytest.mark.slow
-def test_a_step_that_kills_its_worker_each_time(
-    make_site: Callable[..., Site], broker_url: str, store_url: str
-) -> None:
-    site = make_site(broker_url, store_url, durable_lease_seconds=1.0)
-    site.beat()
-    site.worker(concurrency=1)
-    instance = site.create("crash")
-    found = wait_for(instance, Code.CRASHING)
-    assert re.fullmatch(
-        r"It is delayed after a crash and continues in .+: \d+ workers? (in a row )?died or lost (its|their) lease, "
-        "without finishing a step.",
-        found.sentence,
-    )
-    assert found.actions == (f"celery -A <your app> durable show crash {instance.id}",)
-    instance.terminate()
-    site.instances.clear()
-
-
-@pytest.mark.slow
-def test_a_step_that_waits_for_its_next_attempt(site: Site) -> None:
-    site.worker()
-    instance = site.create("decline")
-    found = wait_for(instance, Code.RETRY_SCHEDULED)
-    assert found.sentence.startswith('Tries step "charge" again in ')
-    assert "attempt 1/4 failed: ConnectionError: the bank is closed" in found.sentence
-    assert found.actions
-    instance.terminate()
-    site.instances.clear()
-
-
-@pytest.mark.slow
-def test_an_event_with_a_mistyped_name(site: Site) -> None:
-    site.beat()
-    site.worker()
-    instance = site.create("lifecycle", {"cents": 5})
-    wait_for(instance, Code.WAITING_EVENT)
-    instance.send_event("anwser", {"by": "eve"})
-    until("the event is found", lambda: '"anwser"' in instance.explain().sentence)
-    found = instance.explain()
-    assert (found.code, found.facts["buffered"]) == (Code.WAITING_EVENT, ["anwser"])
-    assert found.actions == (
-        f"celery -A <your app> durable send-event lifecycle {instance.id} answer --payload @payload.json",
-    )
-    instance.send_event("answer", {"by": "eve"})
-    site.finish()
-
-
-@pytest.mark.slow
-def test_a_worker_whose_module_cannot_be_imported(site: Site) -> None:
-    queue = f"durable-{site.config.name}"
-    site.beat()
-    (site.folder / "broken_tasks.py").write_text("import a_module_that_is_not_installed\n")
-    worker = site.worker("--include", "broken_tasks", wait=False)
-    until("the worker has ended", lambda: not worker.is_running)
-    instance = site.create("nap", 0.1)
-    found = wait_for(instance, Code.DISPATCHED_NOT_CLAIMED)
-    assert f"but no worker consumes queue {queue!r}." in found.sentence
-    # The command that it suggests ends with the cause, as this one did.
-    assert found.actions[0] == f"celery -A <your app> worker -Q {queue}"
-    assert "ModuleNotFoundError: No module named 'a_module_that_is_not_installed'" in worker.text()
     site.worker()
     site.finish()

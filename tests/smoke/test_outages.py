@@ -12,13 +12,11 @@ from celery_durable.errors import StoreUnavailable
 from celery_durable.model import Status
 from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, until
 from tests.smoke.proxy import TcpProxy
-from tests.smoke.site import Site
+from tests.smoke.site import POSTGRESQL, REDIS_AND_POSTGRESQL, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 
 MakeSite = Callable[..., Site]
-POSTGRESQL = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-REDIS_AND_POSTGRESQL = pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
 
 
 def crowd(site: Site, size: int) -> None:
@@ -203,8 +201,8 @@ def test_two_beats_at_once_do_everything_once(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("broker", "database"), [("rabbitmq", "mariadb")], indirect=True)
-def test_a_worker_that_hosts_the_dispatcher_needs_no_beat(make_site: MakeSite, broker_url: str, store_url: str) -> None:
-    site = make_site(broker_url, store_url, durable_dispatcher="worker")
+def test_a_worker_that_hosts_the_dispatcher_needs_no_beat(site_with: Callable[..., Site]) -> None:
+    site = site_with(durable_dispatcher="worker")
     worker = site.worker()
     worker.wait_for_log("The durable dispatcher is running")
     for point in ("claimed", "after-body", "after-commit"):

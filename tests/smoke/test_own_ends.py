@@ -13,13 +13,13 @@ from celery_durable import WorkflowInstance
 from celery_durable.model import Status
 from celery_durable.tasks import ADVANCE
 from tests.smoke.proc import Proc, until
-from tests.smoke.site import Site
+from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
 
 pytestmark = [
     pytest.mark.smoke,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True),
+    REDIS_AND_POSTGRESQL,
 ]
 OWN = {
     "exit": "SystemExit: 2",

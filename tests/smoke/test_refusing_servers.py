@@ -27,7 +27,7 @@ from celery_durable.store.engine import server_info
 from tests.smoke import flows
 from tests.smoke.conftest import close
 from tests.smoke.proc import MariadbServer, PostgresqlCluster, RedisServer, until
-from tests.smoke.site import Site
+from tests.smoke.site import POSTGRESQL, Site
 from tests.support.services import missing
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -77,7 +77,7 @@ def loading(server: RedisServer) -> Iterator[None]:
             loads.join(30)
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_a_redis_that_loads_its_data_is_named_and_waited_for(
     make_site: MakeSite, reloaded_redis: RedisServer, store_url: str
 ) -> None:

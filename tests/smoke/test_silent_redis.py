@@ -16,14 +16,14 @@ from kombu.utils.url import parse_url
 from celery_durable import WorkflowInstance
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import Proc
-from tests.smoke.site import Site
+from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
 from tests.smoke.test_lost import ALL_DONE_SECONDS, SLACK, wait_for_notes
 
 pytestmark = [
     pytest.mark.smoke,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True),
+    REDIS_AND_POSTGRESQL,
 ]
 COUNT = 60
 

@@ -8,18 +8,16 @@ import pytest
 
 from celery_durable.tasks.start import START
 from tests.smoke.proc import until
-from tests.smoke.site import Site
+from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(180)]
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize(("broker", "database"), [("redis", "postgresql")], indirect=True)
-def test_two_beats_start_one_instance_for_each_scheduled_time(
-    make_site: Callable[..., Site], broker_url: str, store_url: str
-) -> None:
+@REDIS_AND_POSTGRESQL
+def test_two_beats_start_one_instance_for_each_scheduled_time(site_with: Callable[..., Site]) -> None:
     entry = {"task": START, "schedule": 1.0, "args": [1], "kwargs": {"workflow": "sprint", "id": "s-{scheduled}"}}
-    site = make_site(broker_url, store_url, beat_schedule={"sprint": entry})
+    site = site_with(beat_schedule={"sprint": entry})
     worker = site.worker()
     beats = [site.beat(wait=False), site.beat(wait=False)]
 

@@ -10,8 +10,8 @@ from kombu.utils.url import parse_url
 
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import until
-from tests.smoke.site import Site
-from tests.smoke.test_ends import FAST, EndsSite, answers_in, differences
+from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
+from tests.smoke.test_ends import EndsSite, answers_in, differences
 from tests.support.services import BROKERS
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(200)]
@@ -33,7 +33,7 @@ WANTED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=[Mode.REFUSE, Mode.HANG], ids=["refuses", "hangs"])
+@pytest.fixture
 def backend_url(request: pytest.FixtureRequest) -> Iterator[str]:
     parts = parse_url(BROKERS["redis"])
     proxy = FaultProxy((parts["hostname"], parts["port"]))
@@ -42,15 +42,23 @@ def backend_url(request: pytest.FixtureRequest) -> Iterator[str]:
     proxy.close()
 
 
-@FAST
+@pytest.mark.slow
+@REDIS_AND_POSTGRESQL
 @pytest.mark.parametrize(
-    "pool", [pytest.param("prefork", marks=pytest.mark.gate), pytest.param("threads", marks=pytest.mark.slow)]
+    ("backend_url", "pool"),
+    [
+        pytest.param(Mode.HANG, "prefork", marks=pytest.mark.gate),
+        (Mode.HANG, "threads"),
+        (Mode.REFUSE, "prefork"),
+        (Mode.REFUSE, "threads"),
+    ],
+    indirect=["backend_url"],
 )
 def test_steps_have_their_answers_while_the_result_backend_is_away(
-    make_site: Callable[..., Site], broker_url: str, store_url: str, backend_url: str, pool: str
+    site_with: Callable[..., Site], backend_url: str, pool: str
 ) -> None:
     settings = {"durable_dispatcher": "worker", "result_backend": backend_url, **IMPATIENT}
-    site = make_site(broker_url, store_url, kind=EndsSite, **settings)
+    site = site_with(kind=EndsSite, **settings)
     assert isinstance(site, EndsSite)
     worker = site.worker_of("ours", pool, "durable", "ends")
     instance = site.create("ends", [*WANTED])

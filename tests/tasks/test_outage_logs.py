@@ -14,8 +14,8 @@ from tests.support.celery_apps import MakeApp
 from tests.support.embedded import until, worker
 
 
-@pytest.mark.gate  # a pass waits for its database for 20 s
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.slow  # a pass waits for its database for 20 s
+@pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.gate), "mariadb"], indirect=True)
 def test_a_task_that_the_database_refuses_has_no_traceback(
     make_app: MakeApp, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -167,8 +167,8 @@ def test_a_worker_that_stopped_before_in_this_process_stops_nothing(make_app: Ma
     assert order.create().status().output == 1
 
 
-@pytest.mark.gate  # a pass waits for its database for 20 s
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.slow  # a pass waits for its database for 20 s
+@pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.gate), "mariadb"], indirect=True)
 def test_an_outage_of_the_database_reaches_the_caller(make_app: MakeApp, store_url: str) -> None:
     url = make_url(store_url)
     proxy = FaultProxy((url.host or "127.0.0.1", url.port or 0))
