@@ -37,8 +37,9 @@ from tests.support.services import DATABASES, missing
 pytest_plugins = ["tests.support.answers", "tests.support.celery_apps", "tests.support.worlds"]
 
 # How long an example takes says something of the machine, not of the code.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=200)
+hypothesis.settings.load_profile("quick")  # unless --hypothesis-profile names the other
 
 # A shell has what it starts in the background ignore SIGINT; tests are about what Ctrl-C does.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

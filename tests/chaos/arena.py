@@ -183,17 +183,12 @@ class Arena:
                         found.append((pid, task_id))
         return found
 
-    def claims(self, by: str) -> list[tuple[int, int]]:
-        """The runs, as instance and run number, whose claim is held by a task, or by a node (``@name``)."""
+    def holds_claim(self, task_id: str) -> bool:
+        """Whether the claim of a run is held by this task."""
         i = self.site.durable.internals.store.tables.instance.c
-        held = i.claimed_by == by[1:] if by[0] == "@" else i.claim_task_id == by
         with contextlib.suppress(sa.exc.DBAPIError), self.site.engine.connect() as connection:
-            return [tuple(row) for row in connection.execute(sa.select(i.id, i.run_number).where(held))]
-        return []
-
-    def node(self, worker: Proc) -> str:
-        """The name under which a worker's claims are held."""
-        return f"@w{self.site.procs.index(worker)}-chaos@smoke"
+            return connection.execute(sa.select(i.id).where(i.claim_task_id == task_id)).first() is not None
+        return False
 
     @property
     def commit_message(self) -> bytes:
@@ -245,8 +240,3 @@ def send_group_signal(proc: Proc, number: int) -> bool:
 def end_group(proc: Proc) -> None:
     send_group_signal(proc, signal.SIGKILL)
     proc.process.wait(30)
-
-
-def now_us() -> int:
-    """The time of this machine, which is also that of its databases."""
-    return time.time_ns() // 1000

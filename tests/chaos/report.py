@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tests.chaos import flows
 from tests.chaos.arena import Arena
 from tests.chaos.crowd import Crowd
-from tests.chaos.storm import FAULTS, KILLED_CHILD, KILLED_WORKER, Kill, Tally
+from tests.chaos.storm import FAULTS, Tally
 
 _SUPERSEDED = "'superseded: the instance was taken over, restarted or ended meanwhile'"
 _UNKNOWN = "The outcome of a commit is unknown, looking it up"
@@ -23,9 +23,6 @@ LEGEND = """\
 stood still        Celery's main loop did not turn for 30 s; the worker's log has the stacks of its threads
 writes refused     passes that ended because their claim was somebody else's by then, as the workers logged it
 commits looked up  commits whose connection was lost, so that their outcome had to be looked up, from all logs
-recovery           from a kill -9 of a process that held the claim of a run, by the machine's clock, to the next step
-                   that ended, wait that began or end of that run, by the time in its row; under all the other faults,
-                   and a run that is struck again and again in one step rests longer each time, up to a minute
 COMMITs            on MariaDB also those that SQLAlchemy sends to set the isolation level back after a read"""
 
 
@@ -43,7 +40,6 @@ class Report:
     errored: int
     refused: int
     looked_up: int
-    recoveries: dict[str, list[float]]
     violations: list[str]
     longest_pause: float = 0.0
     still: int = 0
@@ -65,15 +61,8 @@ class Report:
             ("longest time without a turn of a main loop, seconds", f"{self.longest_still:.1f}"),
             ("writes refused", str(self.refused)),
             ("commits looked up", str(self.looked_up)),
-            *(
-                (f"recovery, {who} killed, p50 / p99 of n", _quantiles(self.recoveries.get(k, [])))
-                for k, who in _RECOVERIES
-            ),
             ("VIOLATIONS", str(len(self.violations))),
         ]
-
-
-_RECOVERIES = ((KILLED_CHILD, "pool process"), (KILLED_WORKER, "worker"))
 
 
 def report(arena: Arena, crowd: Crowd, tally: Tally, *, seconds: float) -> Report:
@@ -84,7 +73,6 @@ def report(arena: Arena, crowd: Crowd, tally: Tally, *, seconds: float) -> Repor
         ended = dict(_counts(connection, t.step.c.type, t.step.c.finished_at.is_not(None)))
         items = dict(_counts(connection, t.item.c.status))
         statuses = dict(_counts(connection, t.instance.c.status))
-        recoveries = _recoveries(connection, t, tally.kills)
     return Report(
         pair=arena.pair,
         seconds=seconds,
@@ -96,7 +84,6 @@ def report(arena: Arena, crowd: Crowd, tally: Tally, *, seconds: float) -> Repor
         errored=statuses.get("errored", 0),
         refused=logs.count(_SUPERSEDED),
         looked_up=logs.count(_UNKNOWN),
-        recoveries=recoveries,
         violations=[
             *tally.fallen,
             *_endings(arena, crowd),
@@ -157,31 +144,6 @@ def _lost_events(arena: Arena, crowd: Crowd) -> list[str]:
     with arena.site.engine.connect() as connection:
         recorded = set(connection.execute(sa.select(e.event_id)).scalars())
     return [f"I12 send_event was answered, and is gone: {each}" for each in sorted(crowd.accepted_events - recorded)]
-
-
-def _recoveries(connection: sa.Connection, t: Any, kills: Sequence[Kill]) -> dict[str, list[float]]:
-    """Seconds from each kill to the next progress that was recorded of the run it struck."""
-    seconds: dict[str, list[float]] = {fault: [] for fault, _ in _RECOVERIES}
-    for kill in kills:
-        step = (t.step.c.instance_pk == kill.instance_pk) & (t.step.c.run_number == kill.run_number)
-        run = (t.run.c.instance_pk == kill.instance_pk) & (t.run.c.run_number == kill.run_number)
-        times = sa.union_all(
-            sa.select(t.step.c.finished_at).where(step),
-            sa.select(t.step.c.created_at).where(step, t.step.c.type != "do"),
-            sa.select(t.run.c.completed_at).where(run),
-        )
-        progress = [at for at in connection.execute(times).scalars() if at is not None and at > kill.at_us]
-        if progress:
-            seconds[kill.fault].append((min(progress) - kill.at_us) / 1e6)
-    return seconds
-
-
-def _quantiles(seconds: Sequence[float]) -> str:
-    if not seconds:
-        return "-"
-    ordered = sorted(seconds)
-    p50, p99 = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
-    return f"{p50:.2f} / {p99:.2f} s of {len(ordered)}"
 
 
 def table(reports: Sequence[Report]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.chaos.arena import LEASE_SECONDS, Arena, end_group, now_us, send_group_signal, send_signal
+from tests.chaos.arena import LEASE_SECONDS, Arena, end_group, send_group_signal, send_signal
 from tests.chaos.galera import GALERA_FAULTS, GaleraCluster
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.smoke.proc import MariadbServer, Proc, RabbitmqServer, RedisServer, until
@@ -60,22 +60,11 @@ _GRACE_SECONDS = 30.0
 _BETWEEN_DEPLOYED_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class Kill:
-    """A process died at this time (microseconds) while it held the claim of this run."""
-
-    fault: str
-    instance_pk: int
-    run_number: int
-    at_us: int
-
-
 @dataclass
 class Tally:
     """What has been done to the arena."""
 
     faults: Counter[str] = field(default_factory=Counter)
-    kills: list[Kill] = field(default_factory=list)
     fallen: list[str] = field(default_factory=list)
     longest_pause: float = 0.0
     """Seconds between two kills."""
@@ -168,16 +157,11 @@ class Storm:
     # --- kill -9 --------------------------------------------------------------------------------
 
     def _kill_child(self) -> bool:
-        """Frozen first: so its claim is read while nothing can change it, and the time is that of its death."""
         working = self._working()
         if not working:
             return self._kill_idle()
-        pid, task_id = self._dice.choice(working)
-        if not self._signal_child(pid, signal.SIGSTOP):
-            return False
-        held = self._arena.claims(task_id)
-        self._signal_child(pid, signal.SIGKILL)
-        return self._killed(KILLED_CHILD, held)
+        pid, _ = self._dice.choice(working)
+        return self._signal_child(pid, signal.SIGKILL) and self._killed(KILLED_CHILD)
 
     def _kill_task(self) -> bool:
         """The task of a step is lost with it, unless its broker brings it back. They are short: it waits for one."""
@@ -185,16 +169,15 @@ class Storm:
         while time.monotonic() < end:
             working = [pid for pid in self._arena.tasks() if pid not in self._frozen]
             if working and self._signal_child(self._dice.choice(working), signal.SIGKILL):
-                return self._killed(KILLED_TASK, [])
+                return self._killed(KILLED_TASK)
             time.sleep(0.005)
         return False
 
     def _kill_idle(self) -> bool:
         children = [pid for worker in self._arena.ready_workers() for pid in worker.children()]
         children = [pid for pid in children if pid not in self._frozen]
-        if not children or not self._signal_child(self._dice.choice(children), signal.SIGKILL):
-            return False
-        return self._killed(KILLED_IDLE, [])
+        killed = bool(children) and self._signal_child(self._dice.choice(children), signal.SIGKILL)
+        return killed and self._killed(KILLED_IDLE)
 
     def _working(self) -> list[tuple[int, str]]:
         """Whom it can strike in a pass. Those that are frozen are left to become zombies."""
@@ -213,11 +196,9 @@ class Storm:
         if not self._are_all_ready:
             return False
         worker = self._dice.choice(self._arena.workers)
-        send_group_signal(worker, signal.SIGSTOP)
-        held = self._arena.claims(self._arena.node(worker))
         end_group(worker)
         self._arena.replace(self._arena.workers, worker)
-        return self._killed(KILLED_WORKER, held)
+        return self._killed(KILLED_WORKER)
 
     def _kill_parent(self) -> bool:
         """Its children end their passes, and record them: nothing has to recover."""
@@ -228,19 +209,17 @@ class Storm:
         worker.process.wait(30)
         self._in_future(3 * LEASE_SECONDS, worker.clean_up)
         self._arena.replace(self._arena.workers, worker)
-        return self._killed(KILLED_PARENT, [])
+        return self._killed(KILLED_PARENT)
 
     def _kill_beat(self) -> bool:
         beat = self._dice.choice(self._arena.beats)
         end_group(beat)
         self._arena.replace(self._arena.beats, beat)
-        return self._killed(KILLED_BEAT, [])
+        return self._killed(KILLED_BEAT)
 
-    def _killed(self, fault: str, held: list[tuple[int, int]]) -> bool:
-        at = now_us()
+    def _killed(self, fault: str) -> bool:
         self.tally.longest_pause = max(self.tally.longest_pause, time.monotonic() - self._killed_at)
         self._killed_at = time.monotonic()
-        self.tally.kills += [Kill(fault, pk, run, at) for pk, run in held]
         return self._count(fault)
 
     def _count(self, fault: str) -> bool:
@@ -256,7 +235,7 @@ class Storm:
         pid, task_id = self._dice.choice(working)
         if not self._signal_child(pid, signal.SIGSTOP):
             return False
-        if not self._arena.claims(task_id):  # between two passes: it would be no zombie
+        if not self._arena.holds_claim(task_id):  # between two passes: it would be no zombie
             self._signal_child(pid, signal.SIGCONT)
             return False
         self._frozen.add(pid)

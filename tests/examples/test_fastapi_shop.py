@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,22 +19,21 @@ from celery_durable import Durable
 from examples import fastapi_shop as shop
 from tests.docs.blocks import blocks
 from tests.examples.databases import make_shop_database
-from tests.smoke.proc import Proc, python
+from tests.smoke.proc import Proc, free_port, python, until
 
 pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(shop.__file__).parents[1]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shop")
 
 
-@pytest.fixture
-def database_url(sqlite_template: str, tmp_path: Path) -> str:
-    return make_shop_database(sqlite_template, tmp_path, shop.Base.metadata)
+@pytest.fixture(scope="module")
+def database_url(sqlite_template: str, folder: Path) -> str:
+    return make_shop_database(sqlite_template, folder, shop.Base.metadata)
 
 
 @pytest.fixture
@@ -51,65 +47,70 @@ def durable(database_url: str) -> Iterator[Durable]:
     app.close()
 
 
-@pytest.fixture
-def web(database_url: str, tmp_path: Path) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module")
+def web(database_url: str, folder: Path) -> Iterator[httpx.Client]:
     """A client of two server processes. It keeps no connection, so each request may reach another process."""
-    port = free_port()
+    port, log = free_port(), folder / "uvicorn.log"
     environment = os.environ | {"DURABLE_DATABASE_URL": database_url, "CELERY_BROKER_URL": "memory://"}
     arguments = ["--workers", "2", "--port", str(port), "--log-level", "warning", "examples.fastapi_shop:site"]
-    with (tmp_path / "uvicorn.log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", *arguments], cwd=ROOT, env=environment, stdout=log, stderr=log
-        )
+    server = Proc(python("-m", "uvicorn", *arguments), log=log, env=environment)
     limits = httpx.Limits(max_keepalive_connections=0)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=30) as client:
-            end = time.monotonic() + 60
-            while True:
-                try:
-                    client.get("/api/healthz")
-                    break
-                except httpx.TransportError:
-                    assert server.poll() is None, (tmp_path / "uvicorn.log").read_text()
-                    assert time.monotonic() < end, "the server does not answer"
-                    time.sleep(0.05)
+            until("the server answers", lambda: answers(client, server), 60)
             yield client
+        assert server.terminate(30) in (0, -15)
     finally:
-        server.terminate()
-        assert server.wait(30) in (0, -15)
-    assert "Traceback" not in (tmp_path / "uvicorn.log").read_text()
+        server.clean_up()
+    assert "Traceback" not in server.text()
+
+
+def answers(client: httpx.Client, server: Proc) -> bool:
+    assert server.is_running, server.text()
+    try:
+        return client.get("/api/healthz").status_code > 0
+    except httpx.TransportError:
+        return False
+
+
+def place(web: httpx.Client, durable: Durable) -> str:
+    """Order a kettle, and run its workflow until it waits; returns the path of the order."""
+    placed = web.post("/orders", json={"item": "kettle"})
+    number = placed.json()["id"]
+    assert (placed.status_code, placed.json()) == (201, {"id": number, "instance": f"order-{number}"})
+    durable.tick()
+    return f"/orders/{number}"
 
 
 @pytest.mark.gate
 def test_an_order_and_its_workflow_are_placed_paid_and_shipped(web: httpx.Client, durable: Durable) -> None:
-    placed = web.post("/orders", json={"item": "kettle"})
-    assert (placed.status_code, placed.json()) == (201, {"id": 1, "instance": "order-1"})
+    path = place(web, durable)
+    assert web.get(path).json() == {"state": "placed", "workflow": "waiting"}
+    assert web.post(f"{path}/payment", json={"cents": 1999}).json() == {"is_new": True}
+    assert web.post(f"{path}/payment", json={"cents": 1999}).json() == {"is_new": False}
+    assert web.get(path).json()["state"] == "paid"
     durable.tick()
-    assert web.get("/orders/1").json() == {"state": "placed", "workflow": "waiting"}
-    assert web.post("/orders/1/payment", json={"cents": 1999}).json() == {"is_new": True}
-    assert web.post("/orders/1/payment", json={"cents": 1999}).json() == {"is_new": False}
-    assert web.get("/orders/1").json()["state"] == "paid"
-    durable.tick()
-    assert web.get("/orders/1").json() == {"state": "shipped", "workflow": "complete"}
+    assert web.get(path).json() == {"state": "shipped", "workflow": "complete"}
 
 
 @pytest.mark.gate
 def test_a_refused_order_leaves_no_workflow(web: httpx.Client) -> None:
+    before = web.get("/api/workflows/shipping/instances").json()["instances"]
     assert web.post("/orders", json={"item": "nothing"}).status_code == 400
-    missing = web.get("/orders/1")
+    missing = web.get("/orders/99")
     assert (missing.status_code, missing.json()["code"]) == (404, "INSTANCE_NOT_FOUND")
-    assert web.get("/api/workflows/shipping/instances").json()["instances"] == []
+    assert web.get("/api/workflows/shipping/instances").json()["instances"] == before
 
 
 @pytest.mark.gate
 def test_any_process_of_the_server_streams_what_the_others_do(web: httpx.Client, durable: Durable) -> None:
-    web.post("/orders", json={"item": "kettle"})
-    durable.tick()
+    path = place(web, durable)
+    instance = path.replace("/orders/", "order-")
     streams: list[str] = []
     opened = threading.Semaphore(0)
 
     def follow() -> None:
-        with web.stream("GET", "/api/workflows/shipping/instances/order-1/stream") as response:
+        with web.stream("GET", f"/api/workflows/shipping/instances/{instance}/stream") as response:
             opened.release()
             streams.append(response.read().decode())
 
@@ -118,7 +119,7 @@ def test_any_process_of_the_server_streams_what_the_others_do(web: httpx.Client,
         each.start()
     for _ in followers:
         assert opened.acquire(timeout=30)
-    web.post("/orders/1/payment", json={"cents": 1999})
+    web.post(f"{path}/payment", json={"cents": 1999})
     durable.tick()
     for each in followers:
         each.join(30)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import pydantic
 import pytest
 import typing_extensions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
 
@@ -139,7 +139,6 @@ LOSSY: list[tuple[Any, st.SearchStrategy[Any]]] = [
 
 
 @pytest.mark.parametrize(("annotation", "strategy"), LOSSY, ids=[str(annotation) for annotation, _ in LOSSY])
-@settings(max_examples=50)
 @given(data=st.data())
 def test_a_value_is_read_back_as_all_that_it_was_or_it_is_refused(
     annotation: Any, strategy: st.SearchStrategy[Any], data: st.DataObject
