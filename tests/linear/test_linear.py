@@ -126,26 +126,6 @@ def test_an_early_event_is_kept_and_consumed_on_entering_the_wait(world: World) 
     assert (state(instance), instance.steps()[1].result) == ("COMPLETED", "early")
 
 
-def test_an_event_of_an_id_is_taken_once(world: World) -> None:
-    line = Line(world, PAY=waits_for(), SHIP=waits_for("paid"))
-    instance = line.flow.run()
-    assert instance.send("paid", 1, id="msg-1")
-    world.run_until_idle()
-    assert not world.operations.events.send("order", "i-1", "paid", 1, id="msg-1")
-    world.run_until_idle()
-    assert rows(instance) == ["DONE", "DONE", "WAITING"]
-
-
-def test_an_event_that_came_in_time_counts_however_late_it_is_looked_at(world: World) -> None:
-    line = Line(world, PAY=waits_for(timeout="1 min"))
-    instance = line.flow.run()
-    instance.send("paid", "in time")
-    world.messages.clear()  # and the sweep is late, too
-    world.advance(3600)
-    world.run_until_idle()
-    assert instance.steps()[1].result == "in time"
-
-
 def test_a_retry_of_an_event_gets_the_same_event(world: World) -> None:
     def once_more(ctx: LinearContext) -> Any:
         if ctx.task_type is TaskType.RUN:
@@ -202,15 +182,6 @@ def test_an_event_that_came_during_a_pause_is_found_after_it(world: World) -> No
     instance.resume()
     world.run_until_idle()
     assert instance.steps()[1].result == "meanwhile"
-
-
-def test_a_message_that_comes_twice_changes_nothing(world: World) -> None:
-    line = Line(world, PAY=waits_for())
-    instance = line.flow.create()
-    world.messages *= 3
-    world.run_until_idle()
-    assert [line.called.count(call) for call in dict.fromkeys(line.called)] == [1, 1]
-    assert world.worker.advance(instance.ref).startswith("noop")
 
 
 def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(world: World) -> None:

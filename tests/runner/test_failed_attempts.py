@@ -82,14 +82,6 @@ def test_each_failed_attempt_is_recorded_and_the_one_that_succeeds_is_not(make_b
     assert found.ended_at - (found.started_at or found.ended_at) == timedelta(seconds=2)
 
 
-@everywhere
-@kinds
-def test_nothing_is_recorded_of_a_step_that_succeeds_at_once(make_bench: Any, kind: str) -> None:
-    bench = make_bench(kind, "nothing", works)
-    assert bench.advance() == "complete"
-    assert attempts_of(bench.instance) == ()
-
-
 @kinds
 def test_a_timeout_is_recorded_as_such(make_bench: Any, kind: str) -> None:
     bench = make_bench(kind, "nothing", sleeps, timeout=5, is_timed_by_clock=True)
@@ -129,12 +121,6 @@ def test_an_error_between_steps_is_recorded_without_a_step(world: World) -> None
     (found,) = attempts_of(instance)
     assert (found.step_key, found.attempt, found.outcome) == (None, None, AttemptOutcome.FAILED)
     assert (found.file, found.line) == (FILE, LINE)
-
-
-def test_the_failure_of_a_step_that_ends_the_run_is_recorded_once(world: World) -> None:
-    instance = fail_deeply(world, "function")
-    assert instance.error == "KeyError: 'total'"
-    assert len(attempts_of(instance)) == 1
 
 
 def test_branches_that_fail_are_recorded_each(world: World) -> None:
@@ -235,16 +221,6 @@ def test_a_worker_that_dies_in_a_takeover_leaves_no_record_of_it(world: World) -
     bodies.append(1)
     assert world.new_worker().advance(instance.ref) == "complete"
     assert len(attempts_of(instance)) == 1
-
-
-def test_an_unclaimed_run_that_is_not_due_is_not_claimed(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.sleep("rest", 100)
-
-    instance = order.run()
-    assert world.worker.advance(instance.ref).startswith("noop")
-    assert attempts_of(instance) == ()
 
 
 # --- Celery tasks -------------------------------------------------------------------------------

@@ -112,29 +112,6 @@ def test_a_step_in_finally_runs_once_and_when_its_time_has_come(world: World) ->
     assert instance.statuses() == {"charge": "errored", "clean up": "completed"}
 
 
-def test_a_context_manager_is_left_on_every_pass(world: World) -> None:
-    seen = []
-
-    class Resource:
-        def __enter__(self):
-            seen.append("open")
-
-        def __exit__(self, *_):
-            seen.append("close")
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        with Resource():
-            step.sleep("rest", 60)
-        return "done"
-
-    instance = order.run()
-    assert seen == ["open", "close"]
-    world.run_after(60)
-    assert instance.output == "done"
-    assert seen == ["open", "close"] * 2
-
-
 def test_what_is_logged_while_the_function_unwinds_is_kept(world: World) -> None:
     def order_of(wait):
         def order(event: WorkflowEvent, step: Step):

@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import Registry
-from celery_durable.model import RunRef
 from tests.support.databases import on_databases
 from tests.support.world import World
 
@@ -52,30 +51,6 @@ def test_a_message_that_comes_too_early_changes_nothing(world: World, order) -> 
     world.advance(59.999999)
     assert instance.advance() == NOT_DUE
     assert instance.row == before
-
-
-def test_a_message_that_comes_too_late_finds_the_work_done(world: World, order) -> None:
-    instance = order.create()
-    late = list(world.messages)
-    world.run_until_idle()
-    world.run_after(60)
-    assert instance.status == "complete"
-    assert [world.worker.advance(due.ref) for due in late] == [NOT_DUE]
-
-
-@pytest.mark.parametrize("run_number", [0, 1, 3, -1])
-def test_a_message_for_another_run_changes_nothing(world: World, order, run_number: int) -> None:
-    instance = order.create()
-    instance.restart()
-    before = instance.row
-    assert world.worker.advance(RunRef("order", "i-1", run_number)) == NOT_DUE
-    assert instance.row == before
-    world.run_until_idle()
-    assert instance.status == "waiting"
-
-
-def test_a_message_for_nobody_changes_nothing(world: World, order) -> None:
-    assert world.worker.advance(RunRef("order", "nobody", 1)) == NOT_DUE
 
 
 def test_messages_in_the_wrong_order_end_in_the_same_place(world: World) -> None:

@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from celery_durable import EventTimeout, Step, StepFailed, WorkflowEvent
-from celery_durable.errors import InstanceNotFound, InstanceTerminal
 from tests.support.approvals import Approval, define_order
 from tests.support.world import World
 
@@ -190,39 +189,6 @@ def test_the_same_event_id_serves_two_instances(world: World, order) -> None:
     assert two.send("approval", 2, id="x") is True
     world.run_until_idle()
     assert (one.output[1], two.output[1]) == (1, 2)
-
-
-def test_nobody_can_send_to_an_instance_that_does_not_exist(world: World, order) -> None:
-    with pytest.raises(InstanceNotFound) as caught:
-        order.of("missing").send("approval")
-    assert str(caught.value) == (
-        "Workflow 'order' has no instance 'missing'. Check the id, or list the workflow's instances."
-    )
-
-
-def test_nobody_can_send_to_an_instance_that_has_ended(world: World, order) -> None:
-    instance = order.run()
-    instance.terminate()
-    with pytest.raises(InstanceTerminal) as caught:
-        instance.send("approval")
-    assert str(caught.value) == (
-        "Cannot send an event to instance 'i-1' of workflow 'order': it is terminated. To start a new run, restart it."
-    )
-    assert instance.events() == []
-
-
-def test_an_event_in_a_callers_transaction_counts_when_that_commits(world: World, order) -> None:
-    instance = order.run()
-    with world.session() as session:
-        world.operations.events.send("order", "i-1", "approval", "rolled back", session=session)
-        session.rollback()
-        assert world.messages == []
-        world.operations.events.send("order", "i-1", "approval", "committed", session=session)
-        assert world.messages == []
-        session.commit()
-        assert [due.ref for due in world.messages] == [instance.ref]
-    world.run_until_idle()
-    assert instance.output[1] == "committed"
 
 
 def test_a_wait_whose_type_was_changed_by_a_deploy_is_woken_by_the_new_type(world: World) -> None:

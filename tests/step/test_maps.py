@@ -190,14 +190,6 @@ def test_a_rewind_beyond_a_map_keeps_its_results(world: World) -> None:
     assert len(world.sent) == 2
 
 
-def test_a_restart_begins_anew(world: World) -> None:
-    instance = mapping(world, 2).run()
-    world.restart(instance)
-    world.run_until_idle()
-    assert pages(world.sent) == [0, 1, 0, 1]
-    assert not answer(world, world.sent[0], "of run 1")
-
-
 @on_one_database
 def test_people_may_settle_a_map(world: World) -> None:
     instance = mapping(world, 2).run()
@@ -295,18 +287,6 @@ def test_an_answer_whose_commit_is_in_doubt_counts_once(world: World, when: str)
         world.run_after(60)
     assert instance.output == [0, 1, 2]
     assert pages(world.sent) == [0, 1, 2]
-
-
-def test_a_pause_lets_items_go_on(world: World) -> None:
-    instance = mapping(world, 2).run()
-    instance.pause()
-    for message in world.sent:
-        answer(world, message, "done")
-    world.run_after(timedelta(minutes=1))
-    assert instance.status == "paused"
-    instance.resume()
-    world.run_until_idle()
-    assert instance.output == ["done", "done"]
 
 
 @everywhere

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pydantic
 import pytest
 
-from celery_durable import Completed, LinearStep, Step, StepConfig, WorkflowEvent
+from celery_durable import LinearStep, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import durable_step
 from celery_durable.errors import InstanceTerminal, NotSerializable
 from tests.support.lines import Line, waits_for
@@ -30,12 +30,6 @@ def test_a_lambda_that_makes_a_coroutine_is_told_so(world: World) -> None:
         step.do("work", never, lambda: coro())
 
     assert order.run().error.startswith(f"NotSerializable: Result of step 'work' cannot be stored as JSON: {COROUTINE}")
-
-
-@on_one_database
-def test_so_is_a_handler(world: World) -> None:
-    line = Line(world, [LinearStep("PAY", max_attempts=1)], PAY=lambda ctx: Completed(coro()))
-    assert COROUTINE in line.flow.run().error
 
 
 @on_one_database

@@ -106,16 +106,6 @@ def test_a_task_that_got_lost_is_sent_again_when_its_time_is_over(world: World, 
 
 
 @everywhere
-def test_the_message_leaves_also_when_the_broker_was_away(world: World, media) -> None:
-    world.is_broker_away = True
-    instance = media.run(300)
-    assert (world.sent, instance.status) == ([], "waiting")
-    world.is_broker_away = False
-    world.run_after(60)
-    assert [message.id for message in world.sent] == [instance.step("thumb").task_id]
-
-
-@everywhere
 def test_tasks_side_by_side(world: World) -> None:
     @world.workflow
     def album(event: WorkflowEvent, step: Step) -> Any:
@@ -194,17 +184,6 @@ def test_people_may_settle_a_task_step(world: World, media) -> None:
     world.run_until_idle()
     assert instance.output == {"width": 1}
     assert not answer(world, world.sent[0], {"width": 300})
-
-
-def test_a_pause_keeps_the_answer(world: World, media) -> None:
-    instance = media.run(300)
-    instance.pause()
-    answer(world, world.sent[0], "done")
-    world.run_until_idle()
-    assert instance.status == "paused"
-    instance.resume()
-    world.run_until_idle()
-    assert instance.output == "done"
 
 
 # --- who may answer -----------------------------------------------------------------------------

@@ -114,14 +114,6 @@ def test_a_task_that_its_app_has_not_made_yet_is_not_made_for_a_definition(make_
     assert flow.definition.hooks.on_complete.name == "mail"
 
 
-def test_a_broker_that_is_away_keeps_what_is_to_be_sent_in_the_outbox(make_app: MakeApp) -> None:
-    shop = Shop(make_app(broker_url="redis://127.0.0.1:1/0"))
-    shop.order.create(7)
-    shop.durable.tick()
-    assert shop.left() == 3
-    assert shop.durable.internals.sweeper.sweep() == 0
-
-
 def test_a_task_that_cannot_be_sent_holds_up_no_other(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     shop = Shop(app)
 
