@@ -14,6 +14,7 @@ from celery_durable.definitions import LinearStep
 from celery_durable.errors import StoreUnavailable
 from celery_durable.linear import Completed, LinearContext, Retry
 from celery_durable.store.engine.faults import CommitInDoubt
+from tests.support.flows import flow_of
 from tests.support.lines import Line
 from tests.support.world import World, on_one_database
 
@@ -63,11 +64,7 @@ def advance_once(world: World) -> list[Any]:
 
 @on_one_database
 def test_a_branch_is_recorded_before_a_receiver_hears_of_it(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.gather(step.submit("first", int), step.submit("second", int))
-
-    instance = order.create()
+    instance = flow_of(world, lambda step: step.gather(step.submit("first", int), step.submit("second", int))).create()
     world.new_worker(interruptions=(Terminated,))
     with connected(signals.step_completed, stop_once()):
         assert advance_once(world) == [Terminated]

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 LEASE = timedelta(seconds=31)
@@ -63,11 +64,7 @@ def test_an_instance_that_kills_every_worker_is_given_up_with_growing_pauses(wor
 def test_a_resumed_instance_whose_first_pass_crashed_is_due_at_once(world: World) -> None:
     """A pause after a crash is no start time: the run has started, so a resume ends the pause as for any other run."""
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("charge", lambda: world.worker.die())
-
-    instance = order.create()
+    instance = flow_of(world, lambda step: step.do("charge", lambda: world.worker.die())).create()
     for _ in range(2):
         world.run_until_idle()
         world.advance(LEASE)
@@ -241,11 +238,7 @@ def test_a_branch_beside_a_deadly_one_keeps_its_own_count(world: World) -> None:
         attempts.append((tx.name, tx.attempt))
         return tx.name
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.gather(step.submit("a", work), step.submit("b", work))
-
-    instance = order.create()
+    instance = flow_of(world, lambda step: step.gather(step.submit("a", work), step.submit("b", work))).create()
     world.worker.runtime.crash_at = "after-body"
     world.run_until_idle()
     assert instance.statuses() == {"a": "pending", "b": "pending"}

@@ -15,6 +15,7 @@ from celery.local import PromiseProxy
 from celery_durable import Completed, Dead, LinearContext, LinearStep, Step, WorkflowEvent
 from celery_durable.definitions import define_linear
 from celery_durable.model import OutboxMessage
+from tests.support.flows import flow_of
 from tests.support.lost_connections import cut_commit
 from tests.support.world import FlowControl, SerializationFailure, World
 
@@ -98,10 +99,13 @@ def test_who_asked_for_it_is_told_that_a_run_failed(world: World) -> None:
     ],
 )
 def test_who_asked_for_it_is_told_that_a_run_took_too_long(world: World, limit: str, reason: str) -> None:
-    @world.workflow(name="order", on_failure="elsewhere.failed", **{limit: "1 day"})
-    def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.wait_for_event("approval", "approval", timeout="3 days")
-
+    order = flow_of(
+        world,
+        lambda step: step.wait_for_event("approval", "approval", timeout="3 days"),
+        name="order",
+        on_failure="elsewhere.failed",
+        **{limit: "1 day"},
+    )
     order.run()
     world.run_after(86_400)
     (message,) = world.sent
@@ -131,10 +135,9 @@ def test_only_what_was_asked_for_is_sent(world: World) -> None:
 
 
 def test_who_terminates_or_restarts_a_run_knows_it(world: World) -> None:
-    @world.workflow(name="order", on_complete=done, on_failure=done)
-    def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.wait_for_event("approval", "approval")
-
+    order = flow_of(
+        world, lambda step: step.wait_for_event("approval", "approval"), name="order", on_complete=done, on_failure=done
+    )
     instance = order.run()
     instance.restart()
     world.run_until_idle()
@@ -177,10 +180,9 @@ def test_an_instance_that_is_made_again_under_its_id_is_told_under_another_id(wo
 def test_a_workflow_that_no_worker_survives_is_told_too(make_world: Any) -> None:
     world = make_world(max_crashes=2)
 
-    @world.workflow(name="order", on_failure=done)
-    def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.do("blow up", lambda: world.worker.runtime.die())
-
+    order = flow_of(
+        world, lambda step: step.do("blow up", lambda: world.worker.runtime.die()), name="order", on_failure=done
+    )
     order.run()
     for _ in range(10):
         world.run_after(120)
@@ -247,10 +249,13 @@ def test_an_end_in_doubt_is_told_once(world: World, when: str, payload: str) -> 
 @servers
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_end_of_a_run_that_took_too_long_in_doubt_is_told_once(world: World, when: str) -> None:
-    @world.workflow(name="order", on_failure=done, max_run_duration="1 day")
-    def order(event: WorkflowEvent[Any], step: Step) -> None:
-        step.wait_for_event("approval", "approval", timeout="3 days")
-
+    order = flow_of(
+        world,
+        lambda step: step.wait_for_event("approval", "approval", timeout="3 days"),
+        name="order",
+        on_failure=done,
+        max_run_duration="1 day",
+    )
     instance = order.run()
     world.advance(86_400)
     with cut_commit(world.worker.store, when=when) as cut:

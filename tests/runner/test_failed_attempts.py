@@ -18,6 +18,7 @@ from celery_durable.store.runs.attempts import MAX_KEPT
 from tests.runner.test_leases import look
 from tests.support.answers import answer, resize
 from tests.support.attempts import Bench, dies, kinds, raises, returns, sleeps, works
+from tests.support.flows import flow_of
 from tests.support.lines import Line
 from tests.support.mapping import mapping
 from tests.support.three_frames import FILE, LINE, charge
@@ -227,11 +228,7 @@ def test_a_worker_that_dies_in_a_takeover_leaves_no_record_of_it(world: World) -
 
 
 def test_a_failed_task_of_a_step_is_recorded(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.task("ship", resize.s(1), timeout=60)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.task("ship", resize.s(1), timeout=60)).run()
     (message,) = world.sent
     answer(world, message, error=ValueError("no screws"))
     world.run_until_idle()
@@ -241,11 +238,7 @@ def test_a_failed_task_of_a_step_is_recorded(world: World) -> None:
 
 
 def test_a_task_that_does_not_answer_is_recorded_as_timed_out(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.task("ship", resize.s(1), timeout=60)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.task("ship", resize.s(1), timeout=60)).run()
     world.run_after(61)
     (found,) = attempts_of(instance)
     assert (found.outcome, found.error.name, found.task_id) == (
@@ -256,11 +249,7 @@ def test_a_task_that_does_not_answer_is_recorded_as_timed_out(world: World) -> N
 
 
 def test_an_error_after_the_deadline_is_recorded_once_as_timed_out(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.task("ship", resize.s(1), timeout=60)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.task("ship", resize.s(1), timeout=60)).run()
     world.advance(61)
     answer(world, world.sent[0], error=ValueError("no screws"))
     world.run_until_idle()
@@ -303,11 +292,7 @@ def test_the_newest_attempts_of_a_step_that_is_retried_for_ever_are_kept(world: 
 
 @everywhere
 def test_they_are_deleted_with_their_instance(world: World) -> None:
-    @world.workflow(retention=60)
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.do("charge", KEPT, charge, {})
-
-    order.run()
+    flow_of(world, lambda step: step.do("charge", KEPT, charge, {}), retention=60).run()
     count = sa.select(sa.func.count()).select_from(world.store.tables.attempt)
     assert world.rows(count) == [(1,)]
     world.advance(61)

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.runtime import ConcurrentBody, Runtime
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 ONCE = StepConfig(retries=Retries(limit=0))
@@ -71,10 +72,7 @@ def test_a_session_of_the_application_gets_its_verbs_back(world: World) -> None:
     shared = scoped_session(sessionmaker(world.store.engine))
     world.store.sessions.factory = shared
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("read", lambda tx: tx.session.execute(sa.text("SELECT 1")).scalar())
-
+    order = flow_of(world, lambda step: step.do("read", lambda tx: tx.session.execute(sa.text("SELECT 1")).scalar()))
     instance = order.create()
     world.run_until_idle()
     assert instance.output == 1

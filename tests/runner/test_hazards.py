@@ -13,6 +13,7 @@ from celery_durable.errors import SchemaOutdated
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import sweeps
 from celery_durable.testing import START, Crash
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 # --- reason trusted -------------------------------------------------------------------------------
@@ -150,11 +151,7 @@ def test_a_sweep_that_dies_around_its_commit_loses_no_wake_up(world: World, chec
 
 
 def test_an_event_whose_sender_dies_after_the_commit_is_found(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval").payload
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.wait_for_event("approval", "approval").payload).run()
     instance.send("approval", "yes")
     world.messages.clear()
     world.run_after(5)
@@ -212,11 +209,7 @@ def test_two_sweeps_at_once_publish_each_instance_once_and_no_step_is_overwritte
 
 
 def test_events_of_the_same_moment_keep_the_order_of_their_arrival(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.wait_for_event(f"{n}", "page").payload for n in range(20)]
-
-    instance = order.create()
+    instance = flow_of(world, lambda step: [step.wait_for_event(f"{n}", "page").payload for n in range(20)]).create()
     for n in range(20):
         instance.send("page", n, id=f"{(n * 7) % 20:02}")  # neither the clock nor the ids tell the order
     world.run_until_idle()

@@ -17,6 +17,7 @@ from celery_durable.store.instances import instances
 from celery_durable.testing import Clock, HarnessRuntime
 from tests.store.world import LEASE
 from tests.store.world import World as Rows
+from tests.support.flows import flow_of
 from tests.support.world import Instance, Worker, World, on_one_database
 
 SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
@@ -69,11 +70,7 @@ def test_a_renewal_records_the_step_that_runs_now(world: World) -> None:
 def test_the_next_claim_forgets_the_step_that_ran_before(world: World) -> None:
     dying, heir = world.new_worker(), world.new_worker()
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.do("long report", lambda: look(dying))
-
-    instance = order.create()
+    instance = flow_of(world, lambda step: step.do("long report", lambda: look(dying))).create()
     dying.runtime.crash_at = "after-body"
     dying.advance(instance.ref)
     assert (instance.row.running_step_key, instance.row.running_attempt) == ("long report", 1)

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import SchemaOutdated
+from tests.support.flows import flow_of
 from tests.support.lost_connections import cut_statement
 from tests.support.world import World
 
@@ -70,10 +71,7 @@ def test_a_boundary_that_arrives_after_it_was_given_up_is_recognised(world: Worl
             raise OSError("once")
         return "worked"
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", StepConfig(retries=Retries(limit=1, delay=0)), work)
-
+    order = flow_of(world, lambda step: step.do("work", StepConfig(retries=Retries(limit=1, delay=0)), work))
     assert order.run().output == "worked"
     assert len(held_up) == 1
     assert attempts == ([1, 2] if form.startswith("UPDATE") else [1])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from celery_durable import NonRetryableError, Step, WorkflowEvent
+from tests.support.flows import flow_of
 from tests.support.world import FlowControl, World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -46,11 +47,7 @@ def test_a_run_that_takes_longer_than_its_workflow_allows_is_terminated(world: W
 
 @everywhere
 def test_a_run_does_not_sleep_beyond_its_limit(world: World) -> None:
-    @world.workflow(max_run_duration="2 days")
-    def order(event: WorkflowEvent, step: Step):
-        step.sleep("rest", "30 days")
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.sleep("rest", "30 days"), max_run_duration="2 days").run()
     assert instance.run_at == world.now + timedelta(days=2)
     world.run_after(timedelta(days=2))
     assert instance.status == "terminated"
@@ -71,10 +68,7 @@ def test_a_restart_begins_a_new_time(world: World) -> None:
 
 @on_one_database
 def test_the_time_of_a_run_counts_from_its_first_pass(world: World) -> None:
-    @world.workflow(max_run_duration="2 days")
-    def order(event: WorkflowEvent, step: Step):
-        step.sleep("rest", "1 day")
-
+    order = flow_of(world, lambda step: step.sleep("rest", "1 day"), max_run_duration="2 days")
     instance = order.create(run_at=world.now + timedelta(days=10))
     world.run_after(timedelta(days=10))
     assert instance.status == "waiting"

@@ -8,6 +8,7 @@ import pytest
 
 from celery_durable import Step, StepConfig, StepTx, WorkflowEvent, signals
 from tests.signals.conftest import hearing
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 SECONDS = 10
@@ -73,11 +74,7 @@ def test_a_worker_that_is_to_stop_hands_its_run_on_at_the_next_boundary(world: W
 def test_a_worker_that_is_to_stop_claims_nothing_and_the_next_sweep_offers_it_to_others(world: World) -> None:
     leaving, staying = world.new_worker(), world.new_worker()
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("a", lambda: "done")
-
-    instance = order.create()
+    instance = flow_of(world, lambda step: step.do("a", lambda: "done")).create()
     world.advance(world.settings.grace_seconds)
     world.sweeper.sweep()  # from here on it would be looked at again after the redispatch time
     world.messages.clear()
@@ -92,11 +89,7 @@ def test_a_worker_that_is_to_stop_claims_nothing_and_the_next_sweep_offers_it_to
 
 
 def test_a_worker_that_is_to_stop_leaves_a_sleeper_its_alarm(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.sleep("rest", 60)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.sleep("rest", 60)).run()
     before = instance.row
     leaving = world.new_worker()
     leaving.should_stop = True
@@ -187,10 +180,7 @@ def test_several_branches_that_are_stopped_get_their_attempts_back(world: World)
             threading.Event().wait(0.05)
         return tx.name
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.gather(*(step.submit(name, StepConfig(retries=0), work) for name in "ab"))
-
+    order = flow_of(world, lambda step: step.gather(*(step.submit(name, StepConfig(retries=0), work) for name in "ab")))
     instance = order.create()
     with pytest.raises(SystemExit):
         instance.advance(world.new_worker(interruptions=(SystemExit,)))

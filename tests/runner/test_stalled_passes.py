@@ -17,17 +17,14 @@ from tests.runner.test_leases import SUPERSEDED, look
 from tests.signals.conftest import hearing
 from tests.store.world import LEASE
 from tests.support.embedded import until
+from tests.support.flows import flow_of
 from tests.support.world import Instance, Worker, World
 
 
 def working(world: World) -> Instance:
     """An instance with one step."""
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> None:
-        step.do("work", lambda: None)
-
-    return order.create()
+    return flow_of(world, lambda step: step.do("work", lambda: None)).create()
 
 
 def call_after_load(worker: Worker, hang: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ from celery_durable.explain import Code
 from celery_durable.model import RunRef, StepStatus
 from celery_durable.runner import Runner
 from tests.runner.barrier import BarrierKind, barrier
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 
@@ -48,11 +49,7 @@ def test_a_run_that_waits_in_a_step_of_another_package_is_explained_and_shown(wo
         world.store, world.settings, world.registry, world.store.runtime, lambda _: None, kinds=[BarrierKind()]
     )
 
-    @world.workflow
-    def lorry(event: WorkflowEvent[str], step: Step) -> None:
-        barrier(step, "all loaded", 2)
-
-    north = lorry.create("north", id="north")
+    north = flow_of(world, lambda step: barrier(step, "all loaded", 2), name="lorry").create("north", id="north")
     runner.advance(north.ref, task_id="t", node="n")
     explain = world.operations.queries.explain
     diagnosis = explain("lorry", "north")

@@ -8,6 +8,7 @@ import pytest
 
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.errors import Suspend
+from tests.support.flows import flow_of
 from tests.support.world import World, on_one_database
 
 SWALLOWED = (
@@ -48,11 +49,7 @@ def swallow_in_gather(step: Step):
 @on_one_database
 @pytest.mark.parametrize("swallow", [bare_except, base_exception, return_in_finally, swallow_in_gather])
 def test_a_function_that_swallows_its_suspension_ends_errored_and_is_told_why(world: World, swallow) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return swallow(step)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: swallow(step)).run()
     assert instance.error == SWALLOWED
     world.run_after(timedelta(days=2))
     assert instance.error == SWALLOWED

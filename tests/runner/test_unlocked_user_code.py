@@ -18,6 +18,7 @@ from celery_durable.model import OutboxMessage
 from celery_durable.redaction import Redaction, RedactionContext
 from celery_durable.step import StepTx
 from tests.support.answers import answer, resize
+from tests.support.flows import flow_of
 from tests.support.mapping import mapping
 from tests.support.world import World
 
@@ -62,10 +63,9 @@ def redact_with(world: World, hook: Callable[[Any, RedactionContext], Any]) -> N
 
 
 def with_task(world: World, retries: Retries) -> Any:
-    @world.workflow
-    def media(event: WorkflowEvent, step: Step) -> Any:
-        return step.task("thumb", resize.s(1), timeout="1 hour", retries=retries)
-
+    media = flow_of(
+        world, lambda step: step.task("thumb", resize.s(1), timeout="1 hour", retries=retries), name="media"
+    )
     return media.run()
 
 

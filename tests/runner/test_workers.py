@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import Registry
 from tests.support.databases import on_databases
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 database = on_databases("sqlite", "postgresql", "mariadb")
@@ -54,10 +55,7 @@ def test_a_message_that_comes_too_early_changes_nothing(world: World, order) -> 
 
 
 def test_messages_in_the_wrong_order_end_in_the_same_place(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.wait_for_event(f"page {n}", "page").payload for n in range(3)]
-
+    order = flow_of(world, lambda step: [step.wait_for_event(f"page {n}", "page").payload for n in range(3)])
     instance = order.create()
     for page in "abc":
         instance.send("page", page)
@@ -120,11 +118,7 @@ def test_a_sweep_does_not_repeat_itself_before_a_worker_had_its_chance(world: Wo
 def test_a_worker_without_the_code_leaves_the_instance_for_one_that_has_it(world: World) -> None:
     old, new = world.new_worker(registry=Registry()), world.new_worker()
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return "done"
-
-    instance = order.create()
+    instance = flow_of(world, lambda step: "done").create()
     world.messages.clear()
     for _ in range(3):
         assert old.advance(instance.ref) == "noop: workflow 'order' is unknown to this worker"

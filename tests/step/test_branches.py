@@ -8,6 +8,7 @@ import pytest
 
 from celery_durable import EventTimeout, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.errors import NonRetryableError, StepNameReused
+from tests.support.flows import flow_of
 from tests.support.meetings import SECONDS, Meeting, fail
 from tests.support.world import World, on_one_database
 
@@ -23,11 +24,7 @@ def side_by_side(world: World) -> None:
 def test_branches_run_at_the_same_time_and_results_come_in_the_order_of_the_arguments(world: World) -> None:
     meet = Meeting(3)
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.gather(*(step.submit(name, meet, name) for name in "abc"))
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.gather(*(step.submit(name, meet, name) for name in "abc"))).run()
     assert instance.output == ["a", "b", "c"]
     assert instance.statuses() == dict.fromkeys("abc", "completed")
 
@@ -39,10 +36,7 @@ def test_a_wide_gather_leaves_few_threads_behind(world: World) -> None:
         threads.append(threading.current_thread())
         meet.wait(SECONDS)
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.gather(*(step.submit(f"{n}", work) for n in range(12)))
-
+    order = flow_of(world, lambda step: step.gather(*(step.submit(f"{n}", work) for n in range(12))))
     assert order.run().status == "complete"
     assert len(threads) == 12
     while sum(thread.is_alive() for thread in threads) > 4:  # the others were told to end
@@ -255,10 +249,7 @@ def test_the_same_name_at_the_same_time_is_an_error(world: World, reuse) -> None
 def test_repeated_branches_are_counted(world: World) -> None:
     counted = StepConfig(repeat=True)
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.gather(*(step.submit("page", counted, lambda n=n: n) for n in range(3)))
-
+    order = flow_of(world, lambda step: step.gather(*(step.submit("page", counted, lambda n=n: n) for n in range(3))))
     instance = order.run()
     assert instance.output == [0, 1, 2]
     assert [step.name for step in instance.steps()] == ["page"] * 3

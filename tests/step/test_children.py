@@ -21,6 +21,7 @@ from celery_durable import (
 )
 from celery_durable.errors import InstanceTerminal
 from celery_durable.linear import Completed
+from tests.support.flows import flow_of
 from tests.support.lost_connections import cut_commit
 from tests.support.world import Worker, World, on_one_database
 
@@ -175,20 +176,13 @@ class Id(str, enum.Enum):  # noqa: UP042  # its members have a text of their own
 
 
 def test_the_id_of_a_child_may_be_the_member_of_an_enum(world: World, billing) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.child("bill", billing, Bill(cents=1), id=Id.BILL)
-
+    order = flow_of(world, lambda step: step.child("bill", billing, Bill(cents=1), id=Id.BILL))
     assert order.run().step("bill").child == Child("billing", "b-1")
 
 
 @everywhere
 def test_a_restart_makes_a_child_of_its_own(world: World, billing) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.child("bill", billing, Bill(cents=100)).cents
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.child("bill", billing, Bill(cents=100)).cents).run()
     first = instance.step("bill").child.instance_id
     world.restart(instance)
     world.run_until_idle()
@@ -203,11 +197,7 @@ def test_a_restart_makes_a_child_of_its_own(world: World, billing) -> None:
 
 
 def test_a_retry_of_the_parent_makes_another_child(world: World, billing) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.child("bill", billing, Bill(cents=100)).cents
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.child("bill", billing, Bill(cents=100)).cents).run()
     billing.of(instance.step("bill").child.instance_id).send("paid", 0)
     world.run_until_idle()
     assert instance.status == "errored"
@@ -347,11 +337,7 @@ def test_a_child_of_a_child(world: World, billing) -> None:
     def middle(event: WorkflowEvent, step: Step) -> Any:
         return step.child("bill", billing, Bill(cents=1), id="b-1").cents
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.child("middle", middle)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.child("middle", middle)).run()
     billing.of("b-1").send("paid", 1)
     world.run_until_idle()
     assert instance.output == 2

@@ -11,6 +11,7 @@ from celery_durable import EventPayloadInvalid, EventRefused, Step, WorkflowEven
 from celery_durable.errors import InstanceNotFound, InvalidEventType, NameInvalid, NotSerializable, PayloadTooLarge
 from celery_durable.model import Scope
 from tests.support.approvals import Approval, Refusal, define_order
+from tests.support.flows import flow_of
 from tests.support.world import World, on_one_database
 
 
@@ -21,10 +22,7 @@ def order(world: World):
 
 @pytest.mark.parametrize("way", ["plain", "id", "session"])
 def test_a_payload_that_breaks_the_schema_is_refused_and_the_wait_goes_on(world: World, way: str) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval", schema=Approval).payload.by
-
+    order = flow_of(world, lambda step: step.wait_for_event("approval", "approval", schema=Approval).payload.by)
     instance = order.run()
     with ExitStack() as stack:
         options = {"id": {"id": "mail-7"}, "session": {"session": stack.enter_context(world.session())}}.get(way, {})
@@ -42,11 +40,7 @@ def test_a_payload_that_breaks_the_schema_is_refused_and_the_wait_goes_on(world:
 
 
 def test_a_schema_may_be_a_builtin_class(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("count", "counted", schema=int).payload
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.wait_for_event("count", "counted", schema=int).payload).run()
     with pytest.raises(EventRefused):
         instance.send("counted", "seven")
     instance.send("counted", 7)
@@ -67,11 +61,7 @@ def test_a_repeated_event_is_ignored_although_the_next_wait_would_refuse_it(worl
 
 
 def test_a_caller_of_another_scope_does_not_learn_what_a_run_waits_for(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.wait_for_event("approval", "approval", schema=Approval)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.wait_for_event("approval", "approval", schema=Approval)).run()
     others = world.operations.restrict_to(Scope(id_prefix="other-"))
     with pytest.raises(InstanceNotFound):
         others.events.send("order", instance.id, "approval", "anything")
@@ -80,10 +70,7 @@ def test_a_caller_of_another_scope_does_not_learn_what_a_run_waits_for(world: Wo
 def test_a_schema_that_a_deploy_has_changed_is_the_one_that_counts(world: World) -> None:
     schemas = [Approval, Refusal]
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval", schema=schemas[0]).payload.by
-
+    order = flow_of(world, lambda step: step.wait_for_event("approval", "approval", schema=schemas[0]).payload.by)
     instance = order.run()
     schemas.pop(0)
     world.operations.lifecycle.wake("order", instance.id)

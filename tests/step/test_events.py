@@ -8,6 +8,7 @@ import pytest
 
 from celery_durable import EventTimeout, Step, StepFailed, WorkflowEvent
 from tests.support.approvals import Approval, define_order
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 
@@ -141,11 +142,7 @@ def test_a_late_event_does_not_wake_and_does_not_complete_the_wait_that_expired(
 
 
 def test_the_default_deadline_is_a_day(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.wait_for_event("approval", "approval")
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.wait_for_event("approval", "approval")).run()
     assert instance.run_at == world.now + timedelta(hours=24)
     world.run_after(timedelta(hours=24))
     assert instance.error == "EventTimeout: No event 'approval' came within 1 d"
@@ -153,11 +150,7 @@ def test_the_default_deadline_is_a_day(world: World) -> None:
 
 @pytest.mark.parametrize("timeout", [1, timedelta(days=365)])
 def test_the_shortest_and_the_longest_deadline(world: World, timeout) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.wait_for_event("approval", "approval", timeout=timeout)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.wait_for_event("approval", "approval", timeout=timeout)).run()
     world.run_after(timeout)
     assert instance.error.startswith("EventTimeout: ")
 
@@ -166,11 +159,7 @@ def test_the_shortest_and_the_longest_deadline(world: World, timeout) -> None:
 
 
 def test_an_event_id_is_accepted_once_per_run(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.wait_for_event(f"page {n}", "page").payload for n in range(2)]
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: [step.wait_for_event(f"page {n}", "page").payload for n in range(2)]).run()
     assert instance.send("page", "a", id="delivery-1") is True
     assert instance.send("page", "a", id="delivery-1") is False
     world.run_until_idle()
@@ -192,11 +181,7 @@ def test_the_same_event_id_serves_two_instances(world: World, order) -> None:
 
 
 def test_a_wait_whose_type_was_changed_by_a_deploy_is_woken_by_the_new_type(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("answer", "approval", timeout="1 hour").payload
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.wait_for_event("answer", "approval", timeout="1 hour").payload).run()
     deadline = instance.step("answer").wake_at
 
     @world.workflow

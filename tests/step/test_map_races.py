@@ -8,6 +8,7 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent
 from tests.support.answers import answer
+from tests.support.flows import flow_of
 from tests.support.mapping import convert
 from tests.support.world import World
 
@@ -64,10 +65,11 @@ def test_a_map_may_win_a_race(world: World) -> None:
 
 @everywhere
 def test_a_retry_does_again_what_failed_in_each_of_several_maps(world: World) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        return step.gather(*(step.submit_map(name, convert.s("png"), range(2)) for name in ("text", "plates")))
-
+    press = flow_of(
+        world,
+        lambda step: step.gather(*(step.submit_map(name, convert.s("png"), range(2)) for name in ("text", "plates"))),
+        name="press",
+    )
     instance = press.run()
     for nth, message in enumerate(world.sent):
         answer(world, message, nth, error=KeyError("no page") if nth in (1, 2) else None)

@@ -11,6 +11,7 @@ from celery_durable import NonRetryableError, Retries, Step, StepTimeout, Workfl
 from celery_durable.errors import ValueRefused
 from celery_durable.model import AnswerResult
 from tests.support.answers import answer, answered
+from tests.support.flows import flow_of
 from tests.support.lost_connections import cut_commit
 from tests.support.mapping import convert, mapping, pages
 from tests.support.world import World, on_one_database
@@ -130,11 +131,7 @@ def test_nothing_to_do_is_done_at_once(world: World) -> None:
 
 @everywhere
 def test_a_retry_does_again_only_what_failed(world: World) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        return step.map("convert", convert.s("png"), range(3))
-
-    instance = press.run()
+    instance = flow_of(world, lambda step: step.map("convert", convert.s("png"), range(3)), name="press").run()
     answer(world, world.sent[0], "a")
     answer(world, world.sent[1], error=KeyError("no page"))
     answer(world, world.sent[2], "c")
@@ -219,11 +216,7 @@ def test_every_item_is_done_once_wherever_a_runner_dies(world: World, when: int)
 
 @on_one_database
 def test_people_may_settle_a_map_that_has_failed(world: World) -> None:
-    @world.workflow
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        return step.map("convert", convert.s("png"), range(2))
-
-    instance = press.run()
+    instance = flow_of(world, lambda step: step.map("convert", convert.s("png"), range(2)), name="press").run()
     answer(world, world.sent[0], "a")
     answer(world, world.sent[1], error=KeyError("no page"))
     world.run_until_idle()
@@ -265,10 +258,9 @@ def test_a_pause_sends_no_more_items(world: World) -> None:
 
 
 def test_a_map_that_has_all_answers_does_not_overstay(world: World) -> None:
-    @world.workflow(max_suspend_duration="1 hour")
-    def press(event: WorkflowEvent, step: Step) -> Any:
-        return step.map("convert", convert.s("png"), range(1))
-
+    press = flow_of(
+        world, lambda step: step.map("convert", convert.s("png"), range(1)), name="press", max_suspend_duration="1 hour"
+    )
     instance = press.run()
     world.advance(3599)
     answer(world, world.sent[0], "done")

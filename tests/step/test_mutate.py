@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from tests.support.authors import names
+from tests.support.flows import flow_of
 from tests.support.world import World, insert_name
 
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
@@ -43,10 +44,7 @@ def test_mutations_join_the_session_when_there_is_one(world: World) -> None:
         tx.mutate(lambda session: session.execute(sa.update(names).values(name="changed")))
         insert_name("new")(tx.session)
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", work)
-
+    order = flow_of(world, lambda step: step.do("work", work))
     assert order.run().status == "complete"
     assert world.names() == ["changed"]
 
@@ -55,11 +53,7 @@ def test_mutations_join_the_session_when_there_is_one(world: World) -> None:
 def test_an_async_function_for_the_commit_is_refused_and_not_dropped(world: World, method: str) -> None:
     async def write(session: Session) -> None: ...
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", lambda tx: getattr(tx, method)(write))
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do("work", lambda tx: getattr(tx, method)(write))).run()
     assert (instance.status, instance.step("work").attempts) == ("errored", 1)
     assert instance.error == (
         f"AsyncNotSupported: The function of tx.{method}() 'write' is an async function, and async workflows and steps "
@@ -100,10 +94,9 @@ def test_a_deferred_unique_violation_fails_the_step_for_good(world: World, with_
     def take(session) -> None:
         session.execute(sa.text("INSERT INTO author_slots VALUES (1)"))
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("take", lambda tx: take(tx.session) if with_session else tx.mutate(take))
-
+    order = flow_of(
+        world, lambda step: step.do("take", lambda tx: take(tx.session) if with_session else tx.mutate(take))
+    )
     instance = order.run()
     assert instance.error.startswith("StepCommitConflict: The writes of step 'take' violate a constraint: ")
     assert instance.step("take").attempts == 1
@@ -115,11 +108,7 @@ def test_another_database_error_is_tried_again(world: World) -> None:
     def read(tx: StepTx) -> None:
         tx.session.execute(sa.text("SELECT * FROM nowhere" if tx.attempt == 1 else "SELECT 1"))
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("read", ONCE_MORE, read)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do("read", ONCE_MORE, read)).run()
     assert instance.step("read").status == "waiting"
     world.run_after(1)
     assert instance.status == "complete"

@@ -13,6 +13,7 @@ from celery_durable.definitions import define_linear
 from celery_durable.errors import InstanceNotFound, RunNotFound
 from celery_durable.model import Published
 from celery_durable.testing import START
+from tests.support.flows import flow_of
 from tests.support.publishing import Statements, published
 from tests.support.world import FlowControl, World
 
@@ -348,11 +349,7 @@ def test_a_handler_publishes_too(world: World) -> None:
 
 @everywhere
 def test_what_was_published_is_deleted_with_its_instance(world: World) -> None:
-    @world.workflow(retention="1 day")
-    def order(event: WorkflowEvent, step: Step):
-        step.publish("n", 1)
-
-    order.run()
+    flow_of(world, lambda step: step.publish("n", 1), retention="1 day").run()
     world.accepted.clear()
     world.advance(timedelta(days=2))
     assert world.delete_expired() == 1

@@ -12,6 +12,7 @@ from celery_durable import Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.errors import StepCancelled
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.step import TxBuffer
+from tests.support.flows import flow_of
 from tests.support.meetings import SECONDS, fail
 from tests.support.world import World
 
@@ -190,10 +191,10 @@ def test_a_branch_that_fails_first_wins_too(world: World) -> None:
 
 
 def test_a_branch_that_is_to_be_tried_again_has_not_ended(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.first("race", step.submit("charge", fail, ValueError("no")), step.submit_sleep("nap", 5))
-
+    order = flow_of(
+        world,
+        lambda step: step.first("race", step.submit("charge", fail, ValueError("no")), step.submit_sleep("nap", 5)),
+    )
     instance = order.run()
     assert instance.statuses() == {"charge": "waiting", "nap": "waiting"}
     world.run_after(5)

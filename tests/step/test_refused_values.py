@@ -11,6 +11,7 @@ import pytest
 from celery_durable import LinearStep, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import durable_step
 from celery_durable.errors import InstanceTerminal, NotSerializable
+from tests.support.flows import flow_of
 from tests.support.lines import Line, waits_for
 from tests.support.world import World, on_one_database
 
@@ -81,10 +82,9 @@ def test_they_are_where_a_type_is_declared(world: World) -> None:
 
 @on_one_database
 def test_keys_that_only_look_alike_are_kept(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent[Any], step: Step) -> Any:
-        return step.do("work", lambda: {1: "a", "01": "b", "-2": ["1", "2"], "x": {"2030": 1}})
-
+    order = flow_of(
+        world, lambda step: step.do("work", lambda: {1: "a", "01": "b", "-2": ["1", "2"], "x": {"2030": 1}})
+    )
     assert order.run().output == {"1": "a", "01": "b", "-2": ["1", "2"], "x": {"2030": 1}}
 
 
@@ -96,10 +96,7 @@ def bare() -> int:
 
 @on_one_database
 def test_durable_step_needs_no_parentheses(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent[Any], step: Step) -> int:
-        return step.do(bare)
-
+    order = flow_of(world, lambda step: step.do(bare))
     assert (order.run().output, bare()) == (7, 7)
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, WorkflowEvent, durable_step
+from tests.support.flows import flow_of
 from tests.support.world import FlowControl, World, on_one_database
 
 
@@ -110,10 +111,11 @@ def test_configs_of_app_workflow_function_and_call_are_laid_over_each_other(make
     def pay() -> str:
         return charge()
 
-    @world.workflow(step_defaults=StepConfig(retries=Retries(limit=4)))
-    def order(event: WorkflowEvent, step: Step):
-        step.do("charge", StepConfig(retries=Retries(limit=2)), pay)
-
+    order = flow_of(
+        world,
+        lambda step: step.do("charge", StepConfig(retries=Retries(limit=2)), pay),
+        step_defaults=StepConfig(retries=Retries(limit=4)),
+    )
     instance = order.create()
     run_to_the_end(world, instance)
     assert charge.gaps == [3, 3]
@@ -133,10 +135,7 @@ def test_a_nonretryable_error_is_known_by_its_name_too(world: World) -> None:
     foreign = type("NonRetryableError", (Exception,), {})
     charge = Failing(world, error=foreign("from a copy of the class"))
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("charge", charge)
-
+    order = flow_of(world, lambda step: step.do("charge", charge))
     assert order.run().error == "NonRetryableError: from a copy of the class"
     assert len(charge.at) == 1
 

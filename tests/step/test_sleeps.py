@@ -9,6 +9,7 @@ import pytest
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import SleepTooFar
 from celery_durable.testing import START
+from tests.support.flows import flow_of
 from tests.support.world import World, on_one_database
 
 
@@ -29,11 +30,7 @@ def test_a_sleep_ends_when_its_time_has_come_and_not_before(world: World, span) 
 
 
 def test_a_sleeping_instance_costs_nothing(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.sleep("rest", "30 days")
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.sleep("rest", "30 days")).run()
     before = instance.row
     for _ in range(5):
         world.advance(timedelta(days=5))
@@ -42,11 +39,7 @@ def test_a_sleeping_instance_costs_nothing(world: World) -> None:
 
 
 def test_later_passes_do_not_restart_a_sleep(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.sleep("rest", 100)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.sleep("rest", 100)).run()
     wake_at = instance.step("rest").wake_at
     world.advance(60)
     instance.pause()

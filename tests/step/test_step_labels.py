@@ -6,6 +6,7 @@ import pytest
 
 from celery_durable import Completed, LinearStep, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import define_linear
+from tests.support.flows import flow_of
 from tests.support.labelled import found, labels_of, rows
 from tests.support.world import FlowControl, World
 
@@ -62,11 +63,7 @@ def test_what_an_attempt_that_failed_had_set_is_dropped(world: World) -> None:
         if tx.attempt == 1:
             raise ValueError("once more")
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", ONCE_MORE, work)
-
-    instance = order.run(labels={"tenant": "acme"})
+    instance = flow_of(world, lambda step: step.do("work", ONCE_MORE, work)).run(labels={"tenant": "acme"})
     assert labels_of(instance) == {"tenant": "acme"}
     world.run_after(1)
     assert labels_of(instance) == {"attempt-2": "here", "tenant": "acme"}
@@ -77,11 +74,7 @@ def test_what_a_step_that_failed_for_good_had_set_is_dropped(world: World) -> No
         tx.set_labels({"tenant": None, "stage": "broken"})
         raise NonRetryableError("no")
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", work)
-
-    instance = order.run(labels={"tenant": "acme"})
+    instance = flow_of(world, lambda step: step.do("work", work)).run(labels={"tenant": "acme"})
     assert (instance.status, labels_of(instance)) == ("errored", {"tenant": "acme"})
 
 

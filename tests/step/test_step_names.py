@@ -11,6 +11,7 @@ import pytest
 
 from celery_durable import Step, StepConfig, WorkflowEvent, durable_step
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
+from tests.support.flows import flow_of
 from tests.support.results import make_amount, make_id
 from tests.support.world import World, on_one_database
 
@@ -22,11 +23,7 @@ def test_the_same_name_again_returns_the_recorded_result_and_warns(world: World)
         ran.append(1)
         return "ch_1"
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.do("charge", charge), step.do("charge", charge)]
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: [step.do("charge", charge), step.do("charge", charge)]).run()
     assert instance.output == ["ch_1", "ch_1"]
     assert ran == [1]
     assert [(line.level, line.category, line.message) for line in instance.logs()] == [
@@ -164,11 +161,7 @@ def test_a_name_keeps_its_type_within_a_pass(world: World) -> None:
 
 
 def test_a_name_keeps_its_type_over_a_deploy(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.sleep("x", 60)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.sleep("x", 60)).run()
 
     @world.workflow
     def order(event: WorkflowEvent, step: Step):

@@ -14,6 +14,7 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import NotSerializable
+from tests.support.flows import flow_of
 from tests.support.results import (
     Colour,
     make_amount,
@@ -102,10 +103,7 @@ def test_a_value_that_would_be_read_back_as_less_is_refused_wherever_it_is_store
 @on_one_database
 @pytest.mark.parametrize("value", [float("nan"), "a\x00b", "\ud800", functools.reduce(lambda v, _: [v], range(70), 1)])
 def test_a_result_that_some_database_would_refuse_fails_the_step_before_any_sql(world: World, value: object) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("make", lambda: value)
-
+    order = flow_of(world, lambda step: step.do("make", lambda: value))
     assert order.run().error.startswith("NotSerializable: Result of step 'make' cannot be stored as JSON: $")
 
 
@@ -114,10 +112,7 @@ def promise_number() -> int:
 
 
 def test_a_result_that_breaks_its_annotation_fails_the_step_at_once(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("count", promise_number)
-
+    order = flow_of(world, lambda step: step.do("count", promise_number))
     assert order.run().error == (
         "StepResultInvalid: The result of step 'count' does not fit the function's return annotation: "
         "$: Input should be a valid integer, unable to parse string as an integer."
@@ -141,18 +136,11 @@ SERIALIZER = (
 
 
 def test_a_result_whose_own_serializer_fails_fails_the_step(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("make", make_moody)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do("make", make_moody)).run()
     assert instance.error == f"NotSerializable: Result of step 'make' {SERIALIZER}"
     assert instance.step("make").attempts == 1
 
 
 def test_an_output_whose_own_serializer_fails_ends_the_instance_errored(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Moody:
-        return Moody()
-
+    order = flow_of(world, lambda step: Moody())
     assert order.run().error == f"NotSerializable: Output of workflow 'order' {SERIALIZER}"

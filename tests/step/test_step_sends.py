@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
+from tests.support.flows import flow_of
 from tests.support.world import World, insert_name, on_one_database
 
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
@@ -49,21 +50,13 @@ def test_an_instance_that_a_failed_attempt_would_have_created_is_not_there(world
         if tx.attempt == 1:
             raise ValueError("no")
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("start", ONCE_MORE, start)
-
-    order.run()
+    flow_of(world, lambda step: step.do("start", ONCE_MORE, start)).run()
     world.run_after(1)
     assert [item.id for item in world.operations.queries.list("child").items] == ["c-2"]
 
 
 def test_a_created_instance_remembers_the_step_that_made_it(world: World, child) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("start", lambda tx: tx.create(child, id="c-1"))
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do("start", lambda tx: tx.create(child, id="c-1"))).run()
     row = child.of("c-1").row
     assert (row.parent_pk, row.parent_run_number, row.parent_step_key) == (instance.row.id, 1, "start")
 
@@ -71,10 +64,9 @@ def test_a_created_instance_remembers_the_step_that_made_it(world: World, child)
 def test_an_event_that_a_step_sends_wakes_its_target_with_the_step(world: World, child) -> None:
     target = child.run("p", id="c-1")
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("tell", lambda tx: tx.send_event(child, "c-1", "approval", {"from": tx.name}))
-
+    order = flow_of(
+        world, lambda step: step.do("tell", lambda tx: tx.send_event(child, "c-1", "approval", {"from": tx.name}))
+    )
     order.run()
     assert target.output == ["p", {"from": "tell"}]
 
@@ -87,11 +79,7 @@ def test_an_event_that_a_failed_attempt_would_have_sent_is_not_sent(world: World
         if tx.attempt == 1:
             raise ValueError("no")
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("tell", ONCE_MORE, tell)
-
-    order.run()
+    flow_of(world, lambda step: step.do("tell", ONCE_MORE, tell)).run()
     assert target.events() == []
     world.run_after(1)
     assert target.events() == [("approval", 2, "approval")]
@@ -102,11 +90,7 @@ def test_a_step_can_create_an_instance_and_send_it_its_first_event(world: World,
         made = tx.create(child, id="c-1")
         tx.send_event(child, made, "approval", "at once")
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("start", start)
-
-    order.run()
+    flow_of(world, lambda step: step.do("start", start)).run()
     assert child.of("c-1").output == [None, "at once"]
 
 
@@ -171,11 +155,7 @@ def test_what_cannot_be_sent_or_created_fails_the_step_for_good(
             tx.session.connection()
         what(tx, child)
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", work)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do("work", work)).run()
     assert instance.error == error
     assert instance.step("work").attempts == 1
     assert world.names() == []
@@ -186,11 +166,7 @@ def test_params_that_do_not_fit_fail_the_step_for_good(world: World) -> None:
     def child(event: WorkflowEvent[int], step: Step):
         pass
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("start", lambda tx: tx.create(child, "seven", id="c-1"))
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do("start", lambda tx: tx.create(child, "seven", id="c-1"))).run()
     assert instance.error == (
         "WorkflowParamsInvalid: Parameters of workflow 'child' for instance 'c-1' are not valid: "
         "$: Input should be a valid integer, unable to parse string as an integer."
@@ -234,11 +210,7 @@ CHARACTERS = "of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
 def test_what_is_sent_to_nobody_is_refused(world: World, child, send, error: str) -> None:
     live = child.run(id="live")
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("send", lambda tx: send(tx, child))
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do("send", lambda tx: send(tx, child))).run()
     assert (instance.error, instance.step("send").attempts, live.events()) == (error, 1, [])
 
 
@@ -250,11 +222,7 @@ def test_the_operations_can_join_the_session_of_a_step(world: World, child) -> N
         if tx.attempt == 1:
             raise ValueError("no")
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("tell", ONCE_MORE, tell)
-
-    order.run()
+    flow_of(world, lambda step: step.do("tell", ONCE_MORE, tell)).run()
     assert target.events() == []
     world.run_after(1)
     assert target.output == [None, 2]

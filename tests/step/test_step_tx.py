@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from celery_durable import NonRetryableError, Retries, Step, StepConfig, StepTx, WorkflowEvent
 from tests.support.authors import names
+from tests.support.flows import flow_of
 from tests.support.world import World, insert_name
 
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
@@ -94,10 +95,7 @@ def test_a_write_that_was_put_off_may_use_a_savepoint(world: World) -> None:
         insert_name("b")(session)
         savepoint.rollback()
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("work", lambda tx: tx.mutate(write))
-
+    order = flow_of(world, lambda step: step.do("work", lambda tx: tx.mutate(write)))
     assert order.run().status == "complete"
     assert world.names() == ["a"]
 

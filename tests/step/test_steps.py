@@ -11,6 +11,7 @@ import pytest
 
 from celery_durable import NonRetryableError, Step, StepTx, WorkflowEvent
 from celery_durable.errors import StepMisuse
+from tests.support.flows import flow_of
 from tests.support.results import Receipt
 from tests.support.world import World, on_one_database
 
@@ -36,10 +37,7 @@ def test_arguments_and_keywords_go_to_the_function(world: World) -> None:
     def join(*parts: str, sep: str, name: str) -> str:
         return f"{name}{sep}{sep.join(parts)}"
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("join", join, "a", "b", sep="-", name="n")
-
+    order = flow_of(world, lambda step: step.do("join", join, "a", "b", sep="-", name="n"))
     assert order.run().output == "n-a-b"
 
 
@@ -47,11 +45,7 @@ def test_a_named_function_names_its_step(world: World) -> None:
     def charge(amount: int) -> int:
         return amount
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do(charge, 5)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do(charge, 5)).run()
     assert instance.output == 5
     assert instance.statuses() == {"charge": "completed"}
 
@@ -78,11 +72,7 @@ def test_a_named_function_names_its_step(world: World) -> None:
     ],
 )
 def test_a_method_inside_a_body_is_refused(world: World, method) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        step.do("outer", method, step)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: step.do("outer", method, step)).run()
     assert instance.error == (
         "StepMisuse: A step method was called inside a step's body. Call it from the workflow function, between steps."
     )
@@ -127,11 +117,7 @@ def test_a_method_is_refused_when_the_function_has_ended(world: World, method) -
     kept: list[Step] = []
     called.clear()
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        kept.append(step)
-
-    instance = order.run()
+    instance = flow_of(world, lambda step: kept.append(step)).run()
     with pytest.raises(StepMisuse) as refused:
         method(kept[0])
     assert (str(refused.value), called) == (FUNCTION_ENDED, [])
@@ -190,10 +176,7 @@ def test_an_output_that_breaks_its_annotation_ends_the_instance_errored(world: W
 
 
 def test_an_output_that_json_cannot_hold_ends_the_instance_errored(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return {"socket": object()}
-
+    order = flow_of(world, lambda step: {"socket": object()})
     assert order.run().error == (
         "NotSerializable: Output of workflow 'order' cannot be stored as JSON: $.socket is a object, which has no JSON "
         "form. Use plain data (or pydantic models, dataclasses, datetimes, Decimals, UUIDs, enums); keep other "

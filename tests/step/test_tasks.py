@@ -19,6 +19,7 @@ from celery_durable.store.engine import Store
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.store.world import has_lock_wait
 from tests.support.answers import answer, resize
+from tests.support.flows import flow_of
 from tests.support.world import World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -131,10 +132,11 @@ def test_tasks_side_by_side(world: World) -> None:
 
 @everywhere
 def test_a_task_that_loses_a_race_is_not_waited_for(world: World) -> None:
-    @world.workflow
-    def media(event: WorkflowEvent, step: Step) -> Any:
-        return step.first("sooner", step.submit_task("thumb", resize.s(1)), step.submit_sleep("nap", 60))
-
+    media = flow_of(
+        world,
+        lambda step: step.first("sooner", step.submit_task("thumb", resize.s(1)), step.submit_sleep("nap", 60)),
+        name="media",
+    )
     instance = media.run()
     world.run_after(60)
     assert (instance.output, instance.statuses()) == (
@@ -158,10 +160,7 @@ def test_a_restart_sends_it_anew_and_takes_no_answer_to_the_old(world: World, me
 
 @everywhere
 def test_a_rewind_keeps_what_has_answered_and_asks_anew_for_the_rest(world: World) -> None:
-    @world.workflow
-    def media(event: WorkflowEvent, step: Step) -> Any:
-        return [step.task("a", resize.s(1)), step.task("b", resize.s(2))]
-
+    media = flow_of(world, lambda step: [step.task("a", resize.s(1)), step.task("b", resize.s(2))], name="media")
     instance = media.run()
     answer(world, world.sent[0], "first")
     world.run_until_idle()
