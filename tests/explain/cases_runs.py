@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from celery_durable.explain import Code
 from celery_durable.model import ErrorInfo, RunningStep, Status, StepStatus, StepType, WorkflowKind
 from tests.explain.builders import (
@@ -28,22 +26,20 @@ from tests.explain.builders import (
 
 REPORT = RunningStep("long report\x1f3", 2, NOW - timedelta(seconds=57))
 
-RUNS = [
-    pytest.param(
+RUNS = {
+    "done": (
         told(instance(Status.COMPLETE), of=run(completed_at=NOW - 120 * MINUTE)),
         Code.DONE,
         "It completed 2 h ago.",
         [],
-        id="done",
     ),
-    pytest.param(
+    "terminated": (
         told(instance(Status.TERMINATED), of=run(reason="sold twice")),
         Code.TERMINATED,
         "It was terminated: sold twice.",
         [f"{DURABLE} restart order o-1"],
-        id="terminated",
     ),
-    pytest.param(
+    "failed": (
         told(
             instance(Status.ERRORED),
             of=run(error_name="CardDeclined", error_message="no money", completed_at=NOW - MINUTE),
@@ -52,63 +48,46 @@ RUNS = [
         Code.FAILED,
         'It failed 1 min ago with CardDeclined: no money (step "charge", 6 attempts).',
         [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
-        id="failed",
     ),
-    pytest.param(
-        told(
-            instance(Status.ERRORED, kind=WorkflowKind.LINEAR),
-            of=run(error_name="CardDeclined", error_message="no"),
-        ),
-        Code.FAILED,
-        "It failed with CardDeclined: no.",
-        [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
-        id="failed, linear",
-    ),
-    pytest.param(
+    "step limit": (
         told(instance(Status.ERRORED), of=run(error_name="StepLimitExceeded", error_message="too many steps.")),
         Code.STEP_LIMIT,
         "It failed with StepLimitExceeded: too many steps.",
         [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
-        id="step limit",
     ),
-    pytest.param(
+    "nondeterministic": (
         told(instance(Status.ERRORED), of=run(error_name="StepTypeMismatch", error_message="another kind")),
         Code.NONDETERMINISTIC,
         "It failed with StepTypeMismatch: another kind. The workflow's code does not match the recorded steps.",
         [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
-        id="nondeterministic",
     ),
-    pytest.param(
+    "paused": (
         told(instance(Status.PAUSED), open_steps=(NAP,)),
         Code.PAUSED,
         'It has been paused for 1 min; its timers keep running. Unfinished: step "nap" sleeps.',
         [f"{DURABLE} resume order o-1"],
-        id="paused",
     ),
-    pytest.param(
+    "pause requested": (
         told(instance(**RUNNING, pause_requested=True)),
         Code.PAUSED,
         "A pause is requested; it takes effect when the running step ends. It runs the code before its first step, on "
         "celery@a, which has held it for 1 min, as of 10 s ago.",
         [f"{DURABLE} resume order o-1"],
-        id="pause requested",
     ),
-    pytest.param(
+    "running": (
         told(instance(**RUNNING), last_step=step("count"), heartbeats=(worker(),)),
         Code.RUNNING,
         'It runs the code after step "count", on celery@a, which has held it for 1 min, as of 10 s ago; the lease is '
         "valid for 20 s.",
         [f"{DURABLE} logs order o-1 --follow"],
-        id="running",
     ),
-    pytest.param(
+    "running a step": (
         told(instance(**RUNNING, running=REPORT), last_step=step("count"), heartbeats=(worker(),)),
         Code.RUNNING,
         'It runs step "long report", attempt 2, for 57 s, on celery@a, as of 10 s ago; the lease is valid for 20 s.',
         [f"{DURABLE} logs order o-1 --follow"],
-        id="running a step",
     ),
-    pytest.param(
+    "running a linear step": (
         told(
             instance(**RUNNING, running=replace(REPORT, step_key="4"), kind=WorkflowKind.LINEAR),
             open_steps=(step("long report", StepType.LINEAR, status=StepStatus.RUNNING, step_key="4"),),
@@ -116,9 +95,8 @@ RUNS = [
         Code.RUNNING,
         'It runs step "long report", attempt 2, for 57 s, on celery@a, as of 10 s ago; the lease is valid for 20 s.',
         [f"{DURABLE} logs order o-1 --follow"],
-        id="running a linear step",
     ),
-    pytest.param(
+    "running after the step of the last renewal": (
         told(
             instance(**RUNNING, running=REPORT),
             last_step=step("long report", step_key=REPORT.step_key),
@@ -128,9 +106,8 @@ RUNS = [
         'It runs the code after step "long report", on celery@a, which has held it for 1 min, as of 10 s ago; the '
         "lease is valid for 20 s.",
         [f"{DURABLE} logs order o-1 --follow"],
-        id="running after the step of the last renewal",
     ),
-    pytest.param(
+    "running on a worker that is silent": (
         told(
             instance(**RUNNING, crash_count=2),
             open_steps=(step("a", status=StepStatus.PENDING), step("b", status=StepStatus.PENDING)),
@@ -142,9 +119,8 @@ RUNS = [
         "been silent for 20 s, since 2029-12-31T23:59:40.000Z: it is frozen or dead, or cannot reach the database. If "
         "it stays silent, another worker takes over when the lease ends.",
         ["celery -A <your app> inspect ping -d celery@a"],
-        id="running on a worker that is silent",
     ),
-    pytest.param(
+    "lease expired on a worker that is silent": (
         told(
             instance(**{**RUNNING, "lease_until": NOW - MINUTE}),
             heartbeats=(dispatcher(), worker(seen_at=NOW - 2 * MINUTE)),
@@ -154,25 +130,22 @@ RUNS = [
         "2029-12-31T23:58:00.000Z. A dispatcher will let another worker take over; a dispatcher that has just started "
         "first waits for the length of one lease.",
         [],
-        id="lease expired on a worker that is silent",
     ),
-    pytest.param(
+    "lease expired": (
         told(instance(**{**RUNNING, "lease_until": NOW - MINUTE}), heartbeats=(dispatcher(),)),
         Code.LEASE_EXPIRED,
         "The worker celery@a stopped renewing its lease, which ended 1 min ago. A dispatcher will let another "
         "worker take over; a dispatcher that has just started first waits for the length of one lease.",
         [],
-        id="lease expired",
     ),
-    pytest.param(
+    "lease expired, nobody looks": (
         told(instance(**{**RUNNING, "lease_until": NOW - MINUTE})),
         Code.LEASE_EXPIRED,
         "The worker celery@a stopped renewing its lease, which ended 1 min ago. No dispatcher has been seen: is "
         "celery beat running?",
         [BEAT],
-        id="lease expired, nobody looks",
     ),
-    pytest.param(
+    "lease expired, and execution is switched off": (
         told(
             instance(**{**RUNNING, "lease_until": NOW - MINUTE}), heartbeats=(dispatcher(),), is_execution_enabled=False
         ),
@@ -180,36 +153,31 @@ RUNS = [
         "The worker celery@a stopped renewing its lease, which ended 1 min ago. Now workers take no runs, because "
         "durable_execution_enabled is off. It continues when the setting is on.",
         [],
-        id="lease expired, and execution is switched off",
     ),
-    pytest.param(
+    "lease expired, no worker looks": (
         told(instance(**{**RUNNING, "lease_until": NOW - MINUTE}), dispatcher="worker"),
         Code.LEASE_EXPIRED,
         "The worker celery@a stopped renewing its lease, which ended 1 min ago. No dispatcher has been seen, "
         "although each worker should run one (durable_dispatcher).",
         [WORKER],
-        id="lease expired, no worker looks",
     ),
-    pytest.param(
+    "crashing": (
         told(instance(run_at=NOW + timedelta(seconds=4), crash_count=3)),
         Code.CRASHING,
         "It is delayed after a crash and continues in 4.0 s: 3 workers in a row died or lost their lease, "
         "without finishing a step.",
         [f"{DURABLE} show order o-1"],
-        id="crashing",
     ),
-    pytest.param(
+    "scheduled": (
         told(ASLEEP, of=run(started_at=None)),
         Code.SCHEDULED,
         "It was created to start later, and starts in 1 h.",
         [],
-        id="scheduled",
     ),
-    pytest.param(
+    "sleeping": (
         told(ASLEEP, open_steps=(NAP,)),
         Code.SLEEPING,
         'Sleeps at step "nap"; wakes in 1 h.',
         [],
-        id="sleeping",
     ),
-]
+}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from celery_durable.explain import Code
 from celery_durable.model import Child, ErrorInfo, ItemCounts, Status, StepType
 from tests.explain.builders import (
@@ -27,84 +25,67 @@ from tests.explain.builders import (
     worker,
 )
 
-WAITS = [
-    pytest.param(
+WAITS = {
+    "retry, besides others": (
         told(ASLEEP, open_steps=(WAIT, NAP, RETRY)),
         Code.RETRY_SCHEDULED,
         'Tries step "charge" again in 1 min; attempt 2/6 failed: ConnectionError: the gateway is away. Also: '
         'step "nap" sleeps; step "await approval" waits for event "approval".',
         [f"{DURABLE} show order o-1 --full"],
-        id="retry, besides others",
     ),
-    pytest.param(
+    "retry after an error without a message": (
         told(ASLEEP, open_steps=(replace(RETRY, error=ErrorInfo("AssertionError", "")),)),
         Code.RETRY_SCHEDULED,
         'Tries step "charge" again in 1 min; attempt 2/6 failed: AssertionError.',
         [f"{DURABLE} show order o-1 --full"],
-        id="retry after an error without a message",
     ),
-    pytest.param(
+    "event": (
         told(ASLEEP, open_steps=(WAIT,)),
         Code.WAITING_EVENT,
         'Waits for event "approval" at step "await approval"; times out in 1 h 30 min.',
         [SEND],
-        id="event",
     ),
-    pytest.param(
+    "event, with a limit of the workflow": (
         told(ASLEEP, open_steps=(WAIT,), max_run_duration=MINUTE * 31),
         Code.WAITING_EVENT,
         'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. It is terminated in 30 min '
         "unless it ends before: its max_run_duration is 31 min.",
         [SEND],
-        id="event, with a limit of the workflow",
     ),
-    pytest.param(
+    "event, past the limit of the instance": (
         told(replace(ASLEEP, max_run=MINUTE), open_steps=(WAIT,), max_run_duration=MINUTE * 31),
         Code.WAITING_EVENT,
         'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. It has taken longer than its '
         "max_run of 1 min, so it is terminated before its next step.",
         [SEND],
-        id="event, past the limit of the instance",
     ),
-    pytest.param(
+    "scheduled, with a limit": (
         told(replace(ASLEEP, max_run=MINUTE), of=run(started_at=None)),
         Code.SCHEDULED,
         "It was created to start later, and starts in 1 h. From its start it may take 1 min, its max_run.",
         [],
-        id="scheduled, with a limit",
     ),
-    pytest.param(
+    "event, nearly": (
         told(ASLEEP, open_steps=(NAP, WAIT), buffered=("Aproval", "paid")),
         Code.WAITING_EVENT,
         'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. An event "Aproval" is '
         'stored, but the wait is for "approval": a typing mistake? Also: step "nap" sleeps.',
         [SEND],
-        id="event, nearly",
     ),
-    pytest.param(
+    "event, others buffered": (
         told(ASLEEP, open_steps=(WAIT,), buffered=("paid",)),
         Code.WAITING_EVENT,
         'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. Buffered for later waits: '
         '"paid".',
         [SEND],
-        id="event, others buffered",
     ),
-    pytest.param(
+    "task": (
         told(ASLEEP, open_steps=(task(sent=10 * MINUTE),)),
         Code.WAITING_TASKS,
         'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min.',
         [INSPECT],
-        id="task",
     ),
-    pytest.param(
-        told(ASLEEP, open_steps=(task(sent=10 * MINUTE),), unsent=frozenset({"id-1"})),
-        Code.WAITING_TASKS,
-        'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min. '
-        "It has not been sent yet: the broker does not accept it, or no dispatcher sends it.",
-        OUTBOX,
-        id="task that has not left",
-    ),
-    pytest.param(
+    "tasks: the oldest, and whose time is over first": (
         told(
             ASLEEP,
             open_steps=(
@@ -118,9 +99,8 @@ WAITS = [
         "Waits for 3 Celery tasks, 4 of 7 have answered; the oldest is media.resize (id-1), under way for 10 min, "
         'at step "page 2"; the next times out in 1 min.',
         [INSPECT],
-        id="tasks: the oldest, and whose time is over first",
     ),
-    pytest.param(
+    "tasks, some of which have not left": (
         told(
             ASLEEP,
             open_steps=(task("page 1"), task("page 2", "id-2"), task("page 3", "id-3")),
@@ -131,17 +111,15 @@ WAITS = [
         'at step "page 1"; the next times out in 1 h. 2 of them have not been sent yet: the broker does not '
         "accept them, or no dispatcher sends them.",
         OUTBOX,
-        id="tasks, some of which have not left",
     ),
-    pytest.param(
+    "a task whose queue no worker consumes": (
         told(ASLEEP, open_steps=(task(sent=MINUTE),), task_queues={"thumb": "media"}, heartbeats=(worker(),)),
         Code.TASK_NOT_CONSUMED,
         'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min. No '
         "worker of this app consumes its queue 'media'. If no other application does, start one.",
         ["celery -A <your app> worker -Q media", INSPECT],
-        id="a task whose queue no worker consumes",
     ),
-    pytest.param(
+    "a map whose worker is silent": (
         told(
             ASLEEP,
             open_steps=(step("thumbs", StepType.MAP, task="media.resize", items=ItemCounts(9, 2, 1)),),
@@ -153,9 +131,8 @@ WAITS = [
         "deadline is now. No worker of this app consumes its queue 'media' any more; celery@a has been silent for 2 "
         "min, since 2029-12-31T23:58:00.000Z. If no other application does, start one.",
         ["celery -A <your app> worker -Q media", f"{DURABLE} show order o-1"],
-        id="a map whose worker is silent",
     ),
-    pytest.param(
+    "a task whose queue has a worker": (
         told(
             ASLEEP,
             open_steps=(task(sent=MINUTE),),
@@ -165,26 +142,16 @@ WAITS = [
         Code.WAITING_TASKS,
         'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min.',
         [INSPECT],
-        id="a task whose queue has a worker",
     ),
-    pytest.param(
+    "task, besides others": (
         told(ASLEEP, open_steps=(WAIT, task(sent=MINUTE), CHILD)),
         Code.WAITING_TASKS,
         'Waits for Celery task media.resize (id-1), under way for 1 min, at step "thumb"; times out in 59 min. '
         'Also: step "await approval" waits for event "approval"; step "bill" waits for instance '
         "billing/b 1.",
         [INSPECT],
-        id="task, besides others",
     ),
-    pytest.param(
-        told(ASLEEP, open_steps=(WAIT, replace(NAP, wake_at=NOW + MINUTE), task(), task("page 2"))),
-        Code.SLEEPING,
-        'Sleeps at step "nap"; wakes in 1 min. Also: step "thumb" waits for Celery task media.resize; step '
-        '"page 2" waits for Celery task media.resize; step "await approval" waits for event "approval".',
-        [],
-        id="tasks, besides what is due before",
-    ),
-    pytest.param(
+    "task that was sent again: since then": (
         told(
             ASLEEP,
             open_steps=(task(attempts=2, max_attempts=3, created_at=NOW - 600 * MINUTE, wake_at=NOW + 50 * MINUTE),),
@@ -192,9 +159,8 @@ WAITS = [
         Code.WAITING_TASKS,
         'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min.',
         [INSPECT],
-        id="task that was sent again: since then",
     ),
-    pytest.param(
+    "task that is to be sent again": (
         told(
             ASLEEP,
             open_steps=(
@@ -214,43 +180,30 @@ WAITS = [
         'Tries step "thumb" again in 1 min; attempt 1/2 failed: OSError: disk full. Also: step "page 2" waits '
         "for Celery task media.resize.",
         [f"{DURABLE} show order o-1 --full"],
-        id="task that is to be sent again",
     ),
-    pytest.param(
+    "child that waits": (
         told(ASLEEP, open_steps=(CHILD,), children={Child("billing", "b 1"): Status.WAITING}),
         Code.WAITING_CHILD,
         'Waits for instance billing/b 1, which is waiting, at step "bill"; times out in 1 h 30 min.',
         [f"{DURABLE} explain billing 'b 1'"],
-        id="child that waits",
     ),
-    pytest.param(
+    "child, besides what is due before": (
         told(ASLEEP, open_steps=(NAP, CHILD), children={Child("billing", "b 1"): Status.ACTIVE}),
         Code.SLEEPING,
         'Sleeps at step "nap"; wakes in 1 h. Also: step "bill" waits for instance billing/b 1.',
         [],
-        id="child, besides what is due before",
     ),
-    pytest.param(
-        told(ASLEEP, open_steps=(CHILD, WAIT), children={Child("billing", "b 1"): Status.ACTIVE}),
-        Code.WAITING_CHILD,
-        'Waits for instance billing/b 1, which is active, at step "bill"; times out in 1 h 30 '
-        'min. Also: step "await approval" waits for event "approval".',
-        [f"{DURABLE} explain billing 'b 1'"],
-        id="child that is active",
-    ),
-    pytest.param(
+    "child that is gone": (
         told(ASLEEP, open_steps=(CHILD,)),
         Code.WAITING_CHILD,
         'Waits for instance billing/b 1, which no longer exists, at step "bill"; times out in 1 h 30 min.',
         [],
-        id="child that is gone",
     ),
-    pytest.param(
+    "kind of another package": (
         told(ASLEEP, open_steps=(step("all loaded", StepType("barrier"), wake_at=NOW + 60 * MINUTE), WAIT)),
         Code.WAITING_STEP,
         'Waits at step "all loaded", of kind "barrier"; times out in 1 h. Also: step "await approval" waits for '
         'event "approval".',
         [],
-        id="kind of another package",
     ),
-]
+}

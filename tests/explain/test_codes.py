@@ -85,24 +85,25 @@ BEAT = HeartbeatUpdate("d", "dispatcher", "beat@here", 1, swept_ago=timedelta(0)
 WORKER = HeartbeatUpdate("w", "worker", "celery@here", 2, queues=["durable"], workflows=["explained"])
 
 
-@pytest.mark.parametrize(
-    ("what", "code"),
-    [
-        ("sleep", Code.SLEEPING),
-        ("event", Code.WAITING_EVENT),
-        ("retry", Code.RETRY_SCHEDULED),
-        ("both", Code.SLEEPING),
-        ("task", Code.WAITING_TASKS),
-        ("tasks", Code.WAITING_TASKS),
-        ("child", Code.WAITING_CHILD),
-        ("fail", Code.FAILED),
-        ("limit", Code.STEP_LIMIT),
-        ("reuse", Code.NONDETERMINISTIC),
-        ("work", Code.DONE),
-    ],
-)
-def test_what_a_workflow_does_has_its_code(world: DurableHarness, what: str, code: Code) -> None:
-    assert ran(world, what).explain().code is code
+CODES = {
+    "sleep": Code.SLEEPING,
+    "event": Code.WAITING_EVENT,
+    "retry": Code.RETRY_SCHEDULED,
+    "both": Code.SLEEPING,
+    "task": Code.WAITING_TASKS,
+    "tasks": Code.WAITING_TASKS,
+    "child": Code.WAITING_CHILD,
+    "fail": Code.FAILED,
+    "limit": Code.STEP_LIMIT,
+    "reuse": Code.NONDETERMINISTIC,
+    "work": Code.DONE,
+}
+
+
+def test_what_a_workflow_does_has_its_code(world: DurableHarness) -> None:
+    instances = {what: world.create(explained, what, id=f"e-{what}") for what in CODES}
+    world.run_until_idle()
+    assert {what: instance.explain().code for what, instance in instances.items()} == CODES
 
 
 def test_an_event_of_nearly_the_right_type_is_told(world: DurableHarness) -> None:
@@ -118,12 +119,6 @@ def test_an_event_of_nearly_the_right_type_is_told(world: DurableHarness) -> Non
     instance.send_event("approval")
     world.run_until_idle()
     assert instance.explain().code is Code.DONE
-
-
-def test_a_retry_is_told_with_its_error(world: DurableHarness) -> None:
-    sentence, _, place = ran(world, "retry").explain().sentence.partition(" Raised at ")
-    assert sentence == 'Tries step "charge" again in 10 s; attempt 1/3 failed: ZeroDivisionError: division by zero.'
-    assert place.startswith(f"{__file__}:")
 
 
 def test_a_failure_is_told_with_its_step(world: DurableHarness) -> None:
@@ -149,22 +144,6 @@ def test_a_task_is_told_until_it_answers(world: DurableHarness) -> None:
     world.mocks.mock_step_result("thumb", "small")
     world.run_until_idle()
     assert instance.explain().code is Code.DONE
-
-
-def test_a_task_that_has_not_left_yet_is_told_until_it_does(world: DurableHarness) -> None:
-    world.faults.crash_at("before-publish")
-    instance = made(world, "task")
-    world.tick()
-    found = instance.explain()
-    assert (found.code, found.sentence.partition(". ")[2], found.actions) == (
-        Code.WAITING_TASKS,
-        "It has not been sent yet: the broker does not accept it, or no dispatcher sends it.",
-        ("celery -A <your app> durable outbox", "celery -A <your app> durable doctor"),
-    )
-    assert world.outbox == []
-    world.advance("1 minute")
-    assert len(world.outbox) == 1
-    assert "not been sent yet" not in instance.explain().sentence
 
 
 def test_a_task_that_the_broker_does_not_take_is_told(store_url: str) -> None:
@@ -226,11 +205,6 @@ def test_a_child_is_told_with_how_it_stands(world: DurableHarness) -> None:
     assert (child.explain().code, instance.explain().code) == (Code.DONE, Code.DONE)
 
 
-def test_what_starts_later_is_scheduled(world: DurableHarness) -> None:
-    found = made(world, run_at=world.clock.now + timedelta(hours=3)).explain()
-    assert (found.code, found.sentence) == (Code.SCHEDULED, "It was created to start later, and starts in 3 h.")
-
-
 def test_a_pause_is_told_before_and_after_it_takes_effect(world: DurableHarness) -> None:
     gate = world.faults.hold("work")
     instance = ran(world, "long")
@@ -290,7 +264,7 @@ def test_workers_that_die_again_and_again_are_told_while_it_rests(world: Durable
     seen = []
     while not instance.has_ended:
         seen.append(instance.explain())
-        world.advance("0.5 s")
+        world.advance("1 s")
     resting = next(found for found in seen if found.code is Code.CRASHING)
     assert resting.sentence.startswith("It is delayed after a crash and continues in ")
     assert resting.sentence.endswith(": 2 workers in a row died or lost their lease, without finishing a step.")

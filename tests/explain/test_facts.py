@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_durable.explain import Code, Facts, explain
@@ -88,10 +89,9 @@ facts = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(facts)
 def test_all_facts_have_one_diagnosis(given_facts: Facts) -> None:
-    import json
-
     found = explain(given_facts)
     assert found.code in Code
     assert found.sentence[-1] in ".?"

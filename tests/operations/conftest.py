@@ -6,6 +6,7 @@ from celery_durable import Step, WorkflowEvent
 from tests.support.databases import on_databases
 from tests.support.instances import FlowControl
 from tests.support.rewinds import say
+from tests.support.topics import define_watch
 from tests.support.world import World
 
 database = on_databases("sqlite", "postgresql")
@@ -14,6 +15,11 @@ database = on_databases("sqlite", "postgresql")
 @pytest.fixture
 def ran() -> list[str]:
     return []
+
+
+@pytest.fixture
+def watch(world: World) -> FlowControl:
+    return define_watch(world)
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def order(world: World):
 
 
 GOOD = {"order_id": "42"}
+ID_RULE = "use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin with '-'"
 
 
 def ids(world: World) -> list[str]:
@@ -122,46 +123,25 @@ def test_an_unknown_way_to_treat_existing_instances_is_refused(world: World, ord
         order.create(GOOD, if_exists="replace")
 
 
-@pytest.mark.parametrize(
-    ("params", "options", "error", "message"),
-    [
+def test_what_cannot_be_created_leaves_nothing_behind(world: World, order) -> None:
+    for params, id_, error, message in (
         (
-            {"cents": "x"},
-            {},
-            WorkflowParamsInvalid,
+            {"cents": "x"}, None, WorkflowParamsInvalid,
             "Parameters of workflow 'order' are not valid: $.order_id: Field required; "
             "$.cents: Input should be a valid integer, unable to parse string as an integer.",
         ),
+        (GOOD, "no spaces", InvalidInstanceId, f"Instance id 'no spaces' is not allowed: {ID_RULE}."),
+        (GOOD, "newline\n", InvalidInstanceId, f"Instance id 'newline\\n' is not allowed: {ID_RULE}."),
         (
-            GOOD,
-            {"id": "no spaces"},
-            InvalidInstanceId,
-            "Instance id 'no spaces' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin "
-            "with '-'.",
-        ),
-        (
-            GOOD,
-            {"id": "newline\n"},
-            InvalidInstanceId,
-            "Instance id 'newline\\n' is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 _ - and do not begin "
-            "with '-'.",
-        ),
-        (
-            {"order_id": "x" * 2**20},
-            {},
-            PayloadTooLarge,
+            {"order_id": "x" * 2**20}, None, PayloadTooLarge,
             "Parameters of workflow 'order' has 1048601 bytes as JSON; at most 1048576 are allowed. "
             "Keep large data elsewhere and store a reference, or raise durable_max_payload_bytes.",
         ),
-    ],
-    ids=["params", "id", "id with newline", "too large"],
-)
-def test_what_cannot_be_created_leaves_nothing_behind(world: World, order, params, options, error, message) -> None:
-    with pytest.raises(error) as caught:
-        order.create(params, **options)
-    assert str(caught.value) == message
-    assert ids(world) == []
-    assert world.messages == []
+    ):  # fmt: skip
+        with pytest.raises(error) as caught:
+            order.create(params, **({} if id_ is None else {"id": id_}))
+        assert str(caught.value) == message
+    assert (ids(world), world.messages) == ([], [])
 
 
 def test_untyped_params_are_any_json_and_nothing_else(world: World) -> None:
@@ -288,29 +268,21 @@ def test_a_batch_returns_before_anything_runs(world: World, order) -> None:
     assert {item.status for item in world.operations.queries.list("order", limit=100).items} == {Status.ACTIVE}
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ([CreateOptions("a", GOOD), {"id": "b", "params": GOOD}], "Item 1 of the batch is a dict"),
-        ([("a", GOOD)], "Item 0 of the batch is a tuple"),
-        ({"a": GOOD}, "Item 0 of the batch is a str"),
-        ([CreateOptions], "Item 0 of the batch is a type"),
-    ],
-)
-def test_an_item_that_is_no_create_options_rejects_the_batch(world: World, order, batch: Any, message: str) -> None:
-    with pytest.raises(ValueRefused) as caught:
-        world.operations.create.batch("order", batch)
-    assert str(caught.value) == f"{message}: pass CreateOptions(id, params, labels)."
+def test_what_is_no_list_of_create_options_is_refused(world: World, order) -> None:
+    pass_options = "pass CreateOptions(id, params, labels)."
+    batches: list[tuple[Any, str]] = [
+        ([CreateOptions("a", GOOD), {"id": "b", "params": GOOD}], f"Item 1 of the batch is a dict: {pass_options}"),
+        ([("a", GOOD)], f"Item 0 of the batch is a tuple: {pass_options}"),
+        ({"a": GOOD}, f"Item 0 of the batch is a str: {pass_options}"),
+        ([CreateOptions], f"Item 0 of the batch is a type: {pass_options}"),
+        ((CreateOptions(each) for each in "ab"), "The batch is a generator: pass a list of CreateOptions."),
+        (CreateOptions("a"), "The batch is a CreateOptions: pass a list of CreateOptions."),
+    ]
+    for batch, message in batches:
+        with pytest.raises(ValueRefused) as caught:
+            world.operations.create.batch("order", batch)
+        assert str(caught.value) == message
     assert ids(world) == []
-
-
-@pytest.mark.parametrize(
-    ("batch", "kind"), [((CreateOptions(each) for each in "ab"), "generator"), (CreateOptions("a"), "CreateOptions")]
-)
-def test_a_batch_without_a_length_is_refused(world: World, order, batch: Any, kind: str) -> None:
-    with pytest.raises(ValueRefused) as caught:
-        world.operations.create.batch("order", batch)
-    assert str(caught.value) == f"The batch is a {kind}: pass a list of CreateOptions."
 
 
 def test_one_invalid_item_rejects_the_batch(world: World, order) -> None:
@@ -334,6 +306,32 @@ def test_a_batch_that_is_too_large_is_refused(world: World, order) -> None:
 def test_an_empty_batch_is_nothing(world: World, order) -> None:
     assert create_batch(world) == []
     assert world.messages == []
+
+
+# --- in a transaction of the caller ------------------------------------------------------------
+
+
+def test_a_batch_in_a_callers_transaction_is_there_when_that_commits(world: World, order) -> None:
+    batch = [CreateOptions("o-1", OrderIn(order_id="1")), CreateOptions("o-2", OrderIn(order_id="2"))]
+    with world.session() as session:
+        assert world.operations.create.batch("order", batch, session=session) == ["o-1", "o-2"]
+        session.rollback()
+        assert world.operations.create.batch("order", batch[:1], session=session) == ["o-1"]
+        assert (ids(world), world.messages) == ([], [])
+        session.commit()
+    assert ids(world) == ["o-1"]
+    assert [due.ref.instance_id for due in world.messages] == ["o-1"]
+
+
+def test_a_savepoint_that_rolls_back_takes_its_instance_with_it(world: World, order) -> None:
+    with world.session() as session:
+        order.create(GOOD, id="kept", session=session)
+        savepoint = session.begin_nested()
+        world.operations.create.instance("order", GOOD, id="gone", session=session)
+        savepoint.rollback()
+        session.commit()
+    assert ids(world) == ["kept"]
+    assert sorted(world.tick()) == ["complete", "noop: not due, or claimed by another worker"]  # a message too many
 
 
 # --- no parameters ------------------------------------------------------------------------------

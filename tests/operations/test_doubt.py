@@ -108,11 +108,18 @@ CHANGES = {
         "parts", "p-1", "c", by="eve", if_version=version
     ),
 }
+BEFORE = ("terminate", "rewind")
+"""The changes for which `make test` cuts before the commit, too: what is not applied is done again alike."""
 RESULTS = {"terminate": None, "send_event": True, "set_result": 1, "skip": 1}
 
 
-@cuts
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "when"),
+    [
+        *((change, "after") for change in CHANGES),
+        *(pytest.param(change, "before", marks=() if change in BEFORE else pytest.mark.slow) for change in CHANGES),
+    ],
+)
 def test_a_change_in_doubt_with_a_version_is_done_once(world: World, when, change) -> None:
     @world.workflow
     def parts(event: WorkflowEvent, step: Step):

@@ -6,15 +6,10 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
-from tests.support.topics import define_watch, left
+from tests.support.topics import left
 from tests.support.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
-
-@pytest.fixture
-def watch(world: World):
-    return define_watch(world)
 
 
 # --- from a step ------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -11,24 +10,13 @@ from celery_durable import CreateOptions, NonRetryableError, Retries, Step, Step
 from celery_durable.errors import InvalidLabel, TooManyLabels
 from celery_durable.model import Status
 from celery_durable.operations.service import Service
-from tests.support.labelled import found, labels_of, rows, statements
+from tests.support.labelled import found, labels_of, order, rows, statements
 from tests.support.world import FlowControl, World, insert_name, on_one_database
 
+__all__ = ["order"]
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
 MOST = {f"n{number}": "x" for number in range(16)}
-
-
-@pytest.fixture
-def order(world: World) -> FlowControl:
-    """Each step sets the labels that the params say."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        for number, labels in enumerate(event.payload or []):
-            step.do(f"set {number}", lambda tx, labels=labels: tx.set_labels(labels))
-
-    return order
 
 
 # --- created with -------------------------------------------------------------------------------
@@ -193,43 +181,40 @@ TYPE_RULE = "it is of type int; pass text (str)"
 VALUE_RULE = "use text of 1 to 255 characters without control characters"
 
 
+REFUSED = [
+    ({"ten ant": "a"}, f"Label name 'ten ant' is not allowed: {NAME_RULE}."),
+    ({"": "a"}, f"Label name '' is not allowed: {NAME_RULE}."),
+    ({"-a": "a"}, f"Label name '-a' is not allowed: {NAME_RULE}."),
+    ({"tenant\n": "a"}, f"Label name 'tenant\\n' is not allowed: {NAME_RULE}."),
+    ({"x" * 65: "a"}, f"Label name '{'x' * 65}' is not allowed: {NAME_RULE}."),
+    ({7: "a"}, f"Label name 7 is not allowed: {TYPE_RULE}."),
+    ({"tenant": ""}, f"Label 'tenant' with the value '' is not allowed: {VALUE_RULE}."),
+    ({"tenant": 7}, f"Label 'tenant' with the value 7 is not allowed: {TYPE_RULE}."),
+    ({"tenant": "a\x00"}, f"Label 'tenant' with the value 'a\\x00' is not allowed: {VALUE_RULE}."),
+    ({"tenant": "a\tb"}, f"Label 'tenant' with the value 'a\\tb' is not allowed: {VALUE_RULE}."),
+    ({"tenant": "\ud800"}, f"Label 'tenant' with the value '\\ud800' is not allowed: {VALUE_RULE}."),
+    (["tenant"], "A set of labels like ['tenant'] is not allowed: pass a mapping of names to values."),
+    (
+        MOST | {"another": "x"},
+        "17 labels are too many: an instance may have 16. Remove one with tx.set_labels({name: None}), or keep "
+        "data that you do not search for in the parameters.",
+    ),
+]
+
+
 @on_one_database
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ({"ten ant": "a"}, f"Label name 'ten ant' is not allowed: {NAME_RULE}."),
-        ({"": "a"}, f"Label name '' is not allowed: {NAME_RULE}."),
-        ({"-a": "a"}, f"Label name '-a' is not allowed: {NAME_RULE}."),
-        ({"tenant\n": "a"}, f"Label name 'tenant\\n' is not allowed: {NAME_RULE}."),
-        ({"x" * 65: "a"}, f"Label name '{'x' * 65}' is not allowed: {NAME_RULE}."),
-        ({7: "a"}, f"Label name 7 is not allowed: {TYPE_RULE}."),
-        ({"tenant": ""}, f"Label 'tenant' with the value '' is not allowed: {VALUE_RULE}."),
-        ({"tenant": 7}, f"Label 'tenant' with the value 7 is not allowed: {TYPE_RULE}."),
-        ({"tenant": "a\x00"}, f"Label 'tenant' with the value 'a\\x00' is not allowed: {VALUE_RULE}."),
-        ({"tenant": "a\tb"}, f"Label 'tenant' with the value 'a\\tb' is not allowed: {VALUE_RULE}."),
-        ({"tenant": "\ud800"}, f"Label 'tenant' with the value '\\ud800' is not allowed: {VALUE_RULE}."),
-        (["tenant"], "A set of labels like ['tenant'] is not allowed: pass a mapping of names to values."),
-        (
-            MOST | {"another": "x"},
-            "17 labels are too many: an instance may have 16. Remove one with tx.set_labels({name: None}), or keep "
-            "data that you do not search for in the parameters.",
-        ),
-    ],
-)
-def test_labels_that_cannot_be_are_refused_before_anything_is_written(
-    world: World, order: FlowControl, labels: Any, message: str
-) -> None:
+def test_labels_that_cannot_be_are_refused_before_anything_is_written(world: World, order: FlowControl) -> None:
     operations = world.operations
-    refusing = [
-        lambda: operations.create.instance("order", id="o-1", labels=labels),
-        lambda: operations.create.batch("order", [CreateOptions("o-1"), CreateOptions("o-2", None, labels)]),
-        lambda: operations.create.restart_or_create("order", id="o-1", labels=labels),
-        lambda: operations.queries.list("order", labels=labels),
-    ]
-    for refuse in refusing:
-        with pytest.raises((InvalidLabel, TooManyLabels)) as caught:
-            refuse()
-        assert str(caught.value) == message
+    for labels, message in REFUSED:
+        for refuse in (
+            lambda labels: operations.create.instance("order", id="o-1", labels=labels),
+            lambda labels: operations.create.batch("order", [CreateOptions("o-1"), CreateOptions("o-2", None, labels)]),
+            lambda labels: operations.create.restart_or_create("order", id="o-1", labels=labels),
+            lambda labels: operations.queries.list("order", labels=labels),
+        ):
+            with pytest.raises((InvalidLabel, TooManyLabels)) as caught:
+                refuse(labels)
+            assert str(caught.value) == message
     assert (found(world), world.messages, rows(world)) == ([], [], 0)
 
 
@@ -265,11 +250,11 @@ def test_a_step_may_exchange_labels_at_the_limit(world: World, order: FlowContro
     assert labels_of(instance) == {name: value for name, value in MOST.items() if name != "n0"} | {"other": "y"}
 
 
-@pytest.mark.parametrize("labels", [{"ten ant": "a"}, {"tenant": 7}, {"tenant": "\x7f"}, "tenant"])
-def test_what_a_step_sets_is_checked_where_it_says_so(world: World, order: FlowControl, labels: Any) -> None:
-    instance = order.run([labels])
-    assert instance.error.startswith("InvalidLabel: ")
-    assert (instance.step("set 0").attempts, labels_of(instance)) == (1, {})
+def test_what_a_step_sets_is_checked_where_it_says_so(world: World, order: FlowControl) -> None:
+    for number, labels in enumerate(({"ten ant": "a"}, {"tenant": 7}, {"tenant": "\x7f"}, "tenant")):
+        instance = order.run([labels], id=f"o-{number}")
+        assert instance.error.startswith("InvalidLabel: ")
+        assert (instance.step("set 0").attempts, labels_of(instance)) == (1, {})
 
 
 def test_what_a_step_creates_is_checked_where_it_says_so(world: World, order: FlowControl) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from datetime import timedelta
 
 import pytest
 
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
-from celery_durable.errors import InstanceNotFound, InstanceTerminal, NameInvalid, RunNotFound
+from celery_durable.errors import InstanceTerminal, NameInvalid, RunNotFound
 from celery_durable.testing import START
 from tests.support.world import World
 
@@ -92,15 +91,6 @@ def test_pausing_twice_is_pausing_once(world: World, everything) -> None:
     before = instance.row
     instance.pause()
     assert instance.row == before
-
-
-@pytest.mark.parametrize("method", ["lifecycle.pause", "lifecycle.resume", "lifecycle.terminate", "rewind.restart"])
-def test_nobody_can_change_what_does_not_exist(world: World, everything, method: str) -> None:
-    with pytest.raises(InstanceNotFound) as caught:
-        operator.attrgetter(method)(world.operations)("everything", "missing")
-    assert str(caught.value) == (
-        "Workflow 'everything' has no instance 'missing'. Check the id, or list the workflow's instances."
-    )
 
 
 def test_timers_go_on_while_paused_and_resume_waits_for_the_rest(world: World, everything) -> None:

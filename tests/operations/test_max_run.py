@@ -116,14 +116,12 @@ def test_a_linear_run_ends_after_the_handler_that_reaches_its_limit(world: World
 
 
 @on_one_database
-@pytest.mark.parametrize(
-    ("max_run", "why"),
-    [
+def test_a_limit_is_a_duration(world: World) -> None:
+    order = waiting(world)
+    for max_run, why in (
         (0.5, "it is shorter than 1 s"),
         (timedelta(days=36_501), "it is longer than 36500 d"),
         ("soon", "a unit is unknown"),
-    ],
-)
-def test_a_limit_is_a_duration(world: World, max_run: Any, why: str) -> None:
-    with pytest.raises(DurationInvalid, match=why):
-        waiting(world).run(max_run=max_run)
+    ):
+        with pytest.raises(DurationInvalid, match=why):
+            order.run(max_run=max_run)

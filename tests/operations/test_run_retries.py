@@ -220,7 +220,7 @@ def test_wake_starts_a_delayed_retry_early_and_a_pause_keeps_its_time(world: Wor
     assert instance.error == "ValueError: 'nothing 2' is not in list"
 
 
-@pytest.mark.parametrize("delay", ["-1 s", "366 days", "soon"])
-def test_a_delay_that_cannot_be_is_refused(world: World, delay: str) -> None:
-    with pytest.raises(DurationInvalid):
-        world.operations.rewind.retry("order", "i-1", delay=delay)
+def test_a_delay_that_cannot_be_is_refused(world: World) -> None:
+    for delay in ("-1 s", "366 days", "soon"):
+        with pytest.raises(DurationInvalid):
+            world.operations.rewind.retry("order", "i-1", delay=delay)

@@ -13,7 +13,7 @@ from celery_durable.errors import EmissionMismatch
 from celery_durable.operations import topics
 from celery_durable.store.events import emissions
 from celery_durable.testing.cooperative import Crash
-from tests.support.topics import define_watch, left, waiting
+from tests.support.topics import left, waiting
 from tests.support.world import World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -21,11 +21,6 @@ everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "maria
 
 class Price(pydantic.BaseModel):
     cents: int
-
-
-@pytest.fixture
-def watch(world: World):
-    return define_watch(world)
 
 
 class Topic(str, enum.Enum):  # noqa: UP042  # its members have a text of their own, unlike those of StrEnum
@@ -301,20 +296,6 @@ def test_a_lost_message_is_found_by_the_sweep(world: World, watch) -> None:
 
 
 # --- looking ------------------------------------------------------------------------------------
-
-
-@everywhere
-def test_waiters_are_listed_page_by_page(world: World, watch) -> None:
-    for n in range(5):
-        watch.run(id=f"w-{n}")
-    found, cursor = [], None
-    while True:
-        page = world.operations.topics.waiters("prices/eur.usd", cursor=cursor, limit=2)
-        found += [(each.workflow, each.instance_id, each.run_number, each.step) for each in page.items]
-        cursor = page.cursor
-        if cursor is None:
-            break
-    assert found == [("watch", f"w-{n}", 1, "next price") for n in range(5)]
 
 
 def test_explain_names_the_topic(world: World, watch) -> None:
