@@ -79,12 +79,8 @@ def test_a_plain_worker_consumes_the_durable_queue_beside_its_own(attached: Call
 
 def test_dash_q_decides_what_is_consumed(attached: Callable[..., Celery]) -> None:
     app = attached()
-    assert consumed(app, queues=app.conf.task_default_queue) == {app.conf.task_default_queue}
-
-
-def test_dash_q_can_name_the_durable_queue_alone(attached: Callable[..., Celery]) -> None:
-    app = attached()
-    assert consumed(app, queues=[app.conf.durable_queue]) == {app.conf.durable_queue}
+    for queue in (app.conf.task_default_queue, app.conf.durable_queue):
+        assert consumed(app, queues=queue) == {queue}
 
 
 def test_queues_of_the_application_are_kept(attached: Callable[..., Celery]) -> None:
@@ -290,31 +286,30 @@ def test_what_is_no_app_is_refused() -> None:
     assert str(refused.value) == "Setting Durable(app)='shop' cannot be used: pass the Celery app"
 
 
-def test_a_worker_refuses_to_start_under_a_setting_that_does_not_exist(
-    make_app: MakeApp, caplog: pytest.LogCaptureFixture
-) -> None:
-    app = make_app(durable_leese_seconds=3)
-    Durable(app)
-    made = app.WorkController(pool="solo", loglevel="critical")
-    made.start()
-    assert made.exitcode
-    assert "There is no setting durable_leese_seconds. Did you mean durable_lease_seconds?" in caplog.text
-
-
 # --- content ------------------------------------------------------------------------------------
 
 CONTENT = "Setting accept_content=['yaml'] cannot be used: add 'json', in which the messages of workflows are written"
 
 
-def test_a_worker_that_would_throw_our_messages_away_refuses_to_start(
-    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"accept_content": ["yaml"]}, CONTENT),
+        (
+            {"durable_leese_seconds": 3},
+            "There is no setting durable_leese_seconds. Did you mean durable_lease_seconds?",
+        ),
+    ],
+)
+def test_a_worker_refuses_to_start_under_settings_that_cannot_be_used(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], said: str
 ) -> None:
-    app = make_app(accept_content=["yaml"])
+    app = make_app(**settings)
     Durable(app)
     made = app.WorkController(pool="solo", loglevel="critical")
     made.start()
     assert made.exitcode
-    assert CONTENT in caplog.text
+    assert said in caplog.text
 
 
 def test_the_first_use_is_refused_where_workers_would_throw_our_messages_away(make_app: MakeApp) -> None:

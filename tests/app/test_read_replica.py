@@ -77,18 +77,8 @@ def test_they_write_nothing(durable: Durable, store_url: str) -> None:
     assert read_lists(durable) == [1, 1, 0, 0, 0, 0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "postgres://replica/shop",
-        "no url",
-        "sqlite://",
-        "postgresql+asyncpg://replica/shop",
-        "mysql+pymysql://replica/shop?charset=latin1",
-    ],
-)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_wrong_url_is_that_of_the_replica(durable: Durable, url: str) -> None:
-    durable.internals.app.conf.durable_read_database_url = url
+def test_a_wrong_url_is_that_of_the_replica(durable: Durable) -> None:
+    durable.internals.app.conf.durable_read_database_url = "postgresql+asyncpg://replica/shop"
     with pytest.raises(ConfigInvalid, match="Setting durable_read_database_url="):
         add_order(durable).list()
