@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.migrations import migrate
 from tests.store.crowd import Crowd
-from tests.store.test_bounds import READS
+from tests.store.instances.test_bounds import READS
 from tests.support.services import DATABASES
 
 NAME = "durable_scale"

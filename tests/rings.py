@@ -26,7 +26,12 @@ ON_SERVERS = {
     },
     "step": {"mutate", "step_tx"},
     "store": {"*"},
+    "store/engine": {"*"},
+    "store/events": {"*"},
+    "store/instances": {"*"},
     "store/migrations": {"*"},
+    "store/runs": {"*"},
+    "store/schema": {"*"},
     "tasks/lost": {"lost_tasks"},
 }  # fmt: skip
 """By folder, the names behind `test_` of modules whose tests may differ from database to database; `*` for all."""

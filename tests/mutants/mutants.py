@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "i.c.id == given.c.pk, i.c.claim_token == given.c.token",
             "i.c.id == given.c.pk",
         ),
-        caught_by="tests/store/test_step_groups.py::test_a_lost_claim_is_left_alone_and_the_others_are_written[postgresql]",
+        caught_by="tests/store/runs/test_step_groups.py::test_a_lost_claim_is_left_alone_and_the_others_are_written[postgresql]",
     ),
     mutant(
         "a step that its group did not write counts as committed",
@@ -137,12 +137,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "guard_update(s)",
             'sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(lease_until=s.clock() + param("lease_us", sa.BigInteger), version=i.c.version + 1, crash_count=0)',
         ),
-        caught_by="tests/store/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
+        caught_by="tests/store/runs/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
     ),
     mutant(
         "the guard of an added step has no fence",
         ("store.runs.claims:lock_held", ", i.claim_token == param('token', sa.String)", ""),
-        caught_by="tests/store/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
+        caught_by="tests/store/runs/test_claims.py::test_a_superseded_worker_changes_nothing[postgresql-restarted]",
     ),
     mutant(
         "the time of an added step is read before the lock",
@@ -151,7 +151,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "i.pause_requested).cte('locked')",
             'i.pause_requested, s.clock().label("now_us")).cte("held")\n    return locked',
         ),
-        caught_by="tests/store/test_guards.py::test_the_time_of_its_step_is_that_after_the_wait[postgresql]",
+        caught_by="tests/store/runs/test_guards.py::test_the_time_of_its_step_is_that_after_the_wait[postgresql]",
     ),
     mutant(
         "a restart keeps the token",
@@ -220,7 +220,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "an event that came before the suspension is not seen",
         ("store.runs.releases:suspend", "_has_event_for(tx, claim, waits) or ", ""),
-        caught_by="tests/store/test_claims.py::test_an_event_sent_before_the_suspension_leaves_the_instance_due[sqlite]",
+        caught_by="tests/store/runs/test_claims.py::test_an_event_sent_before_the_suspension_leaves_the_instance_due[sqlite]",
     ),
     mutant(
         "a resumed instance is not made due",
@@ -250,7 +250,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a delivery removes an outbound event that another delivery has taken over",
         ("store.runs.outbox:finish_delivery", ", o.c.claim_token == delivery.token", ""),
-        caught_by="tests/store/test_outbox.py::test_a_worker_that_ends_while_another_takes_over_ends_nothing[finish-postgresql]",
+        caught_by="tests/store/runs/test_outbox.py::test_a_worker_that_ends_while_another_takes_over_ends_nothing[finish-postgresql]",
     ),
     mutant(
         "the failed attempt of a task is not recorded",
@@ -281,7 +281,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the statement of an event overlooks the wait that began while it waited",
         ("store.events.run_events:_insert_and_wake", ", i.c.version == seen.c.version", ""),
-        caught_by="tests/store/test_sent_events.py::test_it_does_not_overlook_the_wait_that_began_meanwhile[postgresql]",
+        caught_by="tests/store/events/test_sent_events.py::test_it_does_not_overlook_the_wait_that_began_meanwhile[postgresql]",
     ),
     mutant(
         "the watchdog cuts what has ended",
