@@ -67,7 +67,7 @@ def test_the_list_continues_with_older_instances(site: DurableHarness, alias: st
 
 
 def test_the_pages_send_few_statements(site: DurableHarness, alias: str) -> None:
-    """An instance of a list costs no statement of its own. What they read is bounded (tests/store/instances/test_bounds.py)."""
+    """An instance of a list costs no statement of its own; what they read is bounded in tests/store."""
     statements: list[str] = []
     engine = site.durable.internals.store.engine
     event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))

@@ -111,19 +111,19 @@ def test_no_read_scans_a_table(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) ->
 # --- what a bounded read returns ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [
-        (InstanceFilter(), Count(4, is_exact=False)),
-        (InstanceFilter("order"), Count(4, is_exact=False)),
-        (InstanceFilter("other"), Count(0)),
-        (InstanceFilter(status=Status.PAUSED), Count(0)),
-        (InstanceFilter(scope=Scope(id_prefix="a")), Count(0, is_exact=False)),
-        (InstanceFilter(labels={"tenant": "acme", "stage": "new"}), Count(0)),
-    ],
-)
-def test_a_count_of_a_filter_ends_at_the_bound(few: World, chosen: InstanceFilter, expected: Count) -> None:
-    assert few.store.read(lambda tx: lists.count(tx, chosen)) == expected
+COUNTS = [
+    (InstanceFilter(), Count(4, is_exact=False)),
+    (InstanceFilter("order"), Count(4, is_exact=False)),
+    (InstanceFilter("other"), Count(0)),
+    (InstanceFilter(status=Status.PAUSED), Count(0)),
+    (InstanceFilter(scope=Scope(id_prefix="a")), Count(0, is_exact=False)),
+    (InstanceFilter(labels={"tenant": "acme", "stage": "new"}), Count(0)),
+]
+
+
+def test_a_count_of_a_filter_ends_at_the_bound(few: World) -> None:
+    found = [(chosen, few.store.read(lambda tx, chosen=chosen: lists.count(tx, chosen))) for chosen, _ in COUNTS]
+    assert found == COUNTS
 
 
 def test_a_count_over_several_workflows_shares_the_bound(few: World) -> None:

@@ -238,23 +238,21 @@ def test_a_wait_is_woken_by_its_event(world: World) -> None:
     assert world.send(ref, "approval") is False  # due already
 
 
-@pytest.mark.parametrize(("late", "is_woken"), [(3599.999999, True), (3600, False), (3600.5, False)])
-def test_a_wait_that_has_expired_is_not_woken(world: World, late: float, is_woken: bool) -> None:
-    ref = world.create()
-    world.wait(world.claim(ref), event="approval", for_=3600)
-    world.advance(late)
-    assert world.send(ref, "approval") is is_woken
+def test_a_wait_that_has_expired_is_not_woken(world: World) -> None:
+    for late, is_woken in [(3599.999999, True), (3600, False), (3600.5, False)]:
+        ref = world.create(f"o-{late}")
+        world.wait(world.claim(ref), event="approval", for_=3600)
+        world.advance(late)
+        assert world.send(ref, "approval") is is_woken, late
 
 
-@pytest.mark.parametrize("state", ["claimed", "due", "paused"])
-def test_an_instance_that_does_not_wait_is_not_woken(world: World, state: str) -> None:
-    ref = world.create()
-    if state == "claimed":
-        world.claim(ref)
-    if state == "paused":
-        world.wait(world.claim(ref), event="approval")
-        world.pause(ref)
-    before = world.row(ref)
-    assert world.send(ref, "approval") is False
-    after = world.row(ref)
-    assert (after.status, after.run_at, after.next_check_at) == (before.status, before.run_at, before.next_check_at)
+def test_an_instance_that_does_not_wait_is_not_woken(world: World) -> None:
+    due, claimed, paused = (world.create(name) for name in ("due", "claimed", "paused"))
+    world.claim(claimed)
+    world.wait(world.claim(paused), event="approval")
+    world.pause(paused)
+    for ref in (due, claimed, paused):
+        before = world.row(ref)
+        assert world.send(ref, "approval") is False
+        after = world.row(ref)
+        assert (after.status, after.run_at, after.next_check_at) == (before.status, before.run_at, before.next_check_at)
