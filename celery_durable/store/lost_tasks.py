@@ -25,7 +25,6 @@ from celery_durable.model import (
     RunRef,
     Status,
     StepStatus,
-    StepType,
     TaskReference,
     duration_us,
     from_us,
@@ -141,7 +140,7 @@ def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int
 
 def _sent_task(row: Any, database_id: str) -> SentTask:
     event_type = row.wait_event_type
-    if row.type == StepType.MAP.value:
+    if items.has_items(row):
         event_type = ItemRef(row.instance_pk, row.step_key, row.position, row.attempts).type
     ref = RunRef(row.workflow, row.instance_id, row.run_number)
     reference = TaskReference(database_id, ref, event_type, row.attempt_token, delivery=row.loss_count)

@@ -387,7 +387,7 @@ def _waiting_map_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
         st.instance_pk == param("pk", sa.BigInteger),
         st.run_number == param("run", sa.Integer),
         st.step_key == param("key", sa.String),
-        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
+        items.is_map(s),
         st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
     ]
 

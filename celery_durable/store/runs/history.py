@@ -134,13 +134,13 @@ def with_items(
     tx: Tx, pk: int, run_number: int, records: Sequence[StepRecord], *, with_answers: bool = False
 ) -> list[StepRecord]:
     """Add the item counts to the records of maps; ``with_answers``: also the answers, and the first failures."""
-    if not any(record.type is StepType.MAP for record in records):
+    if not any(map(items.has_items, records)):
         return list(records)
     counts = items.count_by_step(tx, pk, run_number)
     extended = []
     for record in records:
         result = record.result
-        if record.type is not StepType.MAP:
+        if not items.has_items(record):
             extended.append(record)
             continue
         if with_answers and record.status is StepStatus.COMPLETED and result is None:

@@ -420,12 +420,22 @@ def task_step_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     return (*_unanswered_conditions(s), is_task, st.wait_event_type == param("type", sa.String))
 
 
+def has_items(step: Any) -> bool:
+    """Return whether a step, or a row with its type, is a map. A step of one task has a row here, but no items."""
+    return bool(step.type == StepType.MAP)
+
+
+def is_map(s: Store) -> sa.ColumnElement[bool]:
+    """The condition that a step is a map."""
+    return s.tables.step.c.type == sa.literal_column(f"'{StepType.MAP.value}'")
+
+
 def map_item_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     """Conditions for the attempt of a map's item. Parameters: ``pk``, ``key``, ``position``, ``attempt``."""
     st, item = s.tables.step.c, s.tables.item.c
     return (
         *_unanswered_conditions(s),
-        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
+        is_map(s),
         st.step_key == param("key", sa.String),
         item.instance_pk == param("pk", sa.BigInteger),
         item.position == param("position", sa.Integer),
@@ -531,7 +541,7 @@ def _select_open_maps(s: Store) -> Any:
     return sa.select(st.step_key).where(
         st.instance_pk == param("pk", sa.BigInteger),
         st.run_number == param("run", sa.Integer),
-        st.type == sa.literal_column(f"'{StepType.MAP.value}'"),
+        is_map(s),
         st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
     )
 
