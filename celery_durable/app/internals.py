@@ -8,14 +8,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import tasks
 from celery_durable.app.processes import CeleryProcesses
-from celery_durable.app.stores import open_read_store, open_store
 from celery_durable.config import Settings, name_as_written, read_settings
 from celery_durable.definitions import SHARED, Registry
 from celery_durable.errors import ConfigInvalid, NotConfigured
@@ -34,10 +33,9 @@ from celery_durable.tasks.lost.message_broker import CeleryMessageBroker
 from celery_durable.tasks.lost.search import LOSS_REASON, Lost, LostTaskSearch
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
-from celery_durable.tasks.process_stops import make_process_stop_check
+from celery_durable.tasks.process_stops import StopFlag, make_process_stop_check
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.task_ends import TaskEndHandler
-from celery_durable.tasks.worker import StopFlag
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
@@ -321,3 +319,29 @@ class Internals:
             self.publisher.close()
         for store in {vars(self)[name] for name in ("read_store", "store") if name in vars(self)}:
             store.close()
+
+
+def open_store(settings: Settings, runtime: Runtime, **given: Any) -> Store:
+    """Return the database with the instances. ``given``: the engine and the session factory of the application."""
+    return _open(settings.database_url, settings, runtime, **given)
+
+
+def open_read_store(settings: Settings, runtime: Runtime, store: Store) -> Store:
+    """Return the database for lists and counts: the replica if the settings name one, else ``store``."""
+    if settings.read_database_url is None:
+        return store
+    try:
+        return _open(settings.read_database_url, settings, runtime)
+    except ConfigInvalid as exc:  # it names the setting of the other database
+        raise ConfigInvalid("durable_read_database_url", exc.value, exc.remedy) from None
+
+
+def _open(url: str | None, settings: Settings, runtime: Runtime, **given: Any) -> Store:
+    return Store(
+        url,
+        schema=settings.database_schema,
+        prefix=settings.table_prefix,
+        prepared_statements=settings.prepared_statements,
+        runtime=runtime,
+        **given,
+    )

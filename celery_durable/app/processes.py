@@ -27,11 +27,11 @@ from celery_durable.tasks.dispatcher import Dispatcher
 from celery_durable.tasks.heartbeats import ProcessHeartbeat
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.pools import import_for_passes
+from celery_durable.tasks.process_stops import StopFlag
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.start import START
 from celery_durable.tasks.task_ends import TaskEndHandler
 from celery_durable.tasks.task_starts import guard_starts
-from celery_durable.tasks.worker import StopFlag
 
 logger = logging.getLogger("celery_durable")
 

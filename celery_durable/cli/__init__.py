@@ -45,7 +45,7 @@ MODULES = {
     "leases": "maintenance",
     "sweep": "maintenance",
     "outbox": "maintenance",
-    "export": "export",
+    "export": "reading",
     "replay": "replay",
     "preflight": "replay",
     "debug": "replay",

@@ -18,9 +18,9 @@ from celery_durable import commands
 from celery_durable.app import Durable
 from celery_durable.commands import COMMANDS, INSTANCE, INSTANCES
 from celery_durable.explain import Diagnosis
-from celery_durable.http import openapi, timeouts, topics
+from celery_durable.http import openapi, timeouts
 from celery_durable.http.access import AccessControl, Authorize, Hook, make_guarded_route, requires
-from celery_durable.http.changes import CommandRoutes
+from celery_durable.http.changes import CommandRoutes, TopicRoutes
 from celery_durable.http.followers import Followers
 from celery_durable.http.problems import build_http_exception_response
 from celery_durable.http.process import ProcessRoutes
@@ -76,7 +76,7 @@ def router(
     made = APIRouter(route_class=make_guarded_route(access_control), tags=["workflows"], dependencies=schemes)
     _add_reading(made, ReadRoutes(durable, Followers(max_streams)))
     _add_changes(made, CommandRoutes(durable, access_control))
-    _add_topics(made, topics.TopicRoutes(durable, access_control))
+    _add_topics(made, TopicRoutes(durable, access_control))
     _add_running(made, ProcessRoutes(durable), with_tick=tick)
     return made
 
@@ -196,7 +196,7 @@ def _add_changes(made: APIRouter, to: CommandRoutes) -> None:
     _add(made, alias, to.endpoint(end), end.response, end.codes, in_schema=False)
 
 
-def _add_topics(made: APIRouter, to: topics.TopicRoutes) -> None:
+def _add_topics(made: APIRouter, to: TopicRoutes) -> None:
     codes = ("INVALID_TOPIC", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", "EMISSION_MISMATCH", *_BODY)
     _add(made, "POST /topics/{topic:path}/emit", to.emit, Emitted, codes)
     _add(made, "GET /topics/{topic:path}/waiters", to.waiters, WaiterList, ("INVALID_TOPIC", "INVALID_CURSOR"))

@@ -1,4 +1,4 @@
-"""The routes that change instances: one for each of the `commands`.
+"""The routes that change instances, one for each of the `commands`, and those of topics.
 
 Some requests need more than the permission of their route: the id that will be written, or the name of the user.
 """
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Annotated, Any
 
-from fastapi import Body
+from fastapi import Body, Path
 from fastapi.exceptions import RequestValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,19 +23,21 @@ from celery_durable.definitions import Definition
 from celery_durable.errors import BatchTooLarge, ValueRefused
 from celery_durable.http import timeouts
 from celery_durable.http.access import Access, AccessControl, requires, restrict_to_request_scope
-from celery_durable.http.openapi import IfMatch, InstanceId, WorkflowName
-from celery_durable.http.reading import json_response, parse_if_match
+from celery_durable.http.openapi import TOPIC, IfMatch, InstanceId, WorkflowName
+from celery_durable.http.reading import Cursor, PageSize, json_response, parse_if_match
 from celery_durable.model import Permission
 from celery_durable.operations import Operations
 from celery_durable.wire.requests import (
     CreateBatch,
     CreateInstance,
+    Emit,
     EmptyRequest,
     Fork,
     RestartOrCreate,
     SetResult,
     Skip,
 )
+from celery_durable.wire.responses import Emitted, WaiterList
 
 
 class CommandRoutes:
@@ -165,3 +167,40 @@ def _signature(command: Command[Q, A]) -> inspect.Signature:
             for name, annotation in annotations.items()
         ]
     )
+
+
+TopicName = Annotated[
+    str,
+    Path(description="The topic; it may contain slashes.", examples=["user.updated"], json_schema_extra=dict(TOPIC)),
+]
+
+
+class TopicRoutes:
+    """The endpoints of topics."""
+
+    def __init__(self, durable: Durable, access_control: AccessControl) -> None:
+        self._durable, self._access_control = durable, access_control
+
+    @requires(Permission.EVENTS)
+    async def emit(self, request: Request, topic: TopicName, body: Emit) -> Response:
+        """Send a payload to all waits that are open on a topic now.
+
+        An emission reaches instances of all workflows, so it requires the permissions for events and for management.
+        Later waits do not receive the payload.
+        """
+        await self._access_control.admit(Access(Permission.MANAGEMENT, "emit", None, None, request))
+        resumed = await timeouts.run_in_request_thread(
+            restrict_to_request_scope(self._durable.internals.operations).topics.emit, topic, body.payload, id=body.id
+        )
+        return json_response(Emitted(resumed=resumed))
+
+    @requires(Permission.READING)
+    def waiters(self, topic: TopicName, page_size: PageSize = 25, cursor: Cursor = None) -> Response:
+        """List the open waits on a topic.
+
+        They are of instances of all workflows, the oldest instances first.
+        """
+        page = restrict_to_request_scope(self._durable.internals.operations).topics.waiters(
+            topic, cursor=cursor, limit=page_size
+        )
+        return json_response(WaiterList(waiters=page.items, cursor=page.cursor, has_next_page=page.cursor is not None))

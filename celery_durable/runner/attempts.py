@@ -21,8 +21,15 @@ from celery_durable.runner.commit_parts import RunUserWrites, StepEffectFailed
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure
 from celery_durable.runner.lease import Lease
-from celery_durable.runner.session_lock import SessionLock
-from celery_durable.runner.step_attempt import BodyOutcome, PassOver, Raised, Returned, StepAttempt, TimedOut
+from celery_durable.runner.step_attempt import (
+    BodyOutcome,
+    PassOver,
+    Raised,
+    Returned,
+    SessionLock,
+    StepAttempt,
+    TimedOut,
+)
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
 from celery_durable.runner.step_execution import PassInterrupted
 from celery_durable.runtime import ConcurrentBody

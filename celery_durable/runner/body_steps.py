@@ -16,10 +16,8 @@ from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttemp
 from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
 from celery_durable.runner.commit_parts import FailedAttempts
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, record_failure
-from celery_durable.runner.retry_delays import plan_retry
-from celery_durable.runner.session_lock import SessionLock
-from celery_durable.runner.step_attempt import StepAttempt
+from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, plan_retry, record_failure
+from celery_durable.runner.step_attempt import SessionLock, StepAttempt
 from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout

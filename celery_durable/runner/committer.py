@@ -27,7 +27,7 @@ from celery_durable.model import (
 from celery_durable.runner import lanes
 from celery_durable.runner.commit_parts import CommitPart, OpenCommit, RowKinds, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
-from celery_durable.runner.failure_logs import log_attempts, log_end
+from celery_durable.runner.failed_attempts import log_attempts, log_end
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.run_end import RunEnd
 from celery_durable.runner.step_attempt import StepAttempt

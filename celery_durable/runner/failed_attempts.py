@@ -1,13 +1,31 @@
-"""Failed attempts: what the commit that ends an attempt records about it, and the exception, for logs and signals."""
+"""Failed attempts of steps: what is recorded and logged about them, and how long a step waits before the next one.
+
+An error in a log record has the exception, and `extra` with workflow, instance_id, run_number, step and attempt. The
+records are logged after the commit, so superseded and rolled-back work logs nothing. If a step has failed, its attempts
+have printed the traceback: the end of the run prints only the lines of the workflow that called the step."""
 
 from __future__ import annotations
 
+import logging
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from celery_durable import values
-from celery_durable.model import NO_TRACE, AttemptOutcome, AttemptWrite, ErrorTrace
+from celery_durable.errors import RetryDelayInvalid, StepFailed
+from celery_durable.errors.base import name_error
+from celery_durable.model import (
+    NO_TRACE,
+    AttemptOutcome,
+    AttemptWrite,
+    ErrorTrace,
+    RunOutcome,
+    RunRef,
+    build_log_fields,
+)
 from celery_durable.runner.environment import ClaimedRun, Environment
+from celery_durable.values import StepPolicy, hide_engine_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +126,102 @@ def _trace(env: Environment, run: ClaimedRun, error: BaseException | None, step:
         return NO_TRACE
     ref = run.lease.claim.ref
     return env.make_redaction(ref.workflow, ref.instance_id).clean_trace(error, env.settings.tracebacks, step)
+
+
+logger = logging.getLogger("celery_durable.runner")
+
+
+def log_attempts(ref: RunRef, failures: Sequence[FailedAttempt]) -> None:
+    """Log the failed attempts of steps. An error between steps ends the run, so `log_end` logs it."""
+    for failed in failures:
+        write = failed.write
+        if failed.step is None:
+            continue
+        item = "" if write.item is None else f", item {write.item}"
+        logger.warning(
+            "Attempt %s of step %r%s of %s failed: %s",
+            write.number,
+            failed.step,
+            item,
+            ref,
+            name_error(write.error_name, write.error_message),
+            exc_info=None if failed.error is None else hide_engine_frames(failed.error),
+            extra=build_log_fields(ref, failed.step, write.number),
+        )
+
+
+def log_end(ref: RunRef, run_outcome: RunOutcome, failures: Sequence[FailedAttempt]) -> None:
+    """Log that a run ended with an error. ``failures``: the attempts that failed with the same commit."""
+    step, attempt = None, None
+    error = run_outcome.exception
+    if isinstance(error, StepFailed):
+        step, attempt = error.step, error.attempts
+    elif failures:
+        step, attempt = failures[-1].step, failures[-1].write.number
+    if not logger.isEnabledFor(logging.ERROR):
+        return
+    message = "%s failed%s: %s"
+    in_step = "" if step is None else f" in step {step!r}"
+    args = (ref, in_step, name_error(run_outcome.error_name or "an error", run_outcome.error_message))
+    exc_info = None if error is None else hide_engine_frames(error)
+    fields = build_log_fields(ref, step, attempt) | {"error_name": run_outcome.error_name}
+    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, args, exc_info, extra=fields)
+    if step is not None and exc_info is not None:
+        called = traceback.format_tb(exc_info[2]) if isinstance(error, StepFailed) else []
+        record.exc_text = "".join(called).rstrip() or f"  The log has its attempt {attempt} as a warning."
+    logger.handle(record)
+
+
+def choose_retry_delay(
+    env: Environment,
+    policy: StepPolicy,
+    *,
+    workflow: str,
+    step: str,
+    attempt: int,
+    failure: tuple[str, str],
+    error: BaseException | None = None,
+) -> timedelta:
+    """Return the delay after a failed attempt; raises RetryDelayInvalid if the author's function failed."""
+    try:
+        delay = policy.delay_after(
+            attempt, error or StepFailed(step, *failure, attempt), draw=env.runtime.random_fraction
+        )
+    except BaseException as exc:
+        if env.stops_process(exc):
+            raise
+        reason = ": ".join(filter(None, values.describe_error(exc)))
+        raise RetryDelayInvalid(step, attempt, ": ".join(filter(None, failure)), reason) from exc
+    return env.runtime.wait_duration(delay, purpose="retry", workflow=workflow, step=step)
+
+
+def plan_retry(
+    env: Environment,
+    policy: StepPolicy,
+    failure: AttemptFailure,
+    *,
+    is_last: bool,
+    workflow: str,
+    step: str,
+    attempt: int,
+) -> tuple[AttemptFailure, timedelta | None]:
+    """Return the failure of a body to record, and how long to wait after it; None if no retry follows.
+
+    ``is_last``: whether the step may have no further attempt.
+    """
+    if is_last or failure.is_final:
+        return failure, None
+    if failure.retry_in is not None:
+        return failure, env.runtime.wait_duration(failure.retry_in, purpose="retry", workflow=workflow, step=step)
+    try:
+        return failure, choose_retry_delay(
+            env,
+            policy,
+            workflow=workflow,
+            step=step,
+            attempt=attempt,
+            failure=(failure.name, failure.message),
+            error=failure.error,
+        )
+    except RetryDelayInvalid as exc:
+        return AttemptFailure.of(exc), None

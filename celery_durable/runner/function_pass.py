@@ -26,8 +26,8 @@ from celery_durable.runner.commit_parts import FailedAttempts
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import record_run_error
+from celery_durable.runner.lease import release_for_shutdown
 from celery_durable.runner.replay import ReplayContext
-from celery_durable.runner.shutdown import release_for_shutdown
 from celery_durable.runner.step_commit import Committer, StepCommit, build_release_commit
 from celery_durable.runner.step_execution import PassInterrupted
 from celery_durable.step import Step

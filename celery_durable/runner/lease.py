@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from celery_durable import notify
 from celery_durable.errors import PassStalled, Superseded
 from celery_durable.housekeeping import reset_in_child
-from celery_durable.model import Claim, LogLevel, LogLine, RunningStep
+from celery_durable.model import Claim, LogLevel, LogLine, RunningStep, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.faults import describe_fault
@@ -276,3 +276,16 @@ def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: time
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
     outputs.write_logs(tx, lease.claim, guard_result, [line], remaining=1)
     releases.release(tx, lease.claim, guard_result, grace=timedelta(0), cooldown=cooldown)
+
+
+def release_for_shutdown(ref: RunRef, release: Callable[[], object]) -> None:
+    """Call ``release``, which releases the claim so that another worker continues. Log it if that fails.
+
+    The caller then raises what stops the worker.
+    """
+    try:
+        release()
+    except Superseded:
+        logger.info("%s was taken over before this worker could release it", ref)
+    except Exception as exc:  # noqa: BLE001  # what stops the worker is more important; the lease will expire
+        logger.warning("%s could not be released, so its lease will expire: %s", ref, exc)

@@ -28,9 +28,9 @@ from celery_durable.model import (
 from celery_durable.runner import linear_rows
 from celery_durable.runner.attempts import Attempts
 from celery_durable.runner.environment import ClaimedRun, Environment
+from celery_durable.runner.lease import release_for_shutdown
 from celery_durable.runner.linear_rows import LinearRows
 from celery_durable.runner.linear_step import LinearStep
-from celery_durable.runner.shutdown import release_for_shutdown
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import Committed, Committer, Decision, StepCommit, build_release_commit
 from celery_durable.runner.step_execution import PassInterrupted

@@ -21,13 +21,11 @@ from celery_durable.runner import linear_rows
 from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
 from celery_durable.runner.commit_parts import FailedAttempts
 from celery_durable.runner.environment import ClaimedRun, Environment, encode_log_data
-from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, record_failure
+from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, plan_retry, record_failure
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.linear_rows import LinearRows
 from celery_durable.runner.published_values import encode_published_value
-from celery_durable.runner.retry_delays import plan_retry
-from celery_durable.runner.session_lock import SessionLock
-from celery_durable.runner.step_attempt import StepAttempt
+from celery_durable.runner.step_attempt import SessionLock, StepAttempt
 from celery_durable.runner.step_commit import (
     Committed,
     Committer,

@@ -29,8 +29,7 @@ from celery_durable.store.instances import instances
 from celery_durable.store.runs import history, step_rows
 from celery_durable.store.runs.open_runs import OpenRun
 from celery_durable.store.runs.step_rows import RunState
-from celery_durable.wire.encoding import parse
-from celery_durable.wire.runs import ExportedRun
+from celery_durable.wire.encoding import ExportedRun, parse
 
 _MAX_RUN_NUMBER = 2**31 - 1
 

@@ -29,7 +29,7 @@ from celery_durable.model import (
 from celery_durable.replay_state import FinishTimer, RecordNew, ReplayStep, WaitUntil
 from celery_durable.runner.commit_parts import CommitPart, OpenCommit
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.retry_delays import choose_retry_delay
+from celery_durable.runner.failed_attempts import choose_retry_delay
 from celery_durable.runner.step_commit import Decision, StepCommit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_duration, parse_timeout

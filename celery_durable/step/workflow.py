@@ -9,21 +9,19 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 from celery_durable import values
 from celery_durable.model import OnLost, ReceivedEvent
 from celery_durable.step.branches import Branches
-from celery_durable.step.call_builders import (
+from celery_durable.step.calls import (
     DEFAULT_EVENT_TIMEOUT,
     DEFAULT_TASK_TIMEOUT,
-    build_body_call,
-    build_child_call,
-    build_map_call,
-    build_task_call,
-    build_task_config,
-)
-from celery_durable.step.calls import (
     SleepCall,
     StepCall,
     StepContext,
     TypedWorkflow,
     WaitCall,
+    build_body_call,
+    build_child_call,
+    build_map_call,
+    build_task_call,
+    build_task_config,
 )
 from celery_durable.step.log import StepLog
 from celery_durable.step.tx import StepTx

@@ -27,9 +27,9 @@ from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
 from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
-from celery_durable.tasks.nodes import get_node_name
 from celery_durable.tasks.options import INTERNAL_OPTIONS, send_past_routes
 from celery_durable.tasks.outbox import OutboundDeliverer
+from celery_durable.tasks.pools import get_node_name
 from celery_durable.tasks.task_ends import TaskEndHandler
 from celery_durable.upstream import until
 

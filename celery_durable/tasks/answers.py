@@ -21,7 +21,7 @@ from celery_durable.model import AnswerResult, TaskReference
 from celery_durable.operations import Operations
 from celery_durable.operations.answers import TaskException
 from celery_durable.runtime import Runtime
-from celery_durable.tasks.nodes import get_node_name
+from celery_durable.tasks.pools import get_node_name
 
 logger = logging.getLogger("celery_durable.tasks")
 

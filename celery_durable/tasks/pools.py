@@ -8,6 +8,7 @@ consume the workflow queue (LAW 8).
 from __future__ import annotations
 
 import logging
+import socket
 from importlib import import_module
 from typing import Any
 
@@ -57,3 +58,11 @@ def import_for_passes() -> None:
     """Import what only passes need. A worker does it before its pool forks; clients and commands never pay for it."""
     for module in ("celery_durable.remote", "celery_durable.runner", "sqlalchemy.orm"):
         import_module(module)
+
+
+def get_node_name(request: Any) -> str:
+    """Return the node of a task's request.
+
+    Outside of a worker, for example in a direct call of the task, Celery sets no hostname. Then it is this machine.
+    """
+    return str(getattr(request, "hostname", None) or socket.gethostname())

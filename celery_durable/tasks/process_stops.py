@@ -1,12 +1,15 @@
-"""The check whether an exception stops the process or is an error of the user's code (LAW 9).
+"""What stops a pass: the worker that shuts down, and exceptions that are no error of the user's code (LAW 9).
 
-Celery or the operating system raises the first kind. It counts as no attempt, and the worker releases the run. The
-second kind is a failed attempt, whatever its type is.
+A flag in shared memory, made before the pool forks, tells the pool processes that the worker shuts down. They release
+their runs at the next step boundary. Celery or the operating system raises the exceptions that stop the process. They
+count as no attempt, and the worker releases the run. Every other exception is a failed attempt, whatever its type is.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from typing import Any
 
 from billiard import common
 from billiard.pool import soft_timeout_sighandler
@@ -14,6 +17,26 @@ from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown, WorkerTermi
 
 from celery_durable.runtime import is_ctrl_c
 from celery_durable.upstream import until
+
+
+class StopFlag:
+    """One byte that the parent process shares with its children."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 1)
+
+    def is_set(self) -> bool:
+        return self._memory[0] != 0
+
+    def stops_passes(self, conf: Any) -> bool:
+        """Whether passes stop. Those of eager tasks do not: no other worker would continue their runs."""
+        return self._memory[0] != 0 and not conf.task_always_eager
+
+    def set(self) -> None:
+        self._memory[0] = 1
+
+    def clear(self) -> None:
+        self._memory[0] = 0
 
 
 def make_process_stop_check(is_stopping: Callable[[], bool]) -> Callable[[BaseException], bool]:

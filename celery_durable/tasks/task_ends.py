@@ -26,7 +26,7 @@ from celery_durable.operations.answers import TaskException
 from celery_durable.signals import listen
 from celery_durable.tasks.answers import AnswerCommitter, encode_exception
 from celery_durable.tasks.lost.held_tasks import is_requeued
-from celery_durable.tasks.nodes import get_node_name
+from celery_durable.tasks.pools import get_node_name
 from celery_durable.tasks.task_starts import TaskDropped
 
 logger = logging.getLogger("celery_durable.tasks")

@@ -21,8 +21,7 @@ from celery_durable.store.engine import Store
 from celery_durable.testing.code import Code, definition_of
 from celery_durable.testing.errors import GoldenHistoryMissing, HarnessMisuse, NotReplayed, OpenStepChanged
 from celery_durable.testing.instance import HarnessInstance
-from celery_durable.wire.encoding import to_data
-from celery_durable.wire.runs import export_run
+from celery_durable.wire.encoding import export_run, to_data
 
 # `assert_replays`: a test before a deploy that the new code can continue a stored run.
 

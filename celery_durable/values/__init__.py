@@ -42,7 +42,6 @@ from celery_durable.values.outbox_messages import (
     encode_step_task,
     read_task_route,
 )
-from celery_durable.values.parameters import Parameter
 from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, Codec, PayloadLimits, ValidationFailed, encode
 from celery_durable.values.retries import UNSET, Backoff, DelayFunction, Retries, StepConfig, StepPolicy
 from celery_durable.values.tracebacks import (
@@ -54,6 +53,7 @@ from celery_durable.values.tracebacks import (
     shorten_middle,
     trace_error,
 )
+from celery_durable.values.type_schemas import Parameter
 
 __all__ = [
     "ALREADY_CHECKED_LIMITS",

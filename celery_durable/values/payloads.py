@@ -28,8 +28,7 @@ import pydantic_core
 from celery_durable.errors import NotSerializable, PayloadTooLarge
 from celery_durable.values.losses import TimeForm, check_kept, get_fields, get_parts, read_refusal
 from celery_durable.values.names import UNSTORABLE_CHARACTERS
-from celery_durable.values.parameters import Parameter, read_parameters
-from celery_durable.values.type_schemas import TypeSchema, UndefinedName, build_type_schema
+from celery_durable.values.type_schemas import Parameter, TypeSchema, UndefinedName, build_type_schema, read_parameters
 
 logger = logging.getLogger("celery_durable")
 

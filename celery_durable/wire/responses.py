@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from celery_durable.errors import DurableError, WorkflowNotFound
 from celery_durable.model import EventWait, InstanceStatus, InstanceSummary, Published, Record, Waiter
 from celery_durable.values import Parameter
-from celery_durable.wire.runs import RunHistory
+from celery_durable.wire.encoding import RunHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

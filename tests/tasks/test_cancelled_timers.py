@@ -9,8 +9,7 @@ from kombu.asynchronous import Hub
 from kombu.asynchronous.timer import Timer
 
 from celery_durable import Durable
-from celery_durable.tasks.cancelled_timers import CancelledTimers
-from celery_durable.tasks.worker import DurableStep
+from celery_durable.tasks.worker import CancelledTimers, DurableStep
 
 DAY_SECONDS = 86_400
 

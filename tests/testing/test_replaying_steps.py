@@ -13,8 +13,7 @@ import pytest
 from celery_durable import Step, StepConfig, WorkflowEvent, durable_workflow
 from celery_durable.testing import START, DurableHarness, NotReplayed, OpenStepChanged, assert_replays
 from celery_durable.testing.code import Code
-from celery_durable.wire.encoding import to_json
-from celery_durable.wire.runs import export_run
+from celery_durable.wire.encoding import export_run, to_json
 
 THEN = START + timedelta(days=5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -43,6 +44,7 @@ from celery_durable.model import (
     StepStatus,
 )
 from celery_durable.values import Parameter
+from celery_durable.wire.encoding import export_run, to_data
 
 _WORKFLOW_COLUMNS = (
     Column("WORKFLOW"),
@@ -335,3 +337,25 @@ def waits(
     console.print_list(
         _WAIT_COLUMNS, rows, document=lambda: {"waits": list(map(documents.convert, found))}, if_empty=nothing
     )
+
+
+@command("export order order-42", "export order order-42 --run 1 --no-logs")
+def export(
+    backend: OpenBackend,
+    workflow: Workflow,
+    id: InstanceId,
+    run: RunNumber,
+    logs: Annotated[bool, click.option("--logs/--no-logs", default=True, help="Include log lines, or leave them out.")],
+) -> None:
+    """Print the complete record of a run as JSON.
+
+    Use it to archive the history of an instance, to attach it to a bug report, to query it with jq, or to replay it on
+    another machine (replay --file). It contains parameters, results and payloads, after the application's redaction.
+    """
+    from celery_durable.store.engine.time_limits import limit_database_time  # with it comes SQLAlchemy
+
+    with limit_database_time(None):  # a run may be as large as it likes (LAW 7)
+        history = backend.history(workflow, id, run=run)
+        read_logs = backend.tail(RunRef(workflow, id, history.run_number))() if logs else None
+        lines = None if read_logs is None else list(read_logs)
+    click.echo(json.dumps(to_data(export_run(history, lines)), ensure_ascii=False, indent=2))

@@ -33,8 +33,7 @@ Change = StepRecord | AttemptRecord | LogRecord | InstanceStatus | Values
 
 def convert(record: Record | Values) -> Document:
     """Return the JSON of a record. A run has all its steps, events and failed attempts."""
-    from celery_durable.wire.encoding import to_data
-    from celery_durable.wire.runs import export_run
+    from celery_durable.wire.encoding import export_run, to_data
 
     if isinstance(record, Record):
         return to_data(export_run(record) if isinstance(record, History) else record)

@@ -23,7 +23,7 @@ from celery_durable.contrib.django import wiring
 from celery_durable.errors import InstanceNotFound
 from celery_durable.errors.base import name_error
 from celery_durable.model import History, Status
-from celery_durable.tasks.nodes import get_node_name
+from celery_durable.tasks.pools import get_node_name
 
 _PACKAGE = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 _base, _exceptions, _signals = (import_module(f"{_PACKAGE}.{name}") for name in ("base", "exceptions", "signals"))
