@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from celery_durable import CreateOptions
 from celery_durable.model import Status
-from tests.smoke.proc import until
-from tests.smoke.site import PAIRS, RABBITMQ_IN_GATE, REDIS_AND_POSTGRESQL, REDIS_IN_GATE, Site
+from tests.smoke.site import RABBITMQ_IN_GATE, REDIS_AND_POSTGRESQL, REDIS_IN_GATE, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -108,18 +103,6 @@ def test_a_process_that_froze_longer_than_its_lease_changes_nothing_when_it_thaw
     site.finish()
 
 
-@REDIS_AND_POSTGRESQL
-def test_when_beat_is_killed_another_takes_over(site: Site) -> None:
-    site.worker()
-    first = site.beat()
-    for number in range(10):
-        site.create("nap", 0.5 + number / 10)
-    until("the first beat works", lambda: site.instances[0].status().status is Status.COMPLETE)
-    first.kill()
-    site.beat()
-    site.finish()
-
-
 @pytest.mark.parametrize(
     ("broker", "database", "pool"),
     [
@@ -165,35 +148,6 @@ def test_a_worker_that_is_told_to_quit_leaves_its_bodies_and_no_crash_is_counted
     site.let_go()
     site.worker()
     site.finish(reruns=2)
-
-
-@PAIRS
-def test_a_crowd_outlives_a_killer(site_with: Callable[..., Site]) -> None:
-    """Pool processes, whole workers and beats die all the time; in the end everything is done, and once."""
-    site = site_with(durable_lease_seconds=2.0, durable_max_crashes=1000)
-    dice = random.Random(20)
-    running = {"beat": site.beat(), "worker": site.worker()}
-    kills = Counter[str]()
-
-    def most_ended_under_fire() -> bool:
-        victim = dice.choice(["child", "child", "child", "worker", "beat"])
-        kills[victim] += 1
-        if victim == "child":
-            for pid in running["worker"].children()[:1]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        else:
-            os.killpg(running[victim].pid, signal.SIGKILL)
-            running[victim] = getattr(site, victim)()
-        return len(site.workflow("chain").list(status=Status.COMPLETE, limit=1000).items) >= 100
-
-    workflow = site.workflow("chain")
-    for begin in (0, 100):
-        batch = [CreateOptions(id=f"c-{begin + n}", params={"steps": 6}) for n in range(100)]
-        site.instances += workflow.create_batch(batch)
-    until("half of them end under fire", most_ended_under_fire, 90, pause=0.2)
-    print("killed:", dict(kills))
-    site.finish(60)
 
 
 # --- between two effects ------------------------------------------------------------------------

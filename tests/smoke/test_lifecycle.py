@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
+from tests.smoke.site import Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(400)]
 
@@ -39,26 +39,3 @@ def test_an_instance_lives_its_whole_life(site: Site) -> None:
     site.finish()
     assert worker.text().count("Traceback") == 2 * 2  # the attempts of "book flaky" that failed, in two runs
     assert "Traceback" not in beat.text()
-
-
-@pytest.mark.slow
-@REDIS_AND_POSTGRESQL
-@pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_an_instance_lives_on_a_worker_that_forks_no_processes(site: Site, pool: str) -> None:
-    site.beat(wait=False)
-    worker = site.worker(f"--pool={pool}")
-    for number in range(3):
-        site.create("lifecycle", number).send_event("answer", number)
-    site.finish()
-    assert worker.text().count("Traceback") == 3 * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("broker", "database"), [("rabbitmq", "mariadb")], indirect=True)
-def test_a_beat_inside_the_worker_serves_as_well(site: Site) -> None:
-    worker = site.worker("--beat", f"--schedule={site.folder}/schedule")
-    worker.wait_for_log("The durable dispatcher is running")
-    for number in range(10):
-        site.create("nap", number / 10 + 0.1)
-    site.finish()
-    assert "Traceback" not in worker.text()

@@ -38,27 +38,6 @@ def ended(site: Site) -> int:
 
 
 @POSTGRESQL
-def test_a_redis_that_forgets_everything_again_and_again_loses_no_instance(
-    make_site: MakeSite, own_redis: RedisServer, store_url: str
-) -> None:
-    site = make_site(own_redis.url, store_url, durable_redispatch_max_seconds=1.0)
-    site.beat(wait=False)
-    site.worker()
-    crowd(site, 200)
-    flushes = 0
-
-    def flushed_until_most_ended() -> bool:
-        nonlocal flushes
-        own_redis.flush()
-        flushes += 1
-        return ended(site) >= 150
-
-    until("most of them end while Redis is flushed", flushed_until_most_ended, 60, pause=0.5)
-    assert flushes > 1
-    site.finish(60)
-
-
-@POSTGRESQL
 def test_instances_are_accepted_without_a_broker_and_run_when_it_is_back(
     make_site: MakeSite, own_redis: RedisServer, store_url: str
 ) -> None:
@@ -198,16 +177,3 @@ def test_two_beats_at_once_do_everything_once(site: Site) -> None:
     for _ in range(20):
         site.create("nap", 0.1)
     site.finish(60)
-
-
-@pytest.mark.parametrize(("broker", "database"), [("rabbitmq", "mariadb")], indirect=True)
-def test_a_worker_that_hosts_the_dispatcher_needs_no_beat(site_with: Callable[..., Site]) -> None:
-    site = site_with(durable_dispatcher="worker")
-    worker = site.worker()
-    worker.wait_for_log("The durable dispatcher is running")
-    for point in ("claimed", "after-body", "after-commit"):
-        site.order(f"child.{point}")
-        site.create("nap", 0.1)
-        site.wait_until_done(f"child.{point}")
-    crowd(site, 50)
-    site.finish()

@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from django.core.asgi import get_asgi_application
 from django.db import connections, transaction
-from django.test import AsyncClient
 
 from celery_durable import CreateOptions, Durable
 from celery_durable.contrib.django import wiring
@@ -104,24 +103,6 @@ def test_every_async_call_is_part_of_the_block(alias: str, harness: DurableHarne
     assert {due.ref.instance_id for due in harness.messages} >= {"w-2", "w-3", "w-4"}
 
 
-def test_async_code_that_a_block_calls_is_part_of_it(alias: str, harness: DurableHarness) -> None:
-    @sync_to_async
-    def place(id: str, *, fails: bool) -> None:
-        with transaction.atomic(using=alias):
-            async_to_sync(wait.acreate)(alias, id=id)
-            if fails:
-                raise Undo
-
-    async def use() -> None:
-        await place("kept", fails=False)
-        with pytest.raises(Undo):
-            await place("undone", fails=True)
-
-    run(alias, use)
-    assert [due.ref.instance_id for due in harness.messages] == ["kept"]
-    assert not exists("undone")
-
-
 def test_without_a_block_the_event_loop_goes_on(alias: str, harness: DurableHarness) -> None:
     async def use() -> set[int]:
         await wait.acreate(alias, id="w-1")
@@ -183,20 +164,6 @@ def test_waiting_for_a_result_leaves_the_thread_to_other_calls(
 
     assert run(alias, use) == "yes"
     durable.close()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_async_view_writes_its_rows_and_its_workflow_together(
-    alias: str, harness: DurableHarness, site: DurableHarness, fails: bool
-) -> None:
-    client = AsyncClient(raise_request_exception=False)
-
-    async def use() -> int:
-        return (await client.post("/orders/", {"alias": alias, "id": "w-1", "fails": int(fails)})).status_code
-
-    assert run(alias, use) == (500 if fails else 200)
-    assert booked(alias) == ([] if fails else ["placed"])
-    assert exists("w-1") is not fails
 
 
 @pytest.mark.parametrize("fails", [False, True])

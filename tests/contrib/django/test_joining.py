@@ -186,16 +186,6 @@ def test_using_another_alias_than_that_of_the_workflows_is_refused(alias: str, h
 
 
 @on_sqlite
-def test_a_thousand_aborted_blocks_leave_nothing(alias: str, harness: DurableHarness) -> None:
-    for number in range(1000):
-        with pytest.raises(Undo), transaction.atomic(using=alias):
-            wait.create(alias, id=f"w-{number}")
-            raise Undo
-    assert wait.list().items == ()
-    assert len(harness.messages) == 0
-
-
-@on_sqlite
 def test_the_harness_names_the_lines_whose_hooks_are_pending(alias: str) -> None:
     with testing.make_harness([wait], using=alias) as harness:
         harness.create(wait, alias, id="w")
