@@ -110,7 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "lease.extend(requested_at=requested_at)",
             "lease.extend(requested_at=self._runtime.monotonic())",
         ),
-        caught_by="tests/runner/test_leases.py::test_a_renewal_counts_from_before_it_was_asked_for[sqlite]",
+        caught_by="tests/runner/test_leases.py::test_a_renewal_counts_from_before_it_was_asked_for[the renewer-sqlite]",
     ),
     mutant(
         "a worker begins a body though it knows that its lease is lost",

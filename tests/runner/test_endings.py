@@ -20,7 +20,9 @@ from tests.support.lost_connections import cut_commit
 from tests.support.world import FlowControl, SerializationFailure, World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+servers = pytest.mark.parametrize(
+    "database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
+)
 
 app = Celery("others", set_as_current=False)
 

@@ -182,7 +182,7 @@ def test_the_death_of_a_worker_that_has_renewed_its_lease_names_the_step(world: 
 @everywhere
 @kinds
 @pytest.mark.parametrize("is_last", [False, True], ids=["a retry follows", "the step fails"])
-@pytest.mark.parametrize("checkpoint", ["after-body", "before-commit", "after-commit"])
+@pytest.mark.parametrize("checkpoint", ["before-commit", "after-commit"])
 def test_the_record_and_the_row_of_the_step_are_committed_together_or_not_at_all(
     make_bench: Any, kind: str, is_last: bool, checkpoint: str
 ) -> None:

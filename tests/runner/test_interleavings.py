@@ -1,13 +1,10 @@
-"""What happens between any two commits of a worker, and what happens in any order: one after another, and by dice."""
+"""What happens to an instance between any two commits of its worker, one action after another."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-
 import pytest
 
-from celery_durable import EventTimeout, Retries, Step, StepConfig, StepTx, WorkflowEvent
+from celery_durable import EventTimeout, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.errors import InstanceTerminal
 from celery_durable.model import Status
 from tests.support.world import World, insert_name
@@ -143,123 +140,3 @@ def test_an_event_is_never_missed_whenever_it_is_sent(world: World, wait: str) -
         assert instance.statuses()["approval"] == "completed", number
         world.run_after(300)
         assert instance.status == "complete", number
-
-
-class Dice:
-    """Everything that may happen, in an order that a seed tells."""
-
-    def __init__(self, world: World, instances: list, seed: int) -> None:
-        self.world, self.instances, self.random = world, instances, random.Random(seed)
-        self.story: list[str] = []
-
-    def roll(self) -> None:
-        happening = self.random.choice(
-            [self.deliver] * 6 + [self.wait] * 4 + [self.sweep] * 3 + [self.crash] * 2
-            + [self.lose, self.double, self.shuffle, self.send, self.pause, self.resume, self.restart, self.stop]
-        )  # fmt: skip
-        self.story.append(happening.__name__)
-        try:
-            happening()
-        except InstanceTerminal:
-            pass
-
-    def any(self):
-        return self.random.choice(self.instances)
-
-    def deliver(self) -> None:
-        if self.world.messages:
-            self.world.worker.advance(self.world.messages.pop(0).ref)
-
-    def wait(self) -> None:
-        self.world.advance(self.random.choice([0.5, 3, 12, 31, 70]))
-
-    def sweep(self) -> None:
-        self.world.sweeper.sweep()
-
-    def crash(self) -> None:
-        runtime = self.world.worker.runtime
-        runtime.crash_at = len(runtime.passed) + self.random.randrange(25)
-
-    def lose(self) -> None:
-        self.world.messages.clear()
-
-    def double(self) -> None:
-        self.world.messages.extend(self.world.messages[:3])
-
-    def shuffle(self) -> None:
-        self.random.shuffle(self.world.messages)
-
-    def send(self) -> None:
-        self.any().send("approval", "yes")
-
-    def pause(self) -> None:
-        self.any().pause()
-
-    def resume(self) -> None:
-        self.any().resume()
-
-    def restart(self) -> None:
-        if self.random.random() < 0.3:
-            self.any().restart()
-
-    def stop(self) -> None:
-        """The worker is asked to stop; another takes its place at the next message."""
-        worker = self.world.worker
-        worker.should_stop = True
-        if self.world.messages:
-            worker.advance(self.world.messages.pop(0).ref)
-        self.world.new_worker()
-
-
-@patient
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n > 2 else ()) for n in range(30)])
-def test_whatever_happens_in_whatever_order_every_instance_ends_and_every_step_counts_once(
-    world: World, seed: int
-) -> None:
-    world.exempt["I4"] = "branches end in any order"
-    bodies: Counter = Counter()
-
-    def count(tx: StepTx) -> int:
-        bodies[tx.idempotency_key, tx.attempt] += 1
-        return tx.attempt
-
-    @world.workflow
-    def journey(event: WorkflowEvent, step: Step):
-        who = event.instance_id, event.run_number
-        careful = StepConfig(retries=Retries(limit=None, delay=2, backoff="constant"))
-        step.do("count", careful, count)
-        step.do("book one", careful, world.book, *who)
-        step.sleep("rest", 10)
-        try:
-            step.wait_for_event("approval", "approval", timeout=60)
-        except EventTimeout:
-            step.log.info("no approval")
-        step.gather(
-            step.submit("book two", careful, world.book, *who),
-            step.submit("flaky", careful, lambda tx: 1 / (tx.attempt // 2)),
-            step.submit_sleep("nap", 20),
-        )
-        step.first("race", step.submit_sleep("quick", 3), step.submit_wait_for_event("other", "other"))
-        step.do("mutate", careful, lambda tx: tx.mutate(insert_name(f"{event.instance_id}-{event.run_number}")))
-        return event.run_number
-
-    instances = [journey.create(id=f"i-{n}") for n in range(3)]
-    dice = Dice(world, instances, seed)
-    for _ in range(120):
-        dice.roll()
-    for worker in list(world._workers):
-        worker.runtime.crash_at, worker.should_stop = None, False
-    for instance in instances:
-        for _ in range(30):
-            world.run_until_idle()
-            if instance.status.is_terminal:
-                break
-            instance.resume()
-            world.advance(61)
-        error = None if instance.status == "complete" else instance.error
-        if error is not None:  # the dice may kill five workers in a row at one place
-            assert error.startswith("WorkerCrashLoop: "), (error, dice.story)
-            continue
-        assert instance.output == instance.row.run_number, dice.story
-        assert set(instance.statuses().values()) <= {"completed", "errored", "cancelled"}, dice.story
-    assert max(bodies.values()) == 1, dice.story

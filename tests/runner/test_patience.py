@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from celery_durable import NonRetryableError, Step, WorkflowEvent
+from tests.support.databases import on_databases
 from tests.support.flows import flow_of
 from tests.support.world import FlowControl, World, on_one_database
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 
 
 def reason(world: World, id: str = "i-1") -> str | None:
@@ -28,7 +27,6 @@ def waiting(world: World, **limits: Any) -> FlowControl:
     return order
 
 
-@everywhere
 def test_a_run_that_takes_longer_than_its_workflow_allows_is_terminated(world: World) -> None:
     @world.workflow(max_run_duration="2 days")
     def order(event: WorkflowEvent, step: Step):
@@ -45,7 +43,6 @@ def test_a_run_that_takes_longer_than_its_workflow_allows_is_terminated(world: W
     assert instance.statuses() == {"work": "completed", "approved": "cancelled"}
 
 
-@everywhere
 def test_a_run_does_not_sleep_beyond_its_limit(world: World) -> None:
     instance = flow_of(world, lambda step: step.sleep("rest", "30 days"), max_run_duration="2 days").run()
     assert instance.run_at == world.now + timedelta(days=2)
@@ -111,7 +108,6 @@ def test_a_paused_run_is_terminated_when_it_is_resumed(world: World) -> None:
     assert instance.status == "terminated"
 
 
-@everywhere
 def test_a_suspension_that_lasts_too_long_ends_the_run(world: World) -> None:
     @world.workflow(max_suspend_duration="1 day")
     def order(event: WorkflowEvent, step: Step):
@@ -130,7 +126,6 @@ def test_a_suspension_that_lasts_too_long_ends_the_run(world: World) -> None:
     assert reason(world) == "Waiting at 'approved' took longer than the max_suspend_duration of 1 d"
 
 
-@everywhere
 def test_an_event_that_came_in_time_counts_however_late_it_is_looked_at(world: World) -> None:
     instance = waiting(world, max_suspend_duration="1 day").run()
     world.advance(timedelta(hours=23))

@@ -101,8 +101,14 @@ class SoftStop(Exception):
     """What a worker raises in author code to stop it."""
 
 
-@pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt, SoftStop])
-@pytest.mark.parametrize("where", ["body", "session", "function", "branch", "boundary", "session's boundary"])
+@pytest.mark.parametrize(
+    ("stop", "where"),
+    [
+        *((SoftStop, where) for where in ("body", "session", "function", "branch", "boundary", "session's boundary")),
+        (SystemExit, "branch"),
+        (KeyboardInterrupt, "function"),
+    ],
+)
 def test_what_stops_a_worker_is_no_failure_and_no_attempt(world: World, stop, where: str) -> None:
     world.exempt["I9"] = "the attempt is given back"
     world.exempt["I4"] = "branches end in any order"

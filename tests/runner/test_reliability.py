@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
-
 from celery_durable import (
     EventTimeout,
     Retries,
@@ -16,12 +14,12 @@ from celery_durable import (
     WorkflowEvent,
 )
 from celery_durable.testing import START
+from tests.support.databases import on_databases
 from tests.support.world import World
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 
 
-@everywhere
 def test_a_renewal_that_lost_the_race_changes_nothing(world: World) -> None:
     slow, fast = world.new_worker(), world.new_worker()
 
@@ -41,7 +39,6 @@ def test_a_renewal_that_lost_the_race_changes_nothing(world: World) -> None:
     assert instance.status == "waiting"
 
 
-@everywhere
 def test_attempts_never_exceed_their_maximum_also_when_workers_overtake_each_other(world: World) -> None:
     attempts = []
 
@@ -66,7 +63,6 @@ def test_attempts_never_exceed_their_maximum_also_when_workers_overtake_each_oth
     assert (instance.step("work").attempts, instance.step("work").max_attempts) == (3, 3)
 
 
-@everywhere
 def test_no_clock_but_the_databases_decides(world: World) -> None:
     """A worker whose own clock is a year off retries, sleeps and times out when the database says so."""
     worker = world.new_worker()

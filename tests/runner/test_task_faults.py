@@ -9,13 +9,13 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent
 from tests.support.answers import answer, resize
+from tests.support.databases import on_databases
 from tests.support.lost_connections import cut_commit
 from tests.support.world import World, on_one_database
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 
 
-@everywhere
 @pytest.mark.parametrize("place", ["before-commit", "after-commit"])
 def test_a_runner_that_dies_at_the_commit_sends_it_once(world: World, media, place: str) -> None:
     instance = media.create(300)
@@ -39,7 +39,7 @@ def test_an_answer_whose_commit_is_in_doubt_is_taken_once(world: World, media, w
     assert (instance.output, len(instance.events())) == ("done", 1)
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("kind", ["task", "event", "map", "child"])
 def test_a_race_whose_commit_was_in_doubt_is_decided(world: World, kind: str) -> None:
     """The winner's row was found, and its verdict with it: the race must not wait for the loser."""
@@ -80,7 +80,6 @@ def test_a_race_whose_commit_was_in_doubt_is_decided(world: World, kind: str) ->
     assert instance.output == "decided"
 
 
-@everywhere
 def test_what_is_answered_to_an_instance_that_was_deleted_is_for_nobody(world: World, media) -> None:
     instance = media.run(300)
     instance.terminate()

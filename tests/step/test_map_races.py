@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from celery_durable import Step, WorkflowEvent
 from tests.support.answers import answer
+from tests.support.databases import on_databases
 from tests.support.flows import flow_of
 from tests.support.mapping import convert
 from tests.support.world import World
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 
 
-@everywhere
 def test_a_map_beside_other_branches(world: World) -> None:
     @world.workflow
     def press(event: WorkflowEvent, step: Step) -> Any:
@@ -33,7 +31,6 @@ def test_a_map_beside_other_branches(world: World) -> None:
     assert instance.output == ["a", "b"]
 
 
-@everywhere
 def test_a_map_may_lose_a_race(world: World) -> None:
     @world.workflow
     def press(event: WorkflowEvent, step: Step) -> Any:
@@ -49,7 +46,6 @@ def test_a_map_may_lose_a_race(world: World) -> None:
     assert not answer(world, world.sent[1], "b")
 
 
-@everywhere
 def test_a_map_may_win_a_race(world: World) -> None:
     @world.workflow
     def press(event: WorkflowEvent, step: Step) -> Any:
@@ -63,7 +59,6 @@ def test_a_map_may_win_a_race(world: World) -> None:
     assert (instance.output, instance.statuses()["nap"]) == (["done", "done"], "cancelled")
 
 
-@everywhere
 def test_a_retry_does_again_what_failed_in_each_of_several_maps(world: World) -> None:
     press = flow_of(
         world,
@@ -83,7 +78,6 @@ def test_a_retry_does_again_what_failed_in_each_of_several_maps(world: World) ->
     assert (instance.output, len(world.sent)) == ([[0, "again"], ["again", 3]], 6)
 
 
-@everywhere
 def test_a_map_that_wins_a_race_with_a_failure_can_be_retried(world: World) -> None:
     @world.workflow
     def press(event: WorkflowEvent, step: Step) -> Any:

@@ -11,15 +11,15 @@ from celery_durable import NonRetryableError, Retries, Step, StepTimeout, Workfl
 from celery_durable.errors import ValueRefused
 from celery_durable.model import AnswerResult
 from tests.support.answers import answer, answered
+from tests.support.databases import on_databases
 from tests.support.flows import flow_of
 from tests.support.lost_connections import cut_commit
 from tests.support.mapping import convert, mapping, pages
 from tests.support.world import World, on_one_database
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 
 
-@everywhere
 def test_each_item_is_done_by_a_task_of_its_own(world: World) -> None:
     instance = mapping(world).run()
     assert [(message.name, message.content["args"]) for message in world.sent] == [
@@ -40,7 +40,6 @@ def test_each_item_is_done_by_a_task_of_its_own(world: World) -> None:
     assert (len(world.sent), instance.events()) == (4, [])
 
 
-@everywhere
 def test_so_many_are_out_at_a_time(world: World) -> None:
     instance = mapping(world, 5, max_concurrency=2).run()
     assert pages(world.sent) == [0, 1]
@@ -60,7 +59,6 @@ def test_so_many_are_out_at_a_time(world: World) -> None:
     assert instance.output == [0, "b", 2, 3, 4]
 
 
-@everywhere
 def test_an_item_is_answered_once(world: World) -> None:
     instance = mapping(world, 2).run()
     assert answer(world, world.sent[0], "first")
@@ -72,7 +70,6 @@ def test_an_item_is_answered_once(world: World) -> None:
     assert instance.output == ["first", "second"]
 
 
-@everywhere
 def test_an_item_that_failed_is_tried_again_later_under_a_new_id(world: World) -> None:
     instance = mapping(world, 3, retries=Retries(limit=1, delay=30)).run()
     answer(world, world.sent[1], error=OSError("disk full"))
@@ -90,7 +87,6 @@ def test_an_item_that_failed_is_tried_again_later_under_a_new_id(world: World) -
     assert instance.output == ["a", "b", "c"]
 
 
-@everywhere
 def test_the_first_failure_is_raised_when_all_have_ended(world: World) -> None:
     instance = mapping(world, 3, retries=1).run()
     answer(world, world.sent[0], "a")
@@ -113,7 +109,6 @@ def test_failures_may_be_wanted(world: World) -> None:
     assert instance.output == [None, "Step 'convert[1]' failed after 1 attempt: KeyError: 'no page'"]
 
 
-@everywhere
 def test_what_gets_lost_is_sent_again_when_its_time_is_over(world: World) -> None:
     instance = mapping(world, 2, timeout="1 hour", retries=Retries(limit=1, delay=0)).run()
     world.advance(600)
@@ -129,7 +124,6 @@ def test_nothing_to_do_is_done_at_once(world: World) -> None:
     assert mapping(world, 0).run().output == []
 
 
-@everywhere
 def test_a_retry_does_again_only_what_failed(world: World) -> None:
     instance = flow_of(world, lambda step: step.map("convert", convert.s("png"), range(3)), name="press").run()
     answer(world, world.sent[0], "a")
@@ -165,7 +159,6 @@ def test_a_retry_with_code_that_leaves_out_what_failed_has_nothing_left_to_do(wo
     assert (instance.output, len(world.sent)) == ([0, 1], 3)
 
 
-@everywhere
 def test_a_rewind_beyond_a_map_keeps_its_results(world: World) -> None:
     @world.workflow
     def press(event: WorkflowEvent, step: Step) -> Any:
@@ -197,7 +190,6 @@ def test_people_may_settle_a_map(world: World) -> None:
     assert instance.output == ["x", "y"]
 
 
-@everywhere
 @pytest.mark.parametrize("when", range(7))
 def test_every_item_is_done_once_wherever_a_runner_dies(world: World, when: int) -> None:
     instance = mapping(world, 3, max_concurrency=2).create()
@@ -225,7 +217,6 @@ def test_people_may_settle_a_map_that_has_failed(world: World) -> None:
     assert instance.output == ["a", "by hand"]
 
 
-@everywhere
 def test_what_is_answered_to_a_map_that_was_deleted_is_for_nobody(world: World) -> None:
     press = mapping(world, 1)
     instance = press.run()
@@ -241,7 +232,6 @@ def test_what_is_answered_to_a_map_that_was_deleted_is_for_nobody(world: World) 
     assert again.output == ["its own"]
 
 
-@everywhere
 def test_a_pause_sends_no_more_items(world: World) -> None:
     instance = mapping(world, 3, max_concurrency=1).run()
     instance.pause()
@@ -281,7 +271,6 @@ def test_an_answer_whose_commit_is_in_doubt_counts_once(world: World, when: str)
     assert pages(world.sent) == [0, 1, 2]
 
 
-@everywhere
 def test_a_pause_that_is_requested_of_a_running_instance_sends_no_more_items(world: World) -> None:
     @world.workflow
     def press(event: WorkflowEvent, step: Step) -> Any:

@@ -13,11 +13,12 @@ from celery_durable.definitions import define_linear
 from celery_durable.errors import InstanceNotFound, RunNotFound
 from celery_durable.model import Published
 from celery_durable.testing import START
+from tests.support.databases import on_databases
 from tests.support.flows import flow_of
 from tests.support.publishing import Statements, published
 from tests.support.world import FlowControl, World
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 SUPERSEDED = "superseded: the instance was taken over, restarted or ended meanwhile"
 LONG = 10
 
@@ -25,7 +26,6 @@ LONG = 10
 # --- when it is seen ----------------------------------------------------------------------------
 
 
-@everywhere
 def test_a_value_is_read_while_the_body_runs_and_after_the_end(world: World) -> None:
     seen = []
 
@@ -56,7 +56,6 @@ def test_a_value_is_read_while_the_body_runs_and_after_the_end(world: World) -> 
     }
 
 
-@everywhere
 @pytest.mark.parametrize("value", [0, None, "ä\N{GRINNING FACE}", {"a": {"b": [1, None]}}])
 def test_any_json_value_comes_back_as_it_was(world: World, value: Any) -> None:
     @world.workflow
@@ -87,7 +86,6 @@ def test_who_follows_an_instance_is_told_that_there_is_something_new(world: Worl
 # --- replay -------------------------------------------------------------------------------------
 
 
-@everywhere
 def test_a_replay_never_puts_an_old_value_over_a_newer_one(world: World) -> None:
     seen = []
 
@@ -155,7 +153,6 @@ def test_a_new_run_begins_with_nothing_and_the_one_before_keeps_what_it_had(worl
 # --- how often it is written --------------------------------------------------------------------
 
 
-@everywhere
 @pytest.mark.parametrize(
     "ending", ["a step", "a failed attempt", "a sleep", "a wait", "a pause", "the end", "an error"]
 )
@@ -234,7 +231,6 @@ def test_each_key_is_written_for_itself(world: World) -> None:
     assert seen == [{"a": 0, "b": 0}, {"a": "late", "b": 2}]  # what was kept comes along
 
 
-@everywhere
 def test_a_workflow_that_publishes_nothing_costs_no_statement_more(world: World) -> None:
     watched = Statements(world)
 
@@ -252,7 +248,6 @@ def test_a_workflow_that_publishes_nothing_costs_no_statement_more(world: World)
 # --- whose it is --------------------------------------------------------------------------------
 
 
-@everywhere
 @pytest.mark.parametrize("where", ["in a body", "between steps", "in a branch"])
 def test_a_worker_that_has_lost_its_claim_writes_nothing_and_stops(world: World, where: str) -> None:
     slow, fast, went_on = world.new_worker(), world.new_worker(), []
@@ -280,7 +275,6 @@ def test_a_worker_that_has_lost_its_claim_writes_nothing_and_stops(world: World,
     assert published(instance) == {"by": "fast"}
 
 
-@everywhere
 def test_of_an_instance_that_was_ended_meanwhile_nothing_is_published(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step):
@@ -322,7 +316,6 @@ def test_publishing_does_not_hold_a_claim(world: World) -> None:
 # --- linear workflows ---------------------------------------------------------------------------
 
 
-@everywhere
 def test_a_handler_publishes_too(world: World) -> None:
     seen = []
 
@@ -347,7 +340,6 @@ def test_a_handler_publishes_too(world: World) -> None:
 # --- deletion -----------------------------------------------------------------------------------
 
 
-@everywhere
 def test_what_was_published_is_deleted_with_its_instance(world: World) -> None:
     flow_of(world, lambda step: step.publish("n", 1), retention="1 day").run()
     world.accepted.clear()

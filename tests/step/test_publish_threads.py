@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
+from tests.support.databases import on_databases
 from tests.support.publishing import published
 from tests.support.world import World, insert_name
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 LONG = 10
 
 
-@everywhere
 def test_branches_publish_side_by_side(world: World) -> None:
     world.exempt["I4"] = "branches end in any order"
     together = threading.Barrier(4)
@@ -35,7 +33,6 @@ def test_branches_publish_side_by_side(world: World) -> None:
     assert shared.endswith("/49")
 
 
-@everywhere
 def test_a_body_beside_one_that_writes_is_not_held_up(world: World) -> None:
     world.exempt["I4"] = "branches end in any order"
     has_written, has_published = threading.Event(), threading.Event()
@@ -60,7 +57,6 @@ def test_a_body_beside_one_that_writes_is_not_held_up(world: World) -> None:
     assert published(instance) == {"write": 1, "publish": 1}
 
 
-@everywhere
 def test_a_body_that_is_watched_because_of_its_timeout_publishes_until_it_is_left_behind(world: World) -> None:
     is_left_behind, said = threading.Event(), []
 

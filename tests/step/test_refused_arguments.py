@@ -24,48 +24,47 @@ def order(world: World):
     return order.run()
 
 
-@pytest.mark.parametrize("method", ["restart", "fork", "set_result", "skip"])
-@pytest.mark.parametrize("key", [5, 1.5, b"pay", ["pay"]])
-def test_a_step_is_named_by_text(world: World, order: Any, method: str, key: Any) -> None:
+@pytest.mark.parametrize("key", [5, b"pay", ["pay"]])
+def test_a_step_is_named_by_text(world: World, order: Any, key: Any) -> None:
     rewind, interventions = world.operations.rewind, world.operations.interventions
-    calls = {
-        "restart": lambda: rewind.restart("order", "i-1", from_step=key),
-        "fork": lambda: rewind.fork("order", "i-1", key),
-        "set_result": lambda: interventions.set_result("order", "i-1", key, 1, by="eve"),
-        "skip": lambda: interventions.skip("order", "i-1", key, by="eve"),
-    }
-    with pytest.raises(NameInvalid) as refused:
-        calls[method]()
-    assert str(refused.value) == f"Step {key!r} is not allowed: it is of type {type(key).__name__}; pass text (str)."
+    for call in (
+        lambda: rewind.restart("order", "i-1", from_step=key),
+        lambda: rewind.fork("order", "i-1", key),
+        lambda: interventions.set_result("order", "i-1", key, 1, by="eve"),
+        lambda: interventions.skip("order", "i-1", key, by="eve"),
+    ):
+        with pytest.raises(NameInvalid) as refused:
+            call()
+        text = f"Step {key!r} is not allowed: it is of type {type(key).__name__}; pass text (str)."
+        assert str(refused.value) == text
 
 
-@pytest.mark.parametrize("read", ["read", "logs"])
-@pytest.mark.parametrize("run", ["1", 1.0, True, [1], 2**63])
-def test_a_run_is_named_by_its_number(world: World, order: Any, read: str, run: Any) -> None:
-    with pytest.raises(ValueRefused) as refused:
-        getattr(world.operations.history, read)("order", "i-1", run=run)
-    assert str(refused.value) == f"run={run!r} cannot be used: pass the number of a run, from 1, or None."
+@pytest.mark.parametrize("run", ["1", 1.0, True, 2**63])
+def test_a_run_is_named_by_its_number(world: World, order: Any, run: Any) -> None:
+    for read in (world.operations.history.read, world.operations.history.logs):
+        with pytest.raises(ValueRefused) as refused:
+            read("order", "i-1", run=run)
+        assert str(refused.value) == f"run={run!r} cannot be used: pass the number of a run, from 1, or None."
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"after_id": "7"}, "after_id='7' cannot be used: pass the id of a log line, or 0."),
-        ({"after_id": -1}, "after_id=-1 cannot be used: pass the id of a log line, or 0."),
-        ({"after_id": 2**63}, f"after_id={2**63} cannot be used: pass the id of a log line, or 0."),
-        ({"limit": "7"}, "limit='7' cannot be used: pass a whole number above 0."),
-        ({"limit": True}, "limit=True cannot be used: pass a whole number above 0."),
-        ({"limit": -1}, "limit=-1 cannot be used: pass a whole number above 0."),
-        ({"levels": "info"}, "levels='info' cannot be used: pass a list of debug, info, warn, error."),
-        ({"levels": 7}, "levels=7 cannot be used: pass a list of debug, info, warn, error."),
-        ({"levels": ["loud"]}, "levels=['loud'] cannot be used: pass a list of debug, info, warn, error."),
+def test_the_filter_of_log_lines_is_checked(world: World, order: Any) -> None:
+    line, number, levels = "the id of a log line, or 0", "a whole number above 0", "a list of debug, info, warn, error"
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"after_id": "7"}, f"after_id='7' cannot be used: pass {line}."),
+        ({"after_id": -1}, f"after_id=-1 cannot be used: pass {line}."),
+        ({"after_id": 2**63}, f"after_id={2**63} cannot be used: pass {line}."),
+        ({"limit": "7"}, f"limit='7' cannot be used: pass {number}."),
+        ({"limit": True}, f"limit=True cannot be used: pass {number}."),
+        ({"limit": -1}, f"limit=-1 cannot be used: pass {number}."),
+        ({"levels": "info"}, f"levels='info' cannot be used: pass {levels}."),
+        ({"levels": 7}, f"levels=7 cannot be used: pass {levels}."),
+        ({"levels": ["loud"]}, f"levels=['loud'] cannot be used: pass {levels}."),
         ({"category": 7}, "Category 7 is not allowed: it is of type int; pass text (str)."),
-    ],
-)
-def test_the_filter_of_log_lines_is_checked(world: World, order: Any, options: Any, message: str) -> None:
-    with pytest.raises(ValueRefused) as refused:
-        world.operations.history.logs("order", "i-1", **options)
-    assert str(refused.value) == message
+    ]
+    for options, message in refusals:
+        with pytest.raises(ValueRefused) as refused:
+            world.operations.history.logs("order", "i-1", **options)
+        assert str(refused.value) == message
 
 
 @on_one_database

@@ -11,11 +11,12 @@ import pytest
 from celery_durable import LinearStep, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import durable_step
 from celery_durable.errors import InstanceTerminal, NotSerializable
+from tests.support.databases import on_databases
 from tests.support.flows import flow_of
 from tests.support.lines import Line, waits_for
 from tests.support.world import World, on_one_database
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 COROUTINE = "$ is a coroutine, not its result: use asyncio.run(...), or `await` in async code"
 never = StepConfig(retries=0)
 
@@ -49,8 +50,14 @@ def test_a_coroutine_among_the_parameters_or_in_an_event_is_named(world: World) 
 
 
 @on_one_database
-@pytest.mark.parametrize("value", [{1: "a", "1": "b"}, {True: "a", "true": "b"}, {None: "a", "null": "b"}])
-@pytest.mark.parametrize("around", [lambda value: value, lambda value: [0, {"in": value}], lambda value: Box(value)])
+@pytest.mark.parametrize(
+    ("value", "around"),
+    [
+        ({1: "a", "1": "b"}, lambda value: value),
+        ({True: "a", "true": "b"}, lambda value: [0, {"in": value}]),
+        ({None: "a", "null": "b"}, lambda value: Box(value)),
+    ],
+)
 def test_keys_that_json_writes_alike_are_refused_with_their_path(world: World, value: Any, around: Any) -> None:
     @world.workflow
     def order(event: WorkflowEvent[Any], step: Step) -> None:
@@ -103,7 +110,6 @@ def test_durable_step_needs_no_parentheses(world: World) -> None:
 # --- events after the end -----------------------------------------------------------------------
 
 
-@everywhere
 @pytest.mark.parametrize("kind", ["function", "linear"])
 @pytest.mark.parametrize("end", ["complete", "terminated"])
 def test_an_event_that_was_accepted_is_so_after_the_end_too(world: World, kind: str, end: str) -> None:
@@ -143,7 +149,6 @@ def refuse(value: int) -> int:
 Boxes = Annotated[int, pydantic.AfterValidator(refuse)]
 
 
-@everywhere
 def test_an_output_whose_validator_raises_ends_the_instance(world: World) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step) -> Boxes:
@@ -152,7 +157,6 @@ def test_an_output_whose_validator_raises_ends_the_instance(world: World) -> Non
     assert order.run().error == "CustomsError: 7 boxes"
 
 
-@everywhere
 @pytest.mark.parametrize("how", ["child", "create"])
 def test_parameters_whose_validator_raises_fail_the_step(world: World, how: str) -> None:
     @world.workflow

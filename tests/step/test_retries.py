@@ -88,9 +88,7 @@ def test_the_delay_counts_from_the_failure_not_from_the_start_of_the_attempt(wor
         (Retries(limit=4, delay=5, backoff="exponential", max_delay=12), [5, 10, 12, 12]),
         (Retries(limit=2, delay=0), [0, 0]),
         (Retries(limit=0), []),
-        (0, []),
         (1, [10]),
-        (Retries(delay=1), [1, 2, 4, 8, 16]),
         (Retries(backoff="constant"), [10, 10, 10, 10, 10]),
     ],
 )

@@ -6,11 +6,12 @@ import pytest
 
 from celery_durable import Completed, LinearStep, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.definitions import define_linear
+from tests.support.databases import on_databases
 from tests.support.flows import flow_of
 from tests.support.labelled import found, labels_of, rows
 from tests.support.world import FlowControl, World
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
 
 
@@ -26,7 +27,6 @@ def order(world: World) -> FlowControl:
     return order
 
 
-@everywhere
 def test_a_step_changes_labels_with_its_commit(world: World, order: FlowControl) -> None:
     seen = []
     instance = order.create(
@@ -40,7 +40,6 @@ def test_a_step_changes_labels_with_its_commit(world: World, order: FlowControl)
     assert found(world, labels={"stage": "packed", "weight": "7 kg"}) == ["i-1"]
 
 
-@everywhere
 def test_later_calls_and_later_steps_win(world: World) -> None:
     def twice(tx, *given):
         for labels in given:
@@ -56,7 +55,6 @@ def test_later_calls_and_later_steps_win(world: World) -> None:
     assert rows(world) == 1
 
 
-@everywhere
 def test_what_an_attempt_that_failed_had_set_is_dropped(world: World) -> None:
     def work(tx) -> None:
         tx.set_labels({f"attempt-{tx.attempt}": "here"})
@@ -78,7 +76,6 @@ def test_what_a_step_that_failed_for_good_had_set_is_dropped(world: World) -> No
     assert (instance.status, labels_of(instance)) == ("errored", {"tenant": "acme"})
 
 
-@everywhere
 def test_labels_are_set_in_the_steps_own_session_too(world: World) -> None:
     def book(tx, instance: str, run: int) -> str:
         tx.set_labels({"booked": "yes"})
@@ -101,7 +98,6 @@ def test_branches_label_the_same_instance(world: World) -> None:
     assert labels_of(order.run()) == {"a": "a", "b": "b", "c": "c"}
 
 
-@everywhere
 def test_a_worker_that_lost_its_claim_labels_nothing(world: World, order: FlowControl) -> None:
     instance = order.create([{"stage": "packed"}], labels={"tenant": "acme"})
     slow = world.worker
@@ -110,7 +106,6 @@ def test_a_worker_that_lost_its_claim_labels_nothing(world: World, order: FlowCo
     assert (instance.status, labels_of(instance)) == ("terminated", {"tenant": "acme"})
 
 
-@everywhere
 @pytest.mark.parametrize("checkpoint", ["before-commit", "after-commit"])
 def test_a_worker_that_dies_at_the_commit_has_labelled_once_or_not_at_all(
     world: World, order: FlowControl, checkpoint: str
@@ -125,7 +120,6 @@ def test_a_worker_that_dies_at_the_commit_has_labelled_once_or_not_at_all(
     assert (instance.status, labels_of(instance)) == ("complete", {"stage": "packed"})
 
 
-@everywhere
 def test_handlers_of_a_linear_workflow_set_labels_too(world: World) -> None:
     def pay(ctx) -> Completed:
         ctx.tx.set_labels({"stage": "paid", "tenant": None})
@@ -138,7 +132,6 @@ def test_handlers_of_a_linear_workflow_set_labels_too(world: World) -> None:
     assert labels_of(line.run(labels={"tenant": "acme"})) == {"stage": "paid"}
 
 
-@everywhere
 def test_a_step_creates_instances_with_labels(world: World, order: FlowControl) -> None:
     @world.workflow
     def parent(event: WorkflowEvent, step: Step):

@@ -71,11 +71,15 @@ def test_an_event_that_a_step_sends_wakes_its_target_with_the_step(world: World,
     assert target.output == ["p", {"from": "tell"}]
 
 
-def test_an_event_that_a_failed_attempt_would_have_sent_is_not_sent(world: World, child) -> None:
+@pytest.mark.parametrize("way", ["of the step", "of the operations, in its session"])
+def test_an_event_that_a_failed_attempt_would_have_sent_is_not_sent(world: World, child, way: str) -> None:
     target = child.run(id="c-1")
 
     def tell(tx: StepTx) -> None:
-        tx.send_event(child, "c-1", "approval", tx.attempt)
+        if way == "of the step":
+            tx.send_event(child, "c-1", "approval", tx.attempt)
+        else:
+            world.operations.events.send("child", "c-1", "approval", tx.attempt, session=tx.session)
         if tx.attempt == 1:
             raise ValueError("no")
 
@@ -212,17 +216,3 @@ def test_what_is_sent_to_nobody_is_refused(world: World, child, send, error: str
 
     instance = flow_of(world, lambda step: step.do("send", lambda tx: send(tx, child))).run()
     assert (instance.error, instance.step("send").attempts, live.events()) == (error, 1, [])
-
-
-def test_the_operations_can_join_the_session_of_a_step(world: World, child) -> None:
-    target = child.run(id="c-1")
-
-    def tell(tx: StepTx) -> None:
-        world.operations.events.send("child", "c-1", "approval", tx.attempt, session=tx.session)
-        if tx.attempt == 1:
-            raise ValueError("no")
-
-    flow_of(world, lambda step: step.do("tell", ONCE_MORE, tell)).run()
-    assert target.events() == []
-    world.run_after(1)
-    assert target.output == [None, 2]

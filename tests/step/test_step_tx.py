@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from celery_durable import NonRetryableError, Retries, Step, StepConfig, StepTx, WorkflowEvent
 from tests.support.authors import names
 from tests.support.flows import flow_of
-from tests.support.world import World, insert_name
+from tests.support.world import World, insert_name, on_one_database
 
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
 
@@ -45,6 +45,7 @@ def test_a_savepoint_may_be_used(world: World) -> None:
     assert world.names() == ["kept"]
 
 
+@on_one_database
 @pytest.mark.parametrize("method", ["commit", "rollback", "close", "begin", "reset", "invalidate"])
 def test_ending_the_session_oneself_is_refused(world: World, method: str) -> None:
     def book(tx: StepTx, instance: str, run: int) -> None:
@@ -64,6 +65,7 @@ def test_ending_the_session_oneself_is_refused(world: World, method: str) -> Non
     assert world.booked() == []
 
 
+@on_one_database
 @pytest.mark.parametrize(("register", "method"), [("mutate", "commit"), ("on_terminal_error", "rollback")])
 def test_ending_it_in_a_write_that_was_put_off_is_refused(world: World, register: str, method: str) -> None:
     def work(tx: StepTx) -> None:

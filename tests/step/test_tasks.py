@@ -19,13 +19,13 @@ from celery_durable.store.engine import Store
 from tests.smoke.fault_proxy import FaultProxy, Mode
 from tests.store.world import has_lock_wait
 from tests.support.answers import answer, resize
+from tests.support.databases import on_databases
 from tests.support.flows import flow_of
 from tests.support.world import World, on_one_database
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
+database = on_databases("sqlite", "postgresql", "mariadb")
 
 
-@everywhere
 def test_a_task_does_a_step(world: World, media) -> None:
     instance = media.run(300)
     (message,) = world.sent
@@ -46,7 +46,6 @@ def test_a_task_does_a_step(world: World, media) -> None:
     assert len(world.sent) == 1
 
 
-@everywhere
 def test_an_answer_counts_once(world: World, media) -> None:
     instance = media.run(300)
     (message,) = world.sent
@@ -57,7 +56,6 @@ def test_an_answer_counts_once(world: World, media) -> None:
     assert instance.output == 1
 
 
-@everywhere
 def test_what_failed_is_sent_again_under_a_new_id(world: World, media) -> None:
     instance = media.run(300)
     answer(world, world.sent[0], error=OSError("disk full"))
@@ -92,7 +90,6 @@ def test_what_need_not_be_tried_again_is_not(world: World, media) -> None:
     assert instance.output == ["StepFailed", "NonRetryableError", "no such picture", 1]
 
 
-@everywhere
 def test_a_task_that_got_lost_is_sent_again_when_its_time_is_over(world: World, media) -> None:
     instance = media.run(300)
     world.run_after(3600)
@@ -106,7 +103,6 @@ def test_a_task_that_got_lost_is_sent_again_when_its_time_is_over(world: World, 
     assert not answer(world, world.sent[1], "too late")
 
 
-@everywhere
 def test_tasks_side_by_side(world: World) -> None:
     @world.workflow
     def album(event: WorkflowEvent, step: Step) -> Any:
@@ -130,7 +126,6 @@ def test_tasks_side_by_side(world: World) -> None:
     assert "KeyError" in failed
 
 
-@everywhere
 def test_a_task_that_loses_a_race_is_not_waited_for(world: World) -> None:
     media = flow_of(
         world,
@@ -158,7 +153,6 @@ def test_a_restart_sends_it_anew_and_takes_no_answer_to_the_old(world: World, me
     assert instance.output == "new"
 
 
-@everywhere
 def test_a_rewind_keeps_what_has_answered_and_asks_anew_for_the_rest(world: World) -> None:
     media = flow_of(world, lambda step: [step.task("a", resize.s(1)), step.task("b", resize.s(2))], name="media")
     instance = media.run()
@@ -204,7 +198,6 @@ def referred(message: OutboxMessage) -> TaskReference:
     return reference
 
 
-@everywhere
 def test_an_answer_that_does_not_name_the_token_is_refused(world: World, media) -> None:
     instance = media.run(300)
     reference = referred(world.sent[0])
@@ -220,7 +213,6 @@ def test_an_answer_that_does_not_name_the_token_is_refused(world: World, media) 
     assert instance.output == "true"
 
 
-@everywhere
 def test_each_attempt_has_a_token_of_its_own(world: World, media) -> None:
     media.run(300)
     answer(world, world.sent[0], error=OSError("disk full"))
@@ -232,7 +224,6 @@ def test_each_attempt_has_a_token_of_its_own(world: World, media) -> None:
     assert world.operations.answers.accept(guessed, values.encode_answer("1")) is AnswerResult.FORGED
 
 
-@everywhere
 def test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any(world: World, media) -> None:
     instance = media.run(300)
     item, reference = world.store.tables.item, referred(world.sent[0])
@@ -250,7 +241,6 @@ def test_a_failure_counts_from_the_newest_delivery_alone_and_a_success_from_any(
     assert instance.output == "of the first"
 
 
-@everywhere
 def test_the_newest_delivery_may_fail(world: World, media) -> None:
     instance = media.run(300)
     item, reference = world.store.tables.item, referred(world.sent[0])

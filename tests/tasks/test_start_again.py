@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, signals
 from kombu.exceptions import OperationalError
 
-from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable import Durable, Step, Workflow, WorkflowEvent
 from celery_durable.errors import SchemaOutdated, WorkflowNotFound
 from celery_durable.tasks.start import START
 from tests.support.celery_apps import MakeApp
@@ -36,12 +36,18 @@ def app(make_app: MakeApp, tmp_path: Path) -> Celery:
     return make_app(durable_database_url=f"sqlite:///{tmp_path}/empty.sqlite3", durable_dispatcher="none")
 
 
+def doubling(durable: Durable) -> Workflow[int, int]:
+    @durable.workflow(name="order")
+    def order(event: WorkflowEvent[int], step: Step) -> int:
+        return event.payload * 2
+
+    return order
+
+
 def test_an_instance_starts_when_the_database_is_there_again(
     app: Celery, durable: Durable, retries: list[BaseException]
 ) -> None:
-    @durable.workflow
-    def order(event: WorkflowEvent[int], step: Step) -> int:
-        return event.payload * 2
+    order = doubling(durable)
 
     with worker(app):
         sent = order.s(21).delay()
@@ -60,9 +66,7 @@ def test_an_instance_starts_when_the_worker_knows_the_workflow(
         sent = app.tasks[START].apply_async((21,), {"workflow": "order"})
         until(lambda: retries)
 
-        @durable.workflow
-        def order(event: WorkflowEvent[int], step: Step) -> int:
-            return event.payload * 2
+        order = doubling(durable)
 
         until(lambda: order.list().items)
         assert order.get(sent.id).result("20 seconds") == 42
@@ -74,9 +78,7 @@ def test_the_broker_keeps_the_message_if_it_cannot_be_sent_again(
 ) -> None:
     refused: list[str] = []
 
-    @durable.workflow
-    def order(event: WorkflowEvent[int], step: Step) -> int:
-        return event.payload * 2
+    order = doubling(durable)
 
     with worker(app):
         sending = app.amqp.send_task_message
@@ -100,9 +102,7 @@ def test_an_eager_signature_starts_the_instance_and_returns_its_id(make_app: Mak
     app = make_app(task_always_eager=True, durable_grace_seconds=0.001)
     durable = Durable(app)
 
-    @durable.workflow
-    def order(event: WorkflowEvent[int], step: Step) -> int:
-        return event.payload * 2
+    order = doubling(durable)
 
     sent = order.s(21).delay()
     assert sent.get() == sent.id
@@ -112,9 +112,7 @@ def test_an_eager_signature_starts_the_instance_and_returns_its_id(make_app: Mak
 def test_an_eager_signature_raises_at_once_what_a_worker_would_try_again(app: Celery, durable: Durable) -> None:
     app.conf.update(task_always_eager=True, task_eager_propagates=True)
 
-    @durable.workflow
-    def order(event: WorkflowEvent[int], step: Step) -> int:
-        return event.payload
+    order = doubling(durable)
 
     with pytest.raises(SchemaOutdated):
         order.s(21).delay()
