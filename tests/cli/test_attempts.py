@@ -68,25 +68,6 @@ def test_a_person_reads_the_traceback_line_by_line(failing: Shop, kind: str) -> 
 
 
 @kinds
-def test_explain_names_the_place_and_a_command_that_shows_it(failing: Shop, kind: str) -> None:
-    fail(failing, kind, times=1)
-    waiting = json.loads(failing.pipe("explain", kind, "i-1", "-o", "json").out)
-    failing.clock.advance(seconds=60)
-    failing.work(kind, "i-1")
-    failed = json.loads(failing.pipe("explain", kind, "i-1", "-o", "json").out)
-    assert (waiting["code"], failed["code"]) == ("RETRY_SCHEDULED", "FAILED")
-    for found in (waiting, failed):
-        assert found["sentence"].endswith(f"KeyError: 'total'. Raised at {PLACE}.") or (
-            found["sentence"].endswith(
-                f'(step "charge card", 2 attempts). Raised at {PLACE}. Retry and restart keep the parameters: if they '
-                "are wrong, start a new instance."
-            )
-        )
-        words = found["actions"][0].partition(" durable ")[2].split()
-        assert PLACE.rpartition("/")[2].partition(":")[0] in failing.pipe(*words).out
-
-
-@kinds
 def test_logs_and_history_have_the_attempts_in_order_of_time(failing: Shop, kind: str) -> None:
     fail(failing, kind)
     text = f"step charge card, attempt 1, failed: KeyError: 'total', at {PLACE}, on celery@tests, pid "

@@ -421,6 +421,7 @@ def test_operators_see_the_same_of_all_workflows(order: Shop, connection: Any) -
     stats = json.loads(connection("stats", "-o", "json").out)
     assert stats["instances"][0] == {"workflowName": "echo", "status": "active", "count": 1, "isExact": True}
     assert stats["queues"][0]["name"] == "durable"
+    assert (stats["due"]["count"], stats["due"]["isExact"]) == (1, True)
     waits = connection("waits", "-t", "approval").rows
     assert waits == [["approval", "order", "o-1", "await approval", AT, "2030-01-02T00:00:02.012Z", "waiting"]]
     [wait] = json.loads(connection("waits", "-o", "json").out)["waits"]

@@ -126,23 +126,6 @@ def _wake(shop: Shop) -> None:
     shop.work("album", "a-1")
 
 
-def test_they_are_settled_by_hand(album: Shop, connection: Any) -> None:
-    answer(album, "cover", values.encode_error_answer("OSError", "disk full"))
-    for step, value in (("cover", '{"width": 1}'), ("rest", '"woken"')):  # one that is tried again, one that is out
-        settled = connection("set-result", "album", "a-1", step, value, "--by", "eve")
-        assert settled.rows == [["Completed", "album/a-1", "run 1", step]]
-    assert connection("skip", "album", "a-1", "back", "--by", "eve").rows == [["Skipped", "album/a-1", "run 1", "back"]]
-    assert album.work("album", "a-1") == "complete"
-    rows = connection("show", "album", "a-1", "--full").rows
-    assert rows[-1] == ["output", '[{"width":1},null,"woken"]']
-    assert [row[1:5] for row in rows if row[0] == "audit"] == [
-        ["set-result", "cover", "waiting", "eve"],
-        ["set-result", "rest", "waiting", "eve"],
-        ["skip", "back", "waiting", "eve"],
-    ]
-    assert connection("skip", "album", "a-1", "back").code == 1
-
-
 @pytest.mark.parametrize("failed", ["cover", "rest"])
 def test_one_that_failed_for_good_is_settled_in_a_new_run(album: Shop, connection: Any, failed: str) -> None:
     @album.durable.workflow(name="single")
@@ -164,23 +147,6 @@ def test_one_that_failed_for_good_is_settled_in_a_new_run(album: Shop, connectio
     assert connection("show", "single", "s-1", "--full").rows[-1] == ["output", '"by hand"']
 
 
-def test_an_export_is_the_same_over_both_connections(album: Shop, connection: Any) -> None:
-    answer(album, "back", values.encode_answer("7"))
-    told, ours = (
-        json.loads(connection("export", "album", "a-1").out),
-        json.loads(album.pipe("export", "album", "a-1").out),
-    )
-    assert told["steps"] == ours["steps"]
-    ids = [step.get("taskId") for step in told["steps"]]
-    assert [(step["type"], step.get("task"), step.get("child")) for step in told["steps"]] == [
-        ("task", "media.resize", None),
-        ("task", "media.resize", None),
-        ("child", None, {"workflowName": "nap", "instanceId": "n-1"}),
-    ]
-    assert len(set(ids[:2])) == 2
-    assert ids[2] is None
-
-
 def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> None:
     assert ["parent", "album", "a-1", "1", "rest"] in connection("show", "nap", "n-1").rows
     started = ["run", "active", "run 1 of nap/n-1", "Child of album/a-1#1, step rest"]
@@ -193,19 +159,6 @@ def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> No
     assert not [row for row in connection("show", "album", "a-1").rows if row[0] == "parent"]
     said = describe_run(album.durable.internals.operations.history.read("nap", "n-1"))
     assert said == ["Child of album/a-1#1, step rest"]
-
-
-def test_a_topic_is_the_same_over_both_connections(shop: Shop, connection: Any) -> None:
-    @shop.durable.workflow(name="watch")
-    def watch(event: WorkflowEvent[None], step: Step) -> Any:
-        return step.wait_for_topic("next price", "prices", timeout="1 hour").payload
-
-    connection("start", "watch", "--id", "w-1")
-    shop.work("watch", "w-1")
-    waits = 'topic "prices", times out at 2030-01-01T01:00:00.000Z'
-    assert connection("show", "watch", "w-1").rows[1][6] == waits
-    assert connection("history", "watch", "w-1").rows[1][4] == waits
-    assert json.loads(connection("export", "watch", "w-1").out)["steps"][0]["waitTopic"] == "prices"
 
 
 @pytest.fixture(params=["store", "file"])

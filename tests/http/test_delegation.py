@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -104,19 +103,3 @@ def test_they_are_settled_by_hand_while_they_are_out(
     late = reference_of(album.durable.internals.store, ref, "task:1:1:media.resize")
     assert not album.durable.internals.operations.answers.accept(late, values.encode_answer("8")).is_taken
     assert told["steps"] == api.get(f"{ALBUM}/history").json()["steps"]
-
-
-def test_the_stream_tells_of_them(album: Shop, api: TestClient) -> None:
-    for seq in (1, 2):
-        answer(album, seq, values.encode_answer("1"))
-    api.post("/workflows/order/instances/o-1/terminate", json={"reason": "no paper"})
-    album.work()
-    said = api.get(f"{ALBUM}/stream").text
-    steps = [json.loads(line[6:]) for line in said.splitlines() if line.startswith('data: {"stepKey"')]
-    assert {step["name"]: (step["type"], step["status"]) for step in steps} == {
-        "cover": ("task", "completed"), "back": ("task", "completed"), "print": ("child", "errored"),
-    }  # fmt: skip
-    assert steps[-1]["error"] == {
-        "name": "ChildTerminated",
-        "message": "Instance 'o-1' of workflow 'order' was terminated: no paper",
-    }

@@ -10,7 +10,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from celery_durable import RedactionContext, Step, WorkflowEvent
-from celery_durable.http import Access, Authorize
 from tests.http.conftest import Shop
 from tests.http.test_stream import messages
 
@@ -79,23 +78,6 @@ def test_an_instance_that_has_published_nothing_has_no_values(api: TestClient, o
     assert api.get(f"{order}/published").json() == {"runNumber": 1, "published": {}}
     assert api.get(f"{order}/published", params={"runNumber": 2}).json()["code"] == "RUN_NOT_FOUND"
     assert api.get("/workflows/order/instances/none/published").json()["code"] == "INSTANCE_NOT_FOUND"
-
-
-def test_values_are_for_who_may_read(shop: Shop, order: str) -> None:
-    asked: list[Access] = []
-
-    def note(access: Access) -> bool:
-        asked.append(access)
-        return access.instance_id == "o-1"
-
-    client = shop.client(authorize=Authorize(reading=note))
-    assert client.get(f"{order}/published").status_code == 200
-    assert client.get("/workflows/order/instances/o-2/published").status_code == 403
-    assert [(str(each.permission), each.operation, each.workflow) for each in asked] == [
-        ("reading", "published", "order"),
-        ("reading", "published", "order"),
-    ]
-    assert shop.client(authorize=Authorize(management=note)).get(f"{order}/published").status_code == 403
 
 
 def test_values_pass_the_redaction_hook(shop: Shop, packing: Packing) -> None:

@@ -55,19 +55,6 @@ def test_what_failed_is_tried_again(shop: Shop, api: TestClient, counted: str) -
     refused(api.post(f"{BAD}/b-2/retry"), 404, "INSTANCE_NOT_FOUND")
 
 
-def test_a_retry_may_be_delayed_by_as_long_as_a_sleep_may_last(shop: Shop, api: TestClient) -> None:
-    shop.app.conf.durable_max_sleep_seconds = 60
-    api.post(BAD, json={"id": "b-1"})
-    shop.work()
-    refused(api.post(f"{BAD}/b-1/retry", json={"delayMs": 60_001}), 400, "DURATION_INVALID")
-    assert api.post(f"{BAD}/b-1/retry", json={"delayMs": 60_000}).json() == {"ok": True, "runNumber": 2}
-    shop.work()
-    assert api.get(f"{BAD}/b-1").json()["details"]["status"] == "waiting"  # not due
-    shop.clock.advance(60)
-    shop.work()
-    assert api.get(f"{BAD}/b-1").json()["details"]["status"] == "errored"
-
-
 def test_an_instance_is_forked(shop: Shop, api: TestClient, counted: str) -> None:
     answer = api.post(f"{counted}/fork", json={"step": "step 1", "id": "c-2"})
     assert (answer.status_code, answer.json()) == (201, {"id": "c-2", "details": {"status": "active"}})

@@ -67,6 +67,19 @@ def test_instances_are_listed_newest_first_page_by_page_and_without_payloads(sho
     assert api.get("/workflows/bad/instances", params={"status": "waiting"}).json()["instances"] == []
 
 
+def test_instances_of_all_workflows_are_listed_page_by_page(shop: Shop, api: TestClient, order: str) -> None:
+    api.post("/workflows/echo/instances", json={"id": "e-1", "params": 1})
+    page = api.get("/instances", params={"pageSize": 1}).json()
+    assert page["hasNextPage"] is True
+    assert page["instances"] == api.get("/workflows/echo/instances").json()["instances"]
+    rest = api.get("/instances", params={"cursor": page["cursor"]}).json()
+    assert [each["workflowName"] for each in rest["instances"]] == ["order"]
+    assert rest["hasNextPage"] is False
+    assert api.get("/instances", params={"status": "complete"}).json()["instances"] == []
+    refused(api.get("/instances", params={"cursor": "x"}), 400, "INVALID_CURSOR")
+    refused(api.get("/instances", params={"label": "tenant"}), 400, "INVALID_LABEL")
+
+
 def test_a_list_of_a_workflow_that_nobody_knows_is_refused(api: TestClient) -> None:
     assert api.get("/workflows/echo/instances").json() == {"instances": [], "hasNextPage": False}
     message = refused(api.get("/workflows/ecco/instances"), 404, "WORKFLOW_NOT_FOUND")

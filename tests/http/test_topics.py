@@ -6,7 +6,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from celery_durable import Step, WorkflowEvent
-from celery_durable.http import Access, Authorize, Permission
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
 
@@ -61,13 +60,3 @@ def test_waiters_are_listed_page_by_page(watchers: Shop, api: TestClient) -> Non
 def test_what_is_no_topic_is_refused(api: TestClient) -> None:
     assert refused(api.post("/topics/no spaces/emit", json={}), 400, "INVALID_TOPIC").startswith("Topic 'no spaces'")
     refused(api.get("/topics/.a/waiters"), 400, "INVALID_TOPIC")
-
-
-@pytest.mark.parametrize("missing", [Permission.EVENTS, Permission.MANAGEMENT])
-def test_who_emits_needs_both_rights(watchers: Shop, missing: Permission) -> None:
-    def allow(access: Access) -> bool:
-        return access.permission is not missing
-
-    api = watchers.client(authorize=Authorize(request=allow, events=allow, management=allow, reading=allow))
-    refused(api.post("/topics/prices/eur.usd/emit", json={}), 403, "FORBIDDEN")
-    assert len(api.get("/topics/prices/eur.usd/waiters").json()["waiters"]) == 3

@@ -76,15 +76,6 @@ def test_a_workflow_can_have_its_own_queue(world: World) -> None:
     assert [due.queue for due in world.messages] == ["slow"]
 
 
-def test_an_instance_whose_message_was_lost_is_found_by_the_sweep(world: World, order) -> None:
-    instance = order.create(GOOD)
-    world.messages.clear()
-    world.run_after(4.999999)
-    assert instance.status == "active"
-    world.run_after(0.000001)
-    assert instance.status == "complete"
-
-
 def test_without_an_id_each_instance_gets_one(world: World, order) -> None:
     made = {world.operations.create.instance("order", GOOD) for _ in range(3)}
     assert len(made) == 3

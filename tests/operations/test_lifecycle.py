@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
-from celery_durable.errors import InstanceTerminal, NameInvalid, RunNotFound
+from celery_durable.errors import InstanceTerminal, NameInvalid
 from celery_durable.testing import START
 from tests.support.world import World
 
@@ -83,14 +83,6 @@ def test_resume_of_what_is_not_paused_does_nothing(world: World, everything, sta
     instance.resume()
     assert instance.row == before
     assert world.messages == []
-
-
-def test_pausing_twice_is_pausing_once(world: World, everything) -> None:
-    instance = everything.run({"do": "sleep"})
-    instance.pause()
-    before = instance.row
-    instance.pause()
-    assert instance.row == before
 
 
 def test_timers_go_on_while_paused_and_resume_waits_for_the_rest(world: World, everything) -> None:
@@ -323,14 +315,6 @@ def test_two_restarts_are_two_runs(world: World, everything) -> None:
     world.run_until_idle()
     assert instance.output == 3
     assert instance.steps(run=2) == ()
-
-
-def test_the_history_of_a_run_that_never_was_is_refused(world: World, everything) -> None:
-    instance = everything.run({"do": "nothing"})
-    instance.restart()
-    with pytest.raises(RunNotFound) as caught:
-        instance.steps(run=3)
-    assert str(caught.value) == "Instance 'i-1' of workflow 'everything' has no run 3; it has runs 1 to 2."
 
 
 def test_a_restart_forgets_a_pause_that_was_asked_for(world: World) -> None:
