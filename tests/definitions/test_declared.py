@@ -106,9 +106,8 @@ class Later:
 # --- TypedDict ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value"),
-    [
+def test_a_typed_dict_of_typing_is_read_on_every_python() -> None:
+    for annotation, value in [
         (Card, CARD),
         (Card, CARD | {"until": "2030-01-02"}),
         (Owner, OWNER),
@@ -117,18 +116,15 @@ class Later:
         (typing.List[Card], [CARD]),  # noqa: UP006  # as it may be written
         (Card | None, None),
         (Nested, {"by_name": {"a": OWNER, "b": None}, "noted": CARD}),
-    ],
-)
-def test_a_typed_dict_of_typing_is_read_on_every_python(annotation: Any, value: Any) -> None:
-    codec = Codec.for_stored_values(lambda: annotation)
-    read = codec.check(value)
-    assert codec.is_typed
-    assert codec.check(codec.decode(codec.encode(read, what="It", limits=ALREADY_CHECKED_LIMITS))) == read
+    ]:
+        codec = Codec.for_stored_values(lambda: annotation)
+        read = codec.check(value)
+        assert codec.is_typed
+        assert codec.check(codec.decode(codec.encode(read, what="It", limits=ALREADY_CHECKED_LIMITS))) == read
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value", "where"),
-    [
+def test_what_a_typed_dict_requires_is_checked() -> None:
+    for annotation, value, where in [
         (Card, {}, "$.number"),
         (Card, CARD | {"until": "soon"}, "$.until"),
         (Owner, {"number": "1"}, "$.name"),
@@ -137,12 +133,10 @@ def test_a_typed_dict_of_typing_is_read_on_every_python(annotation: Any, value: 
         (list[Card], [CARD, {}], "$[1].number"),
         (Nested, {"by_name": {"a": {}}, "noted": CARD}, "$.by_name.a.number"),
         (Nested, {"by_name": {}, "noted": {}}, "$.noted.number"),
-    ],
-)
-def test_what_a_typed_dict_requires_is_checked(annotation: Any, value: Any, where: str) -> None:
-    with pytest.raises(ValidationFailed) as failure:
-        Codec.for_stored_values(lambda: annotation).check(value)
-    assert failure.value.problems[0][0] == where
+    ]:
+        with pytest.raises(ValidationFailed) as failure:
+            Codec.for_stored_values(lambda: annotation).check(value)
+        assert failure.value.problems[0][0] == where
 
 
 def test_a_workflow_takes_and_returns_typed_dicts() -> None:

@@ -61,9 +61,8 @@ def comes_back(fn: Any, value: Any) -> Any:
 # --- what a callable is called and returns --------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fn", "name"),
-    [
+def test_a_step_is_named_after_what_it_calls_if_that_has_a_name() -> None:
+    for fn, name in [
         (charge, "charge"),
         (lambda: 1, None),
         (Charger("x").charge, "charge"),
@@ -75,19 +74,20 @@ def comes_back(fn: Any, value: Any) -> Any:
         ("a".join, "join"),
         (Receipt, "Receipt"),
         (dict, "dict"),
-    ],
-)
-def test_a_step_is_named_after_what_it_calls_if_that_has_a_name(fn: Any, name: str | None) -> None:
-    found = describe_step(fn)
-    assert (found.name, found.config, found.wants_tx) == (name, None, False)
+    ]:
+        found = describe_step(fn)
+        assert (found.name, found.config, found.wants_tx) == (name, None, False)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [charge, Charger("x").charge, functools.partial(charge), functools.partial(charge, amount=1), Charger("x")],
-)
-def test_a_result_comes_back_as_the_return_annotation_says(fn: Any) -> None:
-    assert comes_back(fn, date(2030, 1, 2)) == date(2030, 1, 2)
+def test_a_result_comes_back_as_the_return_annotation_says() -> None:
+    for fn in [
+        charge,
+        Charger("x").charge,
+        functools.partial(charge),
+        functools.partial(charge, amount=1),
+        Charger("x"),
+    ]:
+        assert comes_back(fn, date(2030, 1, 2)) == date(2030, 1, 2)
 
 
 def test_a_class_returns_itself() -> None:
@@ -102,10 +102,10 @@ def with_a_remark() -> "the sum":  # noqa: F722  # type: ignore[syntax]  # an an
     return 1
 
 
-@pytest.mark.parametrize("fn", [lambda: 1, len, with_a_remark, to_elsewhere, functools.partial(to_elsewhere)])
-def test_without_a_type_that_exists_a_result_is_plain_json(fn: Any) -> None:
-    assert not describe_step(fn).result.is_typed
-    assert comes_back(fn, {"on": date(2030, 1, 2)}) == {"on": "2030-01-02"}
+def test_without_a_type_that_exists_a_result_is_plain_json() -> None:
+    for fn in [lambda: 1, len, with_a_remark, to_elsewhere, functools.partial(to_elsewhere)]:
+        assert not describe_step(fn).result.is_typed
+        assert comes_back(fn, {"on": date(2030, 1, 2)}) == {"on": "2030-01-02"}
 
 
 def test_a_parameter_that_only_type_checkers_know_does_no_harm_to_the_result(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,9 +172,8 @@ def subclassed(session: Recorder) -> None: ...
 def decorated(*args: Any) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
+def test_a_step_whose_first_parameter_asks_for_the_transaction_gets_it() -> None:
+    for fn in [
         annotated,
         renamed,
         dotted,
@@ -195,10 +194,8 @@ def decorated(*args: Any) -> None: ...
         functools.partial(annotated, amount=1),
         functools.partial(functools.partial(annotated, amount=1)),
         functools.partial(order_first, 1),
-    ],
-)
-def test_a_step_whose_first_parameter_asks_for_the_transaction_gets_it(fn: Any) -> None:
-    assert describe_step(fn).wants_tx
+    ]:
+        assert describe_step(fn).wants_tx, fn
 
 
 def other_type(tx: int) -> None: ...
@@ -212,9 +209,8 @@ def gathered(*tx: StepTx) -> None: ...
 def keywords(**tx: StepTx) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
+def test_any_other_step_does_not() -> None:
+    for fn in [
         charge,
         other_type,
         other_hidden_type,
@@ -231,10 +227,8 @@ def keywords(**tx: StepTx) -> None: ...
         functools.partial(annotated, object()),
         functools.partial(annotated, session=object()),
         functools.partial(bare_name, object()),
-    ],
-)
-def test_any_other_step_does_not(fn: Any) -> None:
-    assert not describe_step(fn).wants_tx
+    ]:
+        assert not describe_step(fn).wants_tx, fn
 
 
 # --- async ----------------------------------------------------------------------------------------
@@ -256,39 +250,36 @@ class AsyncCallable:
         return "<an async callable>"
 
 
-@pytest.mark.parametrize(
-    ("fn", "name"),
-    [
+def test_an_async_step_is_refused_before_it_runs() -> None:
+    for fn, name in [
         (coroutine, "coroutine"),
         (async_generator, "async_generator"),
         (functools.partial(coroutine), "coroutine"),
         (AsyncCallable().method, "method"),
         (AsyncCallable(), "<an async callable>"),
-    ],
-)
-def test_an_async_step_is_refused_before_it_runs(fn: Any, name: str) -> None:
-    with pytest.raises(AsyncNotSupported) as refused:
-        describe_step(fn)
-    assert str(refused.value) == (
-        f"Step {name!r} is an async function, and async workflows and steps are not supported yet. "
-        "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
-    )
+    ]:
+        with pytest.raises(AsyncNotSupported) as refused:
+            describe_step(fn)
+        assert str(refused.value) == (
+            f"Step {name!r} is an async function, and async workflows and steps are not supported yet. "
+            "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
+        )
 
 
-@pytest.mark.parametrize("fn", [coroutine, async_generator, functools.partial(coroutine)])
-def test_an_async_step_is_refused_where_it_is_marked(fn: Any) -> None:
-    with pytest.raises(AsyncNotSupported):
-        durable_step(retries=1)(fn)
+def test_an_async_step_is_refused_where_it_is_marked() -> None:
+    for fn in [coroutine, async_generator, functools.partial(coroutine)]:
+        with pytest.raises(AsyncNotSupported):
+            durable_step(retries=1)(fn)
 
 
 # --- defaults and the cache -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fn", [5, "pay", StepConfig()])
-def test_only_what_can_be_called_is_a_step(fn: Any) -> None:
-    with pytest.raises(DefinitionInvalid) as refused:
-        durable_step(fn)
-    assert str(refused.value) == f"{fn!r} cannot be a step: decorate a function, or write @durable_step(retries=3)."
+def test_only_what_can_be_called_is_a_step() -> None:
+    for fn in [5, "pay", StepConfig()]:
+        with pytest.raises(DefinitionInvalid) as refused:
+            durable_step(fn)
+        assert str(refused.value) == f"{fn!r} cannot be a step: decorate a function, or write @durable_step(retries=3)."
 
 
 def test_defaults_stand_at_the_function_and_leave_it_as_it_is() -> None:

@@ -70,14 +70,14 @@ async def async_generator(event: Any, step: Any) -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize("fn", [coroutine, async_generator])
-def test_an_async_workflow_is_refused(fn: Any) -> None:
-    with pytest.raises(AsyncNotSupported) as refused:
-        define(fn)
-    assert str(refused.value) == (
-        f"Workflow {fn.__name__!r} is an async function, and async workflows and steps are not supported yet. "
-        "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
-    )
+def test_an_async_workflow_is_refused() -> None:
+    for fn in [coroutine, async_generator]:
+        with pytest.raises(AsyncNotSupported) as refused:
+            define(fn)
+        assert str(refused.value) == (
+            f"Workflow {fn.__name__!r} is an async function, and async workflows and steps are not supported yet. "
+            "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
+        )
 
 
 class Callable:
@@ -87,13 +87,19 @@ class Callable:
         return "<a callable>"
 
 
-@pytest.mark.parametrize(
-    "fn", [Callable(), Callable, Callable().__call__, functools.partial(order), functools.partial(coroutine), len, 7]
-)
-def test_only_a_plain_function_can_be_a_workflow(fn: Any) -> None:
-    with pytest.raises(DefinitionInvalid) as refused:
-        define(fn)
-    assert str(refused.value) == f"{fn!r} cannot be a workflow: decorate a plain function."
+def test_only_a_plain_function_can_be_a_workflow() -> None:
+    for fn in [
+        Callable(),
+        Callable,
+        Callable().__call__,
+        functools.partial(order),
+        functools.partial(coroutine),
+        len,
+        7,
+    ]:
+        with pytest.raises(DefinitionInvalid) as refused:
+            define(fn)
+        assert str(refused.value) == f"{fn!r} cannot be a workflow: decorate a plain function."
 
 
 def generator(event: Any, step: Any) -> Iterator[int]:
@@ -112,33 +118,34 @@ def three(event: Any, step: Any, more: Any) -> None: ...
 def by_keyword(event: Any, *, step: Any) -> None: ...
 
 
-@pytest.mark.parametrize("fn", [nothing, one, three, by_keyword])
-def test_a_function_that_cannot_be_called_with_event_and_step_is_refused(fn: Any) -> None:
-    with pytest.raises(DefinitionInvalid) as refused:
-        define(fn)
-    assert str(refused.value) == (
-        f"Workflow function {fn.__name__} must take two parameters: def fn(event: WorkflowEvent[Params], step: Step)."
-    )
+def test_a_function_that_cannot_be_called_with_event_and_step_is_refused() -> None:
+    for fn in [nothing, one, three, by_keyword]:
+        with pytest.raises(DefinitionInvalid) as refused:
+            define(fn)
+        assert str(refused.value) == (
+            f"Workflow function {fn.__name__} must take two parameters: "
+            "def fn(event: WorkflowEvent[Params], step: Step)."
+        )
 
 
 def with_default(event: Any, step: Any, now: Any = None) -> None: ...
 def with_anything(*args: Any, **kwargs: Any) -> None: ...
 
 
-@pytest.mark.parametrize("fn", [with_default, with_anything])
-def test_a_function_that_can_be_called_with_event_and_step_will_do(fn: Any) -> None:
-    assert define(fn).fn is fn
+def test_a_function_that_can_be_called_with_event_and_step_will_do() -> None:
+    for fn in [with_default, with_anything]:
+        assert define(fn).fn is fn
 
 
-@pytest.mark.parametrize("name", ["", "or der", "order\n", "-order", "x" * 256])
-def test_a_name_that_breaks_the_rules_is_refused(name: str) -> None:
-    with pytest.raises(NameInvalid) as refused:
-        define(order, name=name)
-    shown = repr(name) if len(name) < 100 else f"'{'x' * 116}..."
-    assert str(refused.value) == (
-        f"Workflow name {shown} is not allowed: "
-        "use 1 to 255 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
-    )
+def test_a_name_that_breaks_the_rules_is_refused() -> None:
+    for name in ["", "or der", "order\n", "-order", "x" * 256]:
+        with pytest.raises(NameInvalid) as refused:
+            define(order, name=name)
+        shown = repr(name) if len(name) < 100 else f"'{'x' * 116}..."
+        assert str(refused.value) == (
+            f"Workflow name {shown} is not allowed: "
+            "use 1 to 255 of the characters a-z A-Z 0-9 _ - and do not begin with '-'."
+        )
 
 
 def test_a_queue_without_a_name_is_refused() -> None:
@@ -149,19 +156,19 @@ def test_a_queue_without_a_name_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("max_steps", [0, "5", 2.5, True])
-def test_a_workflow_needs_room_for_a_step(max_steps: Any) -> None:
-    with pytest.raises(DefinitionInvalid) as refused:
-        define(order, max_steps=max_steps)
-    assert str(refused.value) == f"max_steps={max_steps!r} of order must be a whole number of at least 1."
+def test_a_workflow_needs_room_for_a_step() -> None:
+    for max_steps in [0, "5", 2.5, True]:
+        with pytest.raises(DefinitionInvalid) as refused:
+            define(order, max_steps=max_steps)
+        assert str(refused.value) == f"max_steps={max_steps!r} of order must be a whole number of at least 1."
 
 
-@pytest.mark.parametrize("option", ["retention", "max_run_duration", "max_suspend_duration"])
-def test_a_duration_is_at_most_a_hundred_years(option: Any) -> None:
-    define(order, **{option: "36500 days"})
-    with pytest.raises(DurationInvalid) as refused:
-        define(order, **{option: timedelta.max})
-    assert str(refused.value).startswith(f"Duration {timedelta.max!r} cannot be used: it is longer than 36500 d.")
+def test_a_duration_is_at_most_a_hundred_years() -> None:
+    for option in ["retention", "max_run_duration", "max_suspend_duration"]:
+        define(order, **{option: "36500 days"})
+        with pytest.raises(DurationInvalid) as refused:
+            define(order, **{option: timedelta.max})
+        assert str(refused.value).startswith(f"Duration {timedelta.max!r} cannot be used: it is longer than 36500 d.")
 
 
 def test_the_defaults_of_steps_are_a_configuration_of_steps() -> None:
@@ -219,12 +226,12 @@ def other_payload(event: OrderIn, step: Step) -> object: ...
 def any_payload(event: WorkflowEvent[Any], step: Step) -> Any: ...
 
 
-@pytest.mark.parametrize("fn", [no_annotations, bare_event, other_payload, any_payload])
-def test_without_a_declared_type_payload_and_output_are_plain_json(fn: Any) -> None:
-    found = define(fn)
-    assert not found.params.is_typed
-    assert not found.output.is_typed
-    assert read(found, '{"amount":3}') == {"amount": 3}
+def test_without_a_declared_type_payload_and_output_are_plain_json() -> None:
+    for fn in [no_annotations, bare_event, other_payload, any_payload]:
+        found = define(fn)
+        assert not found.params.is_typed
+        assert not found.output.is_typed
+        assert read(found, '{"amount":3}') == {"amount": 3}
 
 
 def quoted(event: "WorkflowEvent[OrderIn]", step: Step) -> None:  # noqa: UP037  # quoted twice
@@ -239,9 +246,9 @@ def wrapped() -> Any:
     return wrapper
 
 
-@pytest.mark.parametrize("fn", [quoted, wrapped()])
-def test_quoted_and_wrapped_annotations_are_read(fn: Any) -> None:
-    assert read(define(fn), '{"amount":3}') == OrderIn(amount=3)
+def test_quoted_and_wrapped_annotations_are_read() -> None:
+    for fn in [quoted, wrapped()]:
+        assert read(define(fn), '{"amount":3}') == OrderIn(amount=3)
 
 
 def test_a_workflow_that_returns_none_has_that_as_its_type() -> None:
@@ -349,7 +356,9 @@ def test_a_linear_workflow_refuses_it_too() -> None:
         define_linear("order", module="shop", version=1, steps=[LinearStep("PAY")], on_complete=7)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "shop\ndone"])
-def test_the_name_of_what_is_sent_is_checked_as_those_that_steps_send(name: str) -> None:
-    with pytest.raises(NameInvalid, match=r"^Task name .* use text of 1 to 255 characters without control characters"):
-        define(order, on_complete=name)
+def test_the_name_of_what_is_sent_is_checked_as_those_that_steps_send() -> None:
+    for name in ["", "x" * 256, "shop\ndone"]:
+        with pytest.raises(
+            NameInvalid, match=r"^Task name .* use text of 1 to 255 characters without control characters"
+        ):
+            define(order, on_complete=name)

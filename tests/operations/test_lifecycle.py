@@ -9,26 +9,26 @@ import pytest
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.errors import InstanceTerminal, NameInvalid
 from celery_durable.testing import START
+from tests.support.instances import Instance
 from tests.support.world import World
 
-# How to bring an instance of `everything` into each state.
-STATES = {
-    "new": lambda world, flow: flow.create(),
-    "sleeping": lambda world, flow: flow.run({"do": "sleep"}),
-    "waiting": lambda world, flow: flow.run({"do": "wait"}),
-    "retrying": lambda world, flow: flow.run({"do": "fail"}),
-    "paused": lambda world, flow: _then(flow.run({"do": "sleep"}), lambda instance: instance.pause()),
-    "complete": lambda world, flow: flow.run({"do": "nothing"}),
-    "errored": lambda world, flow: flow.run({"do": "raise"}),
-    "terminated": lambda world, flow: _then(flow.run({"do": "sleep"}), lambda instance: instance.terminate("enough")),
-}
+DO = {"sleeping": "sleep", "waiting": "wait", "retrying": "fail", "paused": "sleep", "complete": "nothing",
+      "errored": "raise", "terminated": "sleep", "new": "nothing"}  # fmt: skip
+"""The states of instances, and what `everything` does to come into them. A new one is made last, so none runs it."""
 ENDED = ["complete", "errored", "terminated"]
-LIVE = [state for state in STATES if state not in ENDED]
+LIVE = [state for state in DO if state not in ENDED]
 
 
-def _then(instance, do):
-    do(instance)
-    return instance
+def make(world: World, flow, states) -> dict[str, Instance]:
+    """An instance in each state, whose id is the state."""
+    made = {}
+    for state in states:
+        made[state] = (flow.create if state == "new" else flow.run)({"do": DO[state]}, id=state)
+        if state == "paused":
+            made[state].pause()
+        if state == "terminated":
+            made[state].terminate("enough")
+    return made
 
 
 @pytest.fixture
@@ -52,36 +52,38 @@ def everything(world: World):
 # --- pause and resume ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", LIVE)
-def test_pause_stops_an_instance_that_nobody_works_on_at_once(world: World, everything, state: str) -> None:
-    instance = STATES[state](world, everything)
-    instance.pause()
-    assert instance.status == "paused"
+def test_pause_stops_an_instance_that_nobody_works_on_at_once(world: World, everything) -> None:
+    instances = make(world, everything, LIVE)
+    for instance in instances.values():
+        instance.pause()
+        before = instance.row
+        instance.pause()  # changes nothing more
+        assert (instance.status, instance.row) == ("paused", before)
     world.run_after(timedelta(days=30))
-    assert instance.status == "paused"
-    assert instance.row.next_check_at is None  # it costs nothing
+    assert {instance.status for instance in instances.values()} == {"paused"}
+    assert {instance.row.next_check_at for instance in instances.values()} == {None}  # they cost nothing
 
 
-@pytest.mark.parametrize("state", ENDED)
 @pytest.mark.parametrize("method", ["pause", "terminate"])
-def test_pause_and_terminate_are_refused_when_it_has_ended(world: World, everything, state: str, method: str) -> None:
-    instance = STATES[state](world, everything)
-    before = instance.row
-    with pytest.raises(InstanceTerminal) as caught:
-        getattr(instance, method)()
-    assert str(caught.value) == (
-        f"Cannot {method} instance 'i-1' of workflow 'everything': it is {state}. To start a new run, restart it."
-    )
-    assert instance.row == before
+def test_pause_and_terminate_are_refused_when_it_has_ended(world: World, everything, method: str) -> None:
+    for state, instance in make(world, everything, ENDED).items():
+        before = instance.row
+        with pytest.raises(InstanceTerminal) as caught:
+            getattr(instance, method)()
+        assert str(caught.value) == (
+            f"Cannot {method} instance '{state}' of workflow 'everything': it is {state}. To start a new run, restart "
+            "it."
+        )
+        assert instance.row == before
 
 
-@pytest.mark.parametrize("state", [state for state in STATES if state != "paused"])
-def test_resume_of_what_is_not_paused_does_nothing(world: World, everything, state: str) -> None:
-    instance = STATES[state](world, everything)
+def test_resume_of_what_is_not_paused_does_nothing(world: World, everything) -> None:
+    instances = make(world, everything, [state for state in DO if state != "paused"]).values()
     world.messages.clear()
-    before = instance.row
-    instance.resume()
-    assert instance.row == before
+    for instance in instances:
+        before = instance.row
+        instance.resume()
+        assert instance.row == before
     assert world.messages == []
 
 
@@ -99,7 +101,7 @@ def test_timers_go_on_while_paused_and_resume_waits_for_the_rest(world: World, e
 
 @pytest.mark.parametrize("state", ["sleeping", "retrying"])
 def test_a_timer_that_passed_while_paused_ends_its_step_on_resume(world: World, everything, state: str) -> None:
-    instance = STATES[state](world, everything)
+    instance = make(world, everything, [state])[state]
     instance.pause()
     world.run_after(3600)
     assert instance.status == "paused"
@@ -242,15 +244,15 @@ def test_a_delayed_start_that_is_paused_and_resumed_keeps_its_delay(world: World
 # --- terminate ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", LIVE)
-def test_terminate_ends_an_instance_for_good(world: World, everything, state: str) -> None:
-    instance = STATES[state](world, everything)
-    instance.terminate("out of business")
-    assert instance.status == "terminated"
-    assert world.operations.history.read("everything", "i-1").reason == "out of business"
-    assert set(instance.statuses().values()) <= {"cancelled"}
+def test_terminate_ends_an_instance_for_good(world: World, everything) -> None:
+    instances = make(world, everything, LIVE)
+    for state, instance in instances.items():
+        instance.terminate("out of business")
+        assert instance.status == "terminated"
+        assert world.operations.history.read("everything", state).reason == "out of business"
+        assert set(instance.statuses().values()) <= {"cancelled"}
     world.run_after(timedelta(days=2))
-    assert instance.status == "terminated"
+    assert {instance.status for instance in instances.values()} == {"terminated"}
 
 
 def test_a_reason_that_no_database_accepts_is_sanitized(world: World, everything) -> None:
@@ -271,21 +273,20 @@ def test_a_reason_that_is_no_text_is_refused(world: World, everything) -> None:
 # --- restart ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_restart_begins_a_new_run_from_any_state_and_keeps_the_old_one(world: World, everything, state: str) -> None:
-    instance = STATES[state](world, everything)
-    before = world.operations.history.read("everything", "i-1")
-    assert instance.restart() == 2
+def test_restart_begins_a_new_run_from_any_state_and_keeps_the_old_one(world: World, everything) -> None:
+    read, instances = world.operations.history.read, make(world, everything, DO)
+    before = {state: read("everything", state) for state in instances}
+    assert {instance.restart() for instance in instances.values()} == {2}
     world.run_until_idle()
     world.run_after(6000)
-    after = world.operations.history.read("everything", "i-1", run=1)
-    assert (after.steps, after.events, after.params) == (before.steps, before.events, before.params)
-    assert after.status.status == (state if state in ENDED else "terminated")
-    assert after.reason == ("enough" if state == "terminated" else None if state in ENDED else "restarted")
-    assert world.operations.history.read("everything", "i-1").run_number == 2
-    assert instance.row.run_number == 2
-    if state not in ("waiting", "retrying", "errored"):
-        assert instance.output == 2
+    for state, instance in instances.items():
+        first, after = before[state], read("everything", state, run=1)
+        assert (after.steps, after.events, after.params) == (first.steps, first.events, first.params)
+        assert after.status.status == (state if state in ENDED else "terminated")
+        assert after.reason == ("enough" if state == "terminated" else None if state in ENDED else "restarted")
+        assert read("everything", state).run_number == instance.row.run_number == 2
+        if state not in ("waiting", "retrying", "errored"):
+            assert instance.output == 2
 
 
 def test_a_new_run_has_no_steps_and_no_events_of_the_old_one(world: World) -> None:
