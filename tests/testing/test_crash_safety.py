@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from itertools import count
 
 import pytest
@@ -48,15 +47,11 @@ def trip(event, step):
     return [hotel, miles, flight]
 
 
-def test_a_workflow_of_five_steps_is_safe_and_that_is_known_in_a_second(capsys) -> None:
-    started = time.process_time()
+def test_a_workflow_of_five_steps_is_safe() -> None:
     report = assert_crash_safe(trip, 5, side_effects=rows)
-    spent = time.process_time() - started
     assert report.schedules > report.checkpoints > 20
     assert report.crashes > report.checkpoints
     assert report.freezes > 5
-    with capsys.disabled():
-        print(f"\n{report.schedules} schedules of 5 steps in {spent:.2f} s")
 
 
 def year(event, step):
@@ -96,7 +91,7 @@ def test_what_it_creates_is_looked_at_too() -> None:
     from celery_durable.definitions import define
 
     Child.definition = define(child)
-    assert_crash_safe(parent, workflows=[Child.definition], side_effects=rows)
+    assert_crash_safe(parent, workflows=[Child.definition], side_effects=rows, schedules=60)
 
 
 def test_a_step_with_a_random_name_is_found() -> None:

@@ -55,5 +55,5 @@ def test_the_handle_reads_what_is_published() -> None:
 
 
 def test_a_workflow_that_publishes_is_safe_wherever_its_runners_die() -> None:
-    report = assert_crash_safe(packing, 3)
+    report = assert_crash_safe(packing, 3, schedules=60)
     assert report.crashes > report.checkpoints > 10
