@@ -99,7 +99,9 @@ def of_a_linear_workflow(world: World) -> Journey:
     return Journey(line.flow, output, {str(seq): "DONE" for seq in range(len(handlers))}, "1", "2")
 
 
-@pytest.fixture(params=[of_a_function, of_a_linear_workflow], ids=["function", "linear"])
+@pytest.fixture(
+    params=[of_a_function, pytest.param(of_a_linear_workflow, marks=pytest.mark.gate)], ids=["function", "linear"]
+)
 def journey(request: pytest.FixtureRequest, world: World) -> Journey:
     made: Journey = request.param(world)
     return made

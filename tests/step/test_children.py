@@ -278,7 +278,7 @@ def test_a_child_is_created_once_and_answers_once_wherever_a_runner_dies(world: 
         assert dies.runtime.is_dead
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_end_whose_commit_is_in_doubt_answers_once(world: World, billing, when: str) -> None:
     @world.workflow
@@ -299,7 +299,7 @@ def test_an_end_whose_commit_is_in_doubt_answers_once(world: World, billing, whe
     assert len(done) >= 2  # the wait's and the end's
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_termination_whose_commit_is_in_doubt_answers_once(world: World, order, billing, when: str) -> None:
     instance = order.run()

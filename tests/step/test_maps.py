@@ -258,7 +258,7 @@ def test_a_map_that_has_all_answers_does_not_overstay(world: World) -> None:
     assert instance.output == ["done"]
 
 
-@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_answer_whose_commit_is_in_doubt_counts_once(world: World, when: str) -> None:
     instance = mapping(world, 3, max_concurrency=1).run()

@@ -77,13 +77,13 @@ def test_a_step_whose_task_does_not_take_its_arguments_fails_at_once_with_the_tr
 
 
 def test_the_items_of_a_map_whose_task_does_not_take_them_fail_at_once(durable: Durable, add: Any) -> None:
-    items = list(range(400))  # more than Python may recurse for
+    items = list(range(250))  # more than Python may recurse for
 
     def use(step: Step) -> Any:
         failed = step.map("add", add.si(1, 2), items, max_concurrency=2, return_exceptions=True)
         return [[each.error_name, each.error_message, each.attempts] for each in failed]
 
-    assert ended(durable, use).result() == [["TypeError", TOO_MANY, 1]] * 400
+    assert ended(durable, use).result() == [["TypeError", TOO_MANY, 1]] * 250
 
 
 def test_one_bad_item_does_not_keep_the_others(app: Celery, durable: Durable) -> None:
