@@ -132,9 +132,9 @@ def find_last_seq(rows: Iterable[StepRow]) -> int:
     return max((row.seq for row in rows), default=0)
 
 
-def find_closest_names(name: str, keys: Sequence[str], *, limit: int = 3) -> list[str]:
+def find_closest_names(name: str, keys: Sequence[str]) -> list[str]:
     """Return the keys closest to ``name``, for an error message; the first keys if none is close."""
-    return difflib.get_close_matches(name, keys, n=limit, cutoff=0.5) or list(keys[:limit])
+    return difflib.get_close_matches(name, keys, n=3, cutoff=0.5) or list(keys[:3])
 
 
 @dataclass(frozen=True, slots=True)

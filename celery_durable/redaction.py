@@ -11,7 +11,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from celery_durable import values
 from celery_durable.explain import Facts
@@ -34,6 +34,7 @@ from celery_durable.model import (
     is_answer,
 )
 
+R = TypeVar("R")
 logger = logging.getLogger("celery_durable")
 
 REDACTED = "[redacted]"
@@ -77,11 +78,22 @@ def make_no_redaction(workflow: str, instance_id: str) -> Redaction:
     return Redaction(None, workflow, instance_id)
 
 
+def _needs_hook(redact: Callable[[Redaction, R], R]) -> Callable[[Redaction, R], R]:
+    """Return a method that returns its record as it is, not a copy, if there is no hook."""
+
+    @functools.wraps(redact)
+    def redact_with_hook(self: Redaction, record: R, /) -> R:
+        return redact(self, record) if self.has_hook else record
+
+    return redact_with_hook
+
+
 class Redaction:
     """Redacts the records of one instance. Without a hook, records stay as they are."""
 
     def __init__(self, hook: Redact | None, workflow: str, instance_id: str) -> None:
         self._hook, self._workflow, self._instance_id = hook, workflow, instance_id
+        self.has_hook = hook is not None
 
     def redact_value(self, value: Any, kind: RedactedKind, name: str | None = None) -> Any:
         """Redact one value."""
@@ -105,12 +117,14 @@ class Redaction:
         text = self.redact_value(trace.text, "traceback", step)
         return ErrorTrace(None if text is None else values.shorten_middle(text), trace.file, trace.line)
 
+    @_needs_hook
     def redact_status(self, status: InstanceStatus) -> InstanceStatus:
         """Redact output and error of a status."""
         return replace(
             status, output=self.redact_value(status.output, "output"), error=self._redact_error(status.error)
         )
 
+    @_needs_hook
     def redact_summary(self, item: InstanceSummary) -> InstanceSummary:
         """Redact an instance in a list."""
         step = item.current_step
@@ -121,6 +135,7 @@ class Redaction:
             current_step=None if step is None else self.redact_step(step),
         )
 
+    @_needs_hook
     def redact_details(self, details: InstanceDetails) -> InstanceDetails:
         """Redact an instance with its current run and step."""
         meta, step = details.meta, details.meta.current_step
@@ -136,6 +151,7 @@ class Redaction:
             ),
         )
 
+    @_needs_hook
     def redact_history(self, found: History) -> History:
         """Redact the history of a run."""
         return replace(
@@ -146,6 +162,7 @@ class Redaction:
             attempts=tuple(self.redact_attempt(attempt) for attempt in found.attempts),
         )
 
+    @_needs_hook
     def redact_page(self, page: HistoryPage) -> HistoryPage:
         """Redact a page of the history of a run."""
         logs, attempts = page.logs, page.attempts
@@ -177,6 +194,7 @@ class Redaction:
             before=replace(record.before, error=self._redact_error(record.before.error, record.step_key)),
         )
 
+    @_needs_hook
     def redact_step(self, step: StepRecord) -> StepRecord:
         """Redact result and error of a step."""
         return replace(
@@ -190,13 +208,14 @@ class Redaction:
         failures = (replace(each, error=self._redact_error(each.error, step) or each.error) for each in items.failures)
         return replace(items, failures=tuple(failures))
 
+    @_needs_hook
     def redact_event(self, event: EventRecord) -> EventRecord:
         """Redact the payload of an event.
 
         The payload of an answer to a step is also redacted as the result or the error of that step.
         """
         payload, step = event.payload, event.consumed_by_step_key
-        if self._hook is not None and is_answer(event.type) and isinstance(payload, dict):
+        if is_answer(event.type) and isinstance(payload, dict):
             if step is None:  # no step has consumed it, so its kind of value is unknown
                 return replace(event, payload=REDACTED)
             if "error" in payload:
@@ -206,6 +225,7 @@ class Redaction:
                 payload = {"output": self.redact_value(payload["output"], "result", step)}
         return replace(event, payload=self.redact_value(payload, "payload", event.type))
 
+    @_needs_hook
     def redact_attempt(self, attempt: AttemptRecord) -> AttemptRecord:
         """Redact error and traceback of an attempt, as they were redacted before they were stored."""
         step = attempt.step
@@ -213,6 +233,7 @@ class Redaction:
         assert error is not None
         return replace(attempt, error=error, traceback=self.redact_value(attempt.traceback, "traceback", step))
 
+    @_needs_hook
     def redact_log(self, line: LogRecord) -> LogRecord:
         """Redact message and data of a log line."""
         message = self.redact_value(line.message, "message", line.category)
@@ -224,6 +245,7 @@ class Redaction:
             key: replace(each, value=self.redact_value(each.value, "published", key)) for key, each in found.items()
         }
 
+    @_needs_hook
     def redact_facts(self, facts: Facts) -> Facts:
         """Redact the facts of a diagnosis, because its sentence quotes errors and reasons."""
         run, last = facts.run, facts.last_step

@@ -206,12 +206,12 @@ def to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecor
     )
 
 
-def read_buffered_types(tx: Tx, pk: int, run_number: int, *, limit: int = 50) -> tuple[str, ...]:
+def read_buffered_types(tx: Tx, pk: int, run_number: int) -> tuple[str, ...]:
     """Return the types of a run's unconsumed events, each once. Private types, for one wait only, are left out."""
     e = tx.t.event
     left = (e.c.consumed_by_step_key.is_(None), e.c.type.not_like(PRIVATE_TYPE_PATTERN))
     mine = (e.c.instance_pk == pk, e.c.run_number == run_number, *left)
-    query = sa.select(e.c.type).where(*mine).distinct().order_by(e.c.type).limit(limit)
+    query = sa.select(e.c.type).where(*mine).distinct().order_by(e.c.type).limit(50)
     return tuple(tx.execute(query).scalars())
 
 

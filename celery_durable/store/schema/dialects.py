@@ -318,9 +318,9 @@ def build_rows(
     return rows.table_valued(*described, name=name).render_derived(with_types=True)
 
 
-def update_rows(database: Database, table: sa.Table, rows: Any, values: Mapping[str, Any], *, key: str = "pk") -> Any:
-    """Build an UPDATE of the rows of ``table`` whose ``id`` is the ``key`` of one of the rows of `build`."""
-    is_same = table.c.id == rows.c[key]
+def update_rows(database: Database, table: sa.Table, rows: Any, values: Mapping[str, Any]) -> Any:
+    """Build an UPDATE of the rows of ``table`` whose ``id`` is the ``pk`` of one of the rows of `build`."""
+    is_same = table.c.id == rows.c.pk
     if database is MARIADB:
         # An outer join is read in this order. Otherwise MariaDB may read, and lock, the whole table first.
         joined = rows.outerjoin(table, is_same)

@@ -165,14 +165,14 @@ def is_of_step(other: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
 
 
 class StepFormat:
-    """The format of a table with these columns. ``row`` has their fields, in the same order.
+    """The format of a table with these columns, which are the fields of a `StepRow` in the same order.
 
     Its methods run once for each step that a pass writes or loads, so what depends on the columns is computed here. An
     attrgetter reads all fields in one call.
     """
 
-    def __init__(self, columns: Sequence[StepColumn], row: type[StepRow] = StepRow) -> None:
-        self.columns, self._row = columns, row
+    def __init__(self, columns: Sequence[StepColumn]) -> None:
+        self.columns = columns
         encoders = {source.field: column.encoder(source) for column in columns for source in column.sources}
         self._sources = tuple(encoders)
         self._get_sources = attrgetter(*encoders)
@@ -187,7 +187,7 @@ class StepFormat:
 
     def read(self, values: Sequence[Any]) -> StepRow:
         """Convert the values of the columns of `select` to a row."""
-        return self._row(
+        return StepRow(
             *[
                 value if decode is None or value is None else decode(value)
                 for decode, value in zip(self._decoders, values, strict=True)
@@ -231,7 +231,7 @@ class StepFormat:
                     values[index] = now - values[index]
                 case None:
                     values[index] = None
-        return self._row(*values)
+        return StepRow(*values)
 
     def _plan_row(
         self, fields: tuple[str, ...], *, is_new: bool
