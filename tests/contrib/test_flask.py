@@ -21,6 +21,7 @@ from celery_durable.contrib.flask import FlaskDurable
 from celery_durable.errors import ConfigInvalid, NotConfigured, SchemaOutdated
 from tests.support.embedded import until, worker
 
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 pytestmark = pytest.mark.filterwarnings("ignore:You're running the worker with superuser privileges")
 
 
@@ -102,6 +103,14 @@ def names(flask: Flask) -> list[str]:
         return sorted(db.session.scalars(sa.select(Booking.name)))
 
 
+def run(durable: Durable, workflow: Any) -> Any:
+    """An instance of this workflow, which has ended in this process."""
+    instance = workflow.create(id="o-1")
+    while not instance.status().status.is_terminal:
+        durable.tick()
+    return instance
+
+
 def book(tx: StepTx, name: str) -> str:
     db.session.add(Booking(name=name))
     return str(current_flask.config["NAME"])
@@ -110,7 +119,7 @@ def book(tx: StepTx, name: str) -> str:
 # --- app contexts -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_each_body_has_an_app_context_of_its_own_on_every_thread(flask: Flask, durable: Durable, pool: str) -> None:
     together = threading.Barrier(3)
@@ -135,7 +144,7 @@ def test_each_body_has_an_app_context_of_its_own_on_every_thread(flask: Flask, d
     assert len({each[1] for each in output["branches"]}) == 3
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 def test_two_applications_of_a_process_keep_their_workflows_apart(make_flask: MakeFlask) -> None:
     first, second = make_flask(), make_flask()
     seen = []
@@ -153,7 +162,7 @@ def test_two_applications_of_a_process_keep_their_workflows_apart(make_flask: Ma
     assert seen == [[flask.config["NAME"]] * 3 for flask in (first, second)]
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 def test_a_task_of_the_application_runs_in_an_app_context(flask: Flask) -> None:
     celery: Celery = flask.extensions["celery"]
     seen: list[str] = []
@@ -177,9 +186,7 @@ def test_what_a_body_adds_to_db_session_is_committed_with_its_step(flask: Flask,
         step.do("book alone", book, "alone")
         return step.gather(*(step.submit(f"book {n}", book, f"branch {n}") for n in range(3)))
 
-    order.create(id="o-1")
-    durable.tick()
-    assert order.get("o-1").result() == [flask.config["NAME"]] * 3
+    assert run(durable, order).result() == [flask.config["NAME"]] * 3
     assert names(flask) == ["alone", "branch 0", "branch 1", "branch 2"]
 
 
@@ -193,12 +200,9 @@ def test_db_session_is_the_session_of_the_step(
     def order(event: WorkflowEvent[Any], step: Step) -> Any:
         return [step.do("alone", compare), *step.gather(step.submit("a", compare), step.submit("b", compare))]
 
-    order.create(id="o-1")
-    durable.tick()
-    assert order.get("o-1").result() == [True, True, True]
-    assert (
-        "is left out" not in caplog.text
-    )  # the end of a body's context does not close what the step has yet to commit
+    assert run(durable, order).result() == [True, True, True]
+    # The end of a body's context does not close what the step has yet to commit.
+    assert "is left out" not in caplog.text
 
 
 def test_what_a_failed_attempt_adds_is_gone(flask: Flask, durable: Durable) -> None:
@@ -216,9 +220,7 @@ def test_what_a_failed_attempt_adds_is_gone(flask: Flask, durable: Durable) -> N
         step.do("flaky", StepConfig(retries=Retries(limit=1, delay=0)), flaky)
         step.gather(step.submit("f", StepConfig(retries=0), flaky), step.submit("g", lambda: None))
 
-    order.create(id="o-1")
-    while not order.get("o-1").status().status.is_terminal:
-        durable.tick()
+    run(durable, order)
     assert names(flask) == ["attempt 2"]
 
 
@@ -235,9 +237,7 @@ def test_what_a_superseded_body_adds_is_gone(flask: Flask, durable: Durable) -> 
     def order(event: WorkflowEvent[Any], step: Step) -> None:
         step.do("book", book_and_lose)
 
-    order.create(id="o-1")
-    durable.tick()
-    assert order.get("o-1").status().status == "terminated"
+    assert run(durable, order).status().status == "terminated"
     assert names(flask) == []
 
 
@@ -252,9 +252,7 @@ def test_without_the_steps_transaction_a_body_commits_for_itself(flask: Flask, d
     def order(event: WorkflowEvent[Any], step: Step) -> Any:
         return step.do("own", own)
 
-    order.create(id="o-1")
-    durable.tick()
-    assert order.get("o-1").result() is False
+    assert run(durable, order).result() is False
     assert names(flask) == ["own 1"]
 
 
@@ -272,9 +270,7 @@ def test_many_branches_leave_no_connection_behind(flask: Flask, durable: Durable
             step.gather(*(step.submit(f"{turn}.{n}", use, 10 * turn + n) for n in range(4)))
             step.gather(*(step.submit(f"read {turn}.{n}", read, n) for n in range(4)))
 
-    order.create(id="o-1")
-    while not order.get("o-1").status().status.is_terminal:
-        durable.tick()
+    run(durable, order)
     assert len(names(flask)) == 20
     with flask.app_context():
         pool: Any = db.engine.pool
@@ -302,7 +298,7 @@ def test_an_instance_is_created_with_the_views_rows(flask: Flask, durable: Durab
 # --- settings, commands, errors -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 def test_settings_come_from_the_configuration(make_flask: MakeFlask, store_url: str) -> None:
     flask = make_flask(DURABLE_MAX_BATCH=7)
     durable = flask.extensions["celery_durable"]
@@ -311,13 +307,13 @@ def test_settings_come_from_the_configuration(make_flask: MakeFlask, store_url: 
         assert durable.engine.pool is db.engine.pool
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 def test_workflows_may_be_in_another_database(make_flask: MakeFlask, store_url: str, tmp_path: Any) -> None:
     flask = make_flask(SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path}/app.sqlite3", DURABLE_DATABASE_URL=store_url)
     assert str(flask.extensions["celery_durable"].engine.url) == store_url
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 def test_a_celery_app_of_the_application_is_used(store_url: str) -> None:
     flask = Flask("own")
     flask.extensions["celery"] = celery = Celery("own", broker="memory://", set_as_current=False)
@@ -338,7 +334,7 @@ def test_a_celery_app_of_the_application_is_used(store_url: str) -> None:
     celery.close()
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 def test_flask_durable_has_every_command(flask: Flask, durable: Durable) -> None:
     @durable.workflow
     def order(event: WorkflowEvent[Any], step: Step) -> None: ...
@@ -354,7 +350,7 @@ def test_flask_durable_has_every_command(flask: Flask, durable: Durable) -> None
     assert " flask durable show order order-42\n" in run(args=["durable", "--help"]).output
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@on_sqlite
 def test_errors_are_answered_as_by_the_http_api(flask: Flask, durable: Durable) -> None:
     @durable.workflow
     def order(event: WorkflowEvent[Any], step: Step) -> None: ...
