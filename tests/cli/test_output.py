@@ -115,22 +115,14 @@ def test_overviews_of_the_database(order: Shop) -> None:
         {"name": "order_id", "type": "str", "required": True},
         {"name": "cents", "type": "int", "required": False},
     ]
-    stats = read(direct, "stats")
-    assert stats["instances"] == [{"workflowName": "order", "status": "waiting", "count": 1, "isExact": True}]
-    assert stats["due"] == {"count": 0, "isExact": True}
-    assert [list(queue) for queue in stats["queues"]] == [["name", "messages"]]
     run = {"workflowName": "order", "instanceId": "o-1", "runNumber": 1}
-    assert read(direct, "waits") == {
-        "waits": [
-            run
-            | {
-                "status": "waiting",
-                "waitEventType": "approval",
-                "stepName": "await approval",
-                "since": COUNTED,
-                "wakeAt": WAIT["wakeAt"],
-            }
-        ]
+    [wait] = read(direct, "waits")["waits"]
+    assert wait == run | {
+        "status": "waiting",
+        "waitEventType": "approval",
+        "stepName": "await approval",
+        "since": COUNTED,
+        "wakeAt": WAIT["wakeAt"],
     }
     assert read(direct, "leases") == {"leases": []}
     assert read(direct, "outbox") == {"outbox": []}

@@ -117,12 +117,10 @@ def on_screen(text: str) -> list[str]:
     return lines
 
 
-def test_a_terminal_that_cannot_go_up_gets_lines(packing: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_cannot_go_up_gets_lines(packing: Shop) -> None:
     packing.no_color = True
     bring_paper(packing)
-    real = packing._monkeypatch.setenv
-    monkeypatch.setattr(packing._monkeypatch, "setenv", lambda name, it: real(name, "dumb" if name == "TERM" else it))
-    said = packing.terminal("watch", "pack", "p-1")
+    said = packing.terminal("watch", "pack", "p-1", term="dumb")
     assert "\x1b" not in said
     assert "[##############################] 4/4" in plain(said)
 

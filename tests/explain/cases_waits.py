@@ -65,25 +65,12 @@ WAITS = {
         "It was created to start later, and starts in 1 h. From its start it may take 1 min, its max_run.",
         [],
     ),
-    "event, nearly": (
-        told(ASLEEP, open_steps=(NAP, WAIT), buffered=("Aproval", "paid")),
-        Code.WAITING_EVENT,
-        'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. An event "Aproval" is '
-        'stored, but the wait is for "approval": a typing mistake? Also: step "nap" sleeps.',
-        [SEND],
-    ),
     "event, others buffered": (
         told(ASLEEP, open_steps=(WAIT,), buffered=("paid",)),
         Code.WAITING_EVENT,
         'Waits for event "approval" at step "await approval"; times out in 1 h 30 min. Buffered for later waits: '
         '"paid".',
         [SEND],
-    ),
-    "task": (
-        told(ASLEEP, open_steps=(task(sent=10 * MINUTE),)),
-        Code.WAITING_TASKS,
-        'Waits for Celery task media.resize (id-1), under way for 10 min, at step "thumb"; times out in 50 min.',
-        [INSPECT],
     ),
     "tasks: the oldest, and whose time is over first": (
         told(
@@ -180,12 +167,6 @@ WAITS = {
         'Tries step "thumb" again in 1 min; attempt 1/2 failed: OSError: disk full. Also: step "page 2" waits '
         "for Celery task media.resize.",
         [f"{DURABLE} show order o-1 --full"],
-    ),
-    "child that waits": (
-        told(ASLEEP, open_steps=(CHILD,), children={Child("billing", "b 1"): Status.WAITING}),
-        Code.WAITING_CHILD,
-        'Waits for instance billing/b 1, which is waiting, at step "bill"; times out in 1 h 30 min.',
-        [f"{DURABLE} explain billing 'b 1'"],
     ),
     "child, besides what is due before": (
         told(ASLEEP, open_steps=(NAP, CHILD), children={Child("billing", "b 1"): Status.ACTIVE}),

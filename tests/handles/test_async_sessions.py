@@ -104,20 +104,6 @@ def test_an_instance_is_created_with_the_callers_row(
     assert len(messages(app)) == 1
 
 
-@on_one_driver
-def test_a_rollback_leaves_neither_the_instance_nor_a_message(
-    app: Celery, flow: Workflow[Any, Any], sessions: Callable[[], Any]
-) -> None:
-    async def use(session: AsyncSession) -> None:
-        await flow.acreate(1, id="o-1", session=session)
-        await session.rollback()
-        await session.commit()
-
-    run(sessions, use)
-    assert not has(flow, "o-1")
-    assert messages(app) == []
-
-
 @on_every_driver
 def test_an_event_is_sent_with_the_callers_row(
     app: Celery, flow: Workflow[Any, Any], sessions: Callable[[], Any]
@@ -157,22 +143,6 @@ def test_a_batch_is_created_with_the_callers_row(
     run(sessions, use)
     assert len(flow.list().items) == 3
     assert len(messages(app)) == 3
-
-
-@on_one_driver
-def test_an_id_that_is_taken_leaves_the_callers_transaction_usable(
-    flow: Workflow[Any, Any], sessions: Callable[[], Any]
-) -> None:
-    flow.create(1, id="o-1")
-
-    async def use(session: AsyncSession) -> None:
-        session.add(Order(id=1, state="new"))
-        assert (await flow.acreate(2, id="o-1", if_exists="return", session=session)).id == "o-1"
-        await flow.acreate(2, id="o-2", session=session)
-        await session.commit()
-
-    run(sessions, use)
-    assert has(flow, "o-2")
 
 
 @on_one_driver

@@ -19,7 +19,7 @@ from celery_durable import (
     WorkflowEvent,
     WorkflowFailed,
 )
-from celery_durable.errors import InstanceNotFound, ValueRefused
+from celery_durable.errors import ValueRefused
 from celery_durable.model import RunRef, to_us
 from celery_durable.runtime import Runtime
 from celery_durable.testing import START
@@ -157,11 +157,6 @@ def test_a_handle_reads_and_changes_its_instance(durable: Durable, order) -> Non
     instance.terminate()
     assert order.get("o-1").status().status == "terminated"
     assert durable.workflows["order"].get("o-1").status().status == "terminated"
-
-
-def test_handles_of_what_does_not_exist_are_refused(durable: Durable, order) -> None:
-    with pytest.raises(InstanceNotFound):
-        order.get("nobody")
 
 
 def test_a_workflow_makes_and_lists_many(durable: Durable, order) -> None:

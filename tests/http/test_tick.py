@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from starlette.testclient import TestClient
 
@@ -29,16 +27,6 @@ def test_ticks_run_workflows_in_the_serving_process(shop: Shop, api: TestClient)
     assert [api.post("/_runner/tick").json()["processed"] for _ in range(2)] == [2, 0]
     for path in ("/workflows/count/instances/c-1", "/workflows/echo/instances/e-1"):
         assert api.get(path).json()["details"]["status"] == "complete"
-
-
-@everywhere
-def test_ticks_at_the_same_time_run_each_step_once(shop: Shop, api: TestClient) -> None:
-    batch = [{"id": f"c-{number}", "params": 2} for number in range(20)]
-    api.post("/workflows/count/instances/batch", json={"instances": batch})
-    with ThreadPoolExecutor(6) as threads:
-        answers = list(threads.map(lambda _: api.post("/_runner/tick").json()["processed"], range(6)))
-    assert sum(answers) == 20
-    assert sorted(shop.ran) == sorted(f"c-{number} {step}" for number in range(20) for step in range(2))
 
 
 def test_a_tick_is_bounded(api: TestClient) -> None:
