@@ -199,6 +199,14 @@ DUE = {
         "message is sent again when its queue shows that it was lost, at the latest in 1 min.",
         [f"{DURABLE} doctor"],
     ),
+    "one of two workers knows it": (
+        told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(), worker(workflows=("orders",)))),
+        Code.DISPATCHED_NOT_CLAIMED,
+        "It has been due for 1 min and its message was sent once, but no worker has claimed it. 2 workers "
+        "consume queue 'durable': they are busy with other work, or use another broker than the sender. The "
+        "message is sent again when its queue shows that it was lost, at the latest in 1 min.",
+        [f"{DURABLE} doctor"],
+    ),
     "not registered": (
         told(instance(dispatch_count=1), heartbeats=(dispatcher(), worker(workflows=("orders", "nap")))),
         Code.NOT_REGISTERED,

@@ -242,8 +242,7 @@ def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: StoredEvent,
 #
 # Whether the run waits for the event must be known at the time of the lock (LAW 2b). The statement looks before it
 # locks, and then compares the version, which each change of the status, the claim or the run increments, and each wait
-# that begins. If it is another one, nothing is written, and the caller sends the event in a transaction, as
-# `run_events` does.
+# that begins. If it is another one, nothing is written, and the caller sends the event in a transaction.
 
 
 @dataclass(frozen=True, slots=True)

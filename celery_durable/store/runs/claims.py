@@ -107,7 +107,7 @@ def new_values(s: Store) -> dict[sa.Column[Any], Any]:
 def claim_run(s: Store) -> Any:
     """Claim an unclaimed run. A run whose claim has expired is found too, but only locked: nothing in it changes.
 
-    So both are one statement, and a message for a run that is not due costs one as well. `takeovers` continues with an
+    So both are one statement, and a message for a run that is not due costs one as well. `take_over` continues with an
     expired claim, in a transaction that also records the crash.
     """
     i = s.tables.instance
@@ -146,7 +146,7 @@ def _lock_claimed(s: Store) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ClaimExpired:
-    """The run is due, but another worker's claim on it has expired (see `takeovers`)."""
+    """The run is due, but another worker's claim on it has expired (see `take_over`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,9 @@ def renew(
 ) -> Renewal:
     """Renew the leases of these claims, and skip rows that another transaction has locked.
 
-    ``running`` has, by token, the step that each claim's worker runs now, for the claims whose step has changed.
-
-    That transaction either renews the lease itself or takes the claim away. Rows are locked in the order of their ids,
-    so that two renewals cannot deadlock.
+    A transaction that holds a lock either renews the lease itself (`claims.guard`) or takes the claim away. Rows are
+    locked in the order of their ids, so that two renewals cannot deadlock. ``running`` has, by token, the step that
+    each claim's worker runs now, for the claims whose step has changed.
     """
     named = _name_claims([(claim.pk, claim.token) for claim in claims])
     locked = tx.run(_lock_claims(len(claims)), **named)
