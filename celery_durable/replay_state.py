@@ -41,6 +41,13 @@ class AttemptsExhausted:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptLost:
+    """The end of this attempt is unknown, and the body may not be called again: fail the step without running it."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaitUntil:
     """The step waits for a time: do nothing before ``until``."""
 
@@ -156,11 +163,18 @@ class ReplayState:
             self._crash_count = 0
 
     def decide_do(
-        self, row: StepRow | None, *, max_attempts: int | None, is_only_open: bool, now: datetime
-    ) -> ReplayStep | RunAttempt | AttemptsExhausted | WaitUntil:
+        self,
+        row: StepRow | None,
+        *,
+        max_attempts: int | None,
+        is_only_open: bool,
+        now: datetime,
+        may_repeat: bool = True,
+    ) -> ReplayStep | RunAttempt | AttemptsExhausted | AttemptLost | WaitUntil:
         """Decide about a `do` call.
 
         ``is_only_open``: no other step is open, so the crashes since the last commit count as attempts of this step.
+        ``may_repeat``: whether the body may be called again after an attempt whose end is unknown.
         """
         if row is not None and row.is_finished:
             return ReplayStep(row)
@@ -168,8 +182,10 @@ class ReplayState:
             return WaitUntil(row.next_retry_at)
         attempts = 0 if row is None else row.attempts
         is_counted = row is not None and row.status is StepStatus.PENDING
-        if is_only_open and not is_counted:  # otherwise the row counts the attempt already
-            attempts += self._crash_count
+        crashes = self._crash_count if is_only_open and not is_counted else 0  # otherwise the row counts them already
+        if (crashes or (row is not None and row.is_end_unknown)) and (not may_repeat or max_attempts == 1):
+            return AttemptLost(attempts if is_counted else attempts + 1)
+        attempts += crashes
         if max_attempts is not None and attempts >= max_attempts:
             # Crashes before the body started may exceed the limit, but the step records at most ``max_attempts``.
             return AttemptsExhausted(max(0 if row is None else row.attempts, max_attempts))

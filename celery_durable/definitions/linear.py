@@ -17,6 +17,7 @@ from celery_durable.values import (
     CompletionHooks,
     DelayFunction,
     Duration,
+    OnLostStep,
     Retries,
     StepConfig,
     StepPolicy,
@@ -30,8 +31,8 @@ class LinearStep:
     """A step of a linear workflow. Its handler is found by ``name``.
 
     ``max_attempts``: in total; 1 for no retry, None for no limit. ``delay``, ``backoff``, ``max_delay`` and ``jitter``:
-    how soon it is retried after an exception, as in `Retries`. ``timeout``: of each attempt, None for none. Values that
-    you leave out come from the app's ``durable_step_defaults``.
+    how soon it is retried after an exception, as in `Retries`. ``timeout``: of each attempt, None for none.
+    ``on_lost``: as in `StepConfig`. Values that you leave out come from the app's ``durable_step_defaults``.
     """
 
     name: str
@@ -41,6 +42,7 @@ class LinearStep:
     max_delay: Duration | None = UNSET
     timeout: Duration | None = UNSET
     jitter: float = UNSET
+    on_lost: OnLostStep = UNSET
 
     def __post_init__(self) -> None:
         check_text_name("Step name", self.name, 256)
@@ -59,7 +61,7 @@ class LinearStep:
         max_attempts = self.max_attempts
         limit = max_attempts - 1 if isinstance(max_attempts, int) else max_attempts
         retries = Retries(limit, self.delay, self.backoff, self.max_delay, self.jitter)
-        return StepConfig(retries=retries, timeout=self.timeout)
+        return StepConfig(retries=retries, timeout=self.timeout, on_lost=self.on_lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

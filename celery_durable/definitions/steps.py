@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, overload
 
 from celery_durable.errors import DefinitionInvalid
-from celery_durable.values import UNSET, Codec, Duration, Retries, StepConfig, refuse_async
+from celery_durable.values import UNSET, Codec, Duration, OnLostStep, Retries, StepConfig, refuse_async
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +25,12 @@ _RUNS_IN_ORM = "__durable_orm__"
 def durable_step(fn: F, /) -> F: ...
 @overload
 def durable_step(
-    *, retries: Retries | int | None = UNSET, timeout: Duration | None = UNSET, repeat: bool = UNSET, orm: bool = True
+    *,
+    retries: Retries | int | None = UNSET,
+    timeout: Duration | None = UNSET,
+    repeat: bool = UNSET,
+    on_lost: OnLostStep = UNSET,
+    orm: bool = True,
 ) -> Callable[[F], F]: ...
 def durable_step(
     fn: Any = None,
@@ -34,6 +39,7 @@ def durable_step(
     retries: Retries | int | None = UNSET,
     timeout: Duration | None = UNSET,
     repeat: bool = UNSET,
+    on_lost: OnLostStep = UNSET,
     orm: bool = True,
 ) -> Any:
     """Give a function step defaults where it is defined. It can still be called as before.
@@ -42,7 +48,7 @@ def durable_step(
     committed with the step. This concerns functions that take `StepTx` in a project with
     ``celery_durable.contrib.django`` or ``celery_durable.contrib.flask``, and has no effect elsewhere.
     """
-    config = StepConfig(retries=retries, timeout=timeout, repeat=repeat)
+    config = StepConfig(retries=retries, timeout=timeout, repeat=repeat, on_lost=on_lost)
 
     def mark(fn: F) -> F:
         if not callable(fn):

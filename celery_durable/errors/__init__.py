@@ -16,7 +16,7 @@
         StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
         StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid, RetryDelayInvalid
       StepFailed                           raised in the workflow by a failed step
-        StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
+        StepTimeout, StepLost, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
       SuspensionSwallowed, WorkerCrashLoop  fail an instance as a whole
       PassStalled                            logged, never raised
     Interruption (BaseException)           unwinds workflow code; not for users
@@ -80,6 +80,7 @@ from celery_durable.errors.steps import (
     StepCommitConflict,
     StepFailed,
     StepLimitExceeded,
+    StepLost,
     StepMaxAttemptsExceeded,
     StepMisuse,
     StepNameReused,
@@ -163,6 +164,7 @@ __all__ = [
     "StepFailed",
     "StepInterrupted",
     "StepLimitExceeded",
+    "StepLost",
     "StepMaxAttemptsExceeded",
     "StepMisuse",
     "StepNameReused",

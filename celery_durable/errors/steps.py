@@ -220,6 +220,15 @@ class StepTimeout(StepFailed, TimeoutError):
     """
 
 
+class StepLost(StepFailed):
+    """The end of an attempt is unknown, and ``on_lost="fail"`` or ``retries=0`` says not to call the function again.
+
+    The worker died, lost its lease or was stopped, the timeout could not interrupt the function, or the transaction was
+    lost. The function may have done its work. Find out, then use `WorkflowInstance.retry`, which calls it again,
+    `set_result` or `skip`. ``error_name`` is "OutcomeUnknown". Attributes are those of `StepFailed`.
+    """
+
+
 class StepMaxAttemptsExceeded(StepFailed):
     """Workers died in every attempt of a step.
 

@@ -6,6 +6,7 @@ heartbeats; the engine decides nothing by them.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -33,7 +34,7 @@ from celery_durable.explain.phrases import (
     start_dispatcher_command,
 )
 from celery_durable.explain.waits import explain_waiting, list_steps, waiting_steps
-from celery_durable.model import Status, StepStatus, format_duration, iso
+from celery_durable.model import OUTCOME_UNKNOWN, Status, StepStatus, format_duration, iso
 
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
@@ -95,7 +96,7 @@ def _explain_status(facts: Facts) -> Diagnosis:
 
 
 def _explain_failed(facts: Facts) -> Diagnosis:
-    run, step = facts.run, facts.last_step
+    run, step, row = facts.run, facts.last_step, facts.instance
     name = run.error_name or "an error"
     error = name_error(name, shorten(run.error_message))
     sentence = f"It failed{format_end(facts)} with {error}"
@@ -110,13 +111,26 @@ def _explain_failed(facts: Facts) -> Diagnosis:
     sentence = f"{sentence.rstrip('.')}.{locate_error(facts, None if step is None else step.step_key)}"
     if name in _OF_PARAMETERS:
         sentence += " Retry and restart keep the parameters: if they are wrong, start a new instance."
-    row = facts.instance
-    actions = [
-        instance_command(row, "show", "--full"),
-        instance_command(row, "retry"),
-        instance_command(row, "restart"),
-    ]
+    actions = [instance_command(row, "show", "--full"), instance_command(row, "retry")]
+    if name == OUTCOME_UNKNOWN:
+        code = Code.OUTCOME_UNKNOWN
+        sentence += _describe_lost_attempt(facts)
+        if step is not None and step.error is not None and step.error.name == name:
+            key = shlex.quote(step.step_key)
+            actions.append(instance_command(row, "set-result", f"{key} '<its result as JSON>'"))
+            actions.append(instance_command(row, "skip", key))
+    else:
+        actions.append(instance_command(row, "restart"))
     return build_diagnosis(facts, code, sentence, *actions)
+
+
+def _describe_lost_attempt(facts: Facts) -> str:
+    """Return when the unknown end was noticed, and which worker ran the attempt; with a leading space."""
+    attempt = facts.last_attempt
+    if attempt is None:
+        return ""
+    worker = "" if attempt.worker is None else f" on {attempt.worker}"
+    return f" The attempt{worker} was found lost {format_age(facts, attempt.ended_at)} ago, at {iso(attempt.ended_at)}."
 
 
 # --- claimed by a worker ------------------------------------------------------------------------

@@ -23,7 +23,9 @@ _CALLS = {
     "resume": "resume()",
     "retry": "retry()",
     "send-event": "send_event({0!r}, {{...}})",
+    "set-result": "set_result({0!r}, ..., by=...)",
     "show": "history()",
+    "skip": "skip({0!r}, by=...)",
 }
 
 
@@ -69,6 +71,7 @@ class Code(StrEnum):
     CRASHING = "CRASHING"
     STEP_LIMIT = "STEP_LIMIT"
     NONDETERMINISTIC = "NONDETERMINISTIC"
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
     FAILED = "FAILED"
     TERMINATED = "TERMINATED"
     DONE = "DONE"
@@ -165,6 +168,12 @@ MEANINGS: Mapping[Code, Meaning] = {
     Code.NONDETERMINISTIC: Meaning(
         "The run failed: the code uses a recorded step's name for another kind of step, or one name for two steps.",
         "Give the step another name.",
+    ),
+    Code.OUTCOME_UNKNOWN: Meaning(
+        "The run failed: the end of a step's attempt is unknown, and its function may not be called again "
+        '(`on_lost="fail"`, or `retries=0`).',
+        "Find out whether the function did its work. `durable retry` calls it again, `durable set-result` records its "
+        "result, `durable skip` leaves it out.",
     ),
     Code.FAILED: Meaning(
         "The run failed with another error.",

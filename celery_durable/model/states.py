@@ -111,6 +111,8 @@ FINISHED_STEPS = frozenset({
 OPEN_STEPS = frozenset(StepStatus) - FINISHED_STEPS - {StepStatus.LINEAR_PENDING}
 """The statuses of steps that have started and not ended."""
 WAITING_STEPS = frozenset({StepStatus.WAITING, StepStatus.READY, StepStatus.LINEAR_WAITING})
+OUTCOME_UNKNOWN = "OutcomeUnknown"
+"""The name of the error of a step whose last attempt has an unknown end (`StepLost`)."""
 LEASE_EXPIRED = "LEASE_EXPIRED"
 """The error of a linear step's attempt whose worker died."""
 

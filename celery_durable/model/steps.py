@@ -101,6 +101,14 @@ class StepRow:
         return self.status in FINISHED_STEPS
 
     @property
+    def is_end_unknown(self) -> bool:
+        """Whether the last attempt was counted before its body began, and no pass has recorded its end.
+
+        A pass that takes such an attempt back restores the error of the attempt before it.
+        """
+        return self.status is StepStatus.PENDING and self.attempts > 0 and self.error_name is None
+
+    @property
     def is_timer_step(self) -> bool:
         """Whether the step is a sleep. Sleeps do not count toward `max_steps`."""
         return self.type is StepType.SLEEP

@@ -31,7 +31,7 @@ from celery_durable.runner.step_attempt import (
     TimedOut,
 )
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
-from celery_durable.runner.step_execution import PassInterrupted
+from celery_durable.runner.step_execution import PassInterrupted, RaceWon
 from celery_durable.runtime import ConcurrentBody
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
@@ -58,6 +58,8 @@ class AttemptedStep(Protocol):
     number: int
     """The number of the attempt, from 1."""
     timeout: timedelta | None
+    may_repeat: bool
+    """Whether the body may be called again after an attempt whose end is unknown."""
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
         """Build the attempt: the call of the body, and what it receives."""
@@ -97,6 +99,8 @@ class Attempts:
         self._session_lock = SessionLock() if pass_.env.store.database.has_one_writer else None
         self._lost: list[tuple[AttemptedStep, StepAttempt, str]] = []
         """The attempts whose transaction the database lost, each with the reason. Their bodies run again."""
+        self._unrecorded: dict[str, tuple[AttemptedStep, StepAttempt]] = {}
+        """The attempts that may have begun, whose end is not recorded, and whose bodies may not be called again."""
 
     def run(self, steps: Sequence[AttemptedStep]) -> None:
         """Run the bodies of these steps, concurrently if there are several, and commit the outcome of each."""
@@ -120,6 +124,17 @@ class Attempts:
             text = f"the step's transaction was lost {reruns + outages + 1} times, at last by: {why}"
             step.fail(attempt, AttemptFailure("StepTransactionLost", text))
 
+    def record_interrupted(self) -> None:
+        """Record the attempts that the end of the process has interrupted and that may not be repeated.
+
+        Call it before the claim is released. If it fails, keep the claim: its lease then expires, which counts.
+        """
+        for step, attempt in list(self._unrecorded.values()):
+            step.fail(attempt, AttemptFailure.unknown(f"attempt {attempt.number} was interrupted: its worker stopped"))
+
+    def _set_unrecorded(self, unrecorded: dict[str, tuple[AttemptedStep, StepAttempt]]) -> None:
+        self._unrecorded, self._lease.is_release_forbidden = unrecorded, bool(unrecorded)
+
     def _run_bodies(self, steps: Sequence[AttemptedStep]) -> None:
         self._lost.clear()
         self._env.runtime.checkpoint("before-body")
@@ -127,13 +142,18 @@ class Attempts:
         try:
             for step in steps:
                 attempts.append(step.build_attempt(self._session_lock))  # noqa: PERF401  # an error abandons these
+            begun = zip(steps, attempts, strict=True)
+            if unrecorded := {step.key: (step, attempt) for step, attempt in begun if not step.may_repeat}:
+                self._set_unrecorded(unrecorded)
             if len(steps) == 1 and (steps[0].timeout is None or self._can_interrupt):
                 self._finish(steps[0], attempts[0], attempts[0].run_timed(steps[0].timeout))
             else:  # a body that cannot be interrupted on this thread gets one of its own, too
                 self._run_concurrently(steps, attempts)
-        except BaseException:
+        except BaseException as error:
             for attempt in attempts:
                 attempt.abandon()
+            if isinstance(error, RaceWon):  # the winner's commit has cancelled the others
+                self._set_unrecorded({})
             raise
 
     def _ensure_held(self) -> None:
@@ -174,6 +194,10 @@ class Attempts:
                     self._end_pass(error)
                 case TimedOut(interruption):
                     self._time_out(step, attempt, interruption)
+                case None if not step.may_repeat:
+                    attempt.abandon()
+                    what = f"attempt {attempt.number} took longer than {_format_timeout(step)} and was not interrupted"
+                    step.fail(attempt, AttemptFailure.unknown(what, AttemptOutcome.TIMED_OUT))
                 case None:
                     self._time_out(step, attempt, None)
         except AttemptFailed as exc:
@@ -183,17 +207,26 @@ class Attempts:
             is_final = isinstance(exc.error, DurableError)
             self._fail(step, attempt, AttemptFailure.of(self._explain(step, exc.error), is_final=is_final))
         except BodyRerunRequired as exc:
+            if not step.may_repeat:
+                what = f"the database lost the transaction of attempt {attempt.number} ({exc})"
+                self._fail(step, attempt, AttemptFailure.unknown(what))
+                self._forget(step)
+                return
             attempt.close_transaction()
             text = f"The transaction of step {step.name!r} was lost: {exc}"
             self._pass.logs.append(build_log_line(self._env, attempt, LogLevel.WARNING, text))
             self._lost.append((step, attempt, str(exc)))
+        self._forget(step)
+
+    def _forget(self, step: AttemptedStep) -> None:
+        """Note that the end of an attempt is recorded."""
+        if not step.may_repeat:
+            self._set_unrecorded({key: begun for key, begun in self._unrecorded.items() if key != step.key})
 
     @staticmethod
     def _time_out(step: AttemptedStep, attempt: StepAttempt, interruption: BaseException | None) -> None:
         attempt.abandon()
-        # A harness forces timeouts of steps that have none.
-        limit = "its timeout" if step.timeout is None else format_limit(step.timeout)
-        text = f"attempt {attempt.number} took longer than {limit}"
+        text = f"attempt {attempt.number} took longer than {_format_timeout(step)}"
         outcome = AttemptOutcome.TIMED_OUT
         step.fail(attempt, AttemptFailure("StepTimeout", text, outcome=outcome, interruption=interruption))
 
@@ -204,7 +237,7 @@ class Attempts:
     def _raise_failure(self, step: AttemptedStep, attempt: StepAttempt, error: BaseException) -> NoReturn:
         if not attempt.has_transaction and error is not attempt.opening_error:
             raise AttemptFailed(AttemptFailure.of(error))
-        if self._env.store.is_transient(error):
+        if self._env.store.is_transient(error) and step.may_repeat:
             raise BodyRerunRequired(values.get_error_text(error)) from error
         raise AttemptFailed(AttemptFailure.of(self._explain(step, error)))
 
@@ -213,6 +246,11 @@ class Attempts:
 
     def _explain(self, step: AttemptedStep, error: BaseException) -> BaseException:
         return explain_conflict(self._env, step.name, error)
+
+
+def _format_timeout(step: AttemptedStep) -> str:
+    # A harness forces timeouts of steps that have none.
+    return "its timeout" if step.timeout is None else format_limit(step.timeout)
 
 
 def explain_conflict(env: Environment, step: str, error: BaseException) -> BaseException:

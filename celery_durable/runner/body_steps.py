@@ -12,11 +12,17 @@ from celery_durable.config import Settings
 from celery_durable.definitions import describe_step
 from celery_durable.errors import DefinitionInvalid, StepResultInvalid, ValueRefused
 from celery_durable.model import OpenWait, StepRow, StepStatus, StepType, hot_dataclass
-from celery_durable.replay_state import AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
+from celery_durable.replay_state import AttemptLost, AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
 from celery_durable.runner.commit_parts import FailedAttempts
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure, plan_retry, record_failure
+from celery_durable.runner.failed_attempts import (
+    AttemptFailed,
+    AttemptFailure,
+    describe_unknown_end,
+    plan_retry,
+    record_failure,
+)
 from celery_durable.runner.step_attempt import SessionLock, StepAttempt
 from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
@@ -66,6 +72,7 @@ class BodyKind(StepKind[BodyCall]):
                 max_attempts=execution.policy.max_attempts,
                 is_only_open=other_steps is not OtherSteps.OPEN,
                 now=context.now,
+                may_repeat=execution.policy.may_repeat,
             )
             match decision:
                 case RunAttempt(number, count_in_advance):
@@ -78,9 +85,12 @@ class BodyKind(StepKind[BodyCall]):
                 case WaitUntil(until):
                     execution.wait = OpenWait(until)
                 case AttemptsExhausted(attempts):
-                    error = _build_exhausted_error(context, execution, attempts)
-                    write = context.build_write(execution, StepStatus.ERRORED, error=error, attempts=attempts)
-                    context.commit_step(execution, write)
+                    _fail_without_attempt(
+                        context, execution, attempts, _build_exhausted_error(context, execution, attempts)
+                    )
+                case AttemptLost(attempt):
+                    error = describe_unknown_end(f"the worker of attempt {attempt} died or lost its lease")
+                    _fail_without_attempt(context, execution, attempt, error)
                 case _:
                     assert_never(decision)
         if counted:
@@ -150,8 +160,16 @@ def _count_in_advance(context: ExecutionContext, steps: Sequence[FunctionStep]) 
         context.build_write(step.execution, StepStatus.PENDING, attempts=step.number, commit_id=commit_id)
         for step in steps
     ]
+    rows_before = [(step.execution, context.replay_state.rows.get(step.key)) for step in steps]
     context.commit(StepCommit(commit_id, writes))
-    context.counted_in_advance += [step.execution for step in steps]
+    context.counted_in_advance += rows_before
+
+
+def _fail_without_attempt(
+    context: ExecutionContext, execution: StepExecution, attempts: int, error: tuple[str, str]
+) -> None:
+    write = context.build_write(execution, StepStatus.ERRORED, error=error, attempts=attempts)
+    context.commit_step(execution, write)
 
 
 def _build_exhausted_error(context: ExecutionContext, execution: StepExecution, attempts: int) -> tuple[str, str]:
@@ -178,6 +196,7 @@ class FunctionStep:
     ) -> None:
         self._context, self.execution, self.number, self._other_steps = context, execution, number, other_steps
         self.name, self.key, self.timeout = execution.name, execution.key, execution.policy.timeout
+        self.may_repeat = execution.policy.may_repeat
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
         context, execution = self._context, self.execution

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -57,8 +58,8 @@ class ExecutionContext:
 
         It runs after `Suspend` has left the workflow function.
         """
-        self.counted_in_advance: list[StepExecution] = []
-        """The steps whose attempts this pass counted before their bodies started."""
+        self.counted_in_advance: list[tuple[StepExecution, StepRow | None]] = []
+        """The steps whose attempts this pass counted before their bodies started, and their rows before that."""
         self.attempts = Attempts(self)
         self._thread: int | None = threading.get_ident()  # None: the function has returned or raised
         self._started = env.runtime.monotonic()
@@ -237,12 +238,16 @@ class ExecutionContext:
         The pass writes them when it ends without a crash, so these attempts do not count.
         """
         rows, commit_id = self.replay_state.rows, next(self.lease.commit_ids)
-        counted = [(execution, rows.get(execution.key)) for execution in self.counted_in_advance]
-        return [
-            self.build_write(execution, StepStatus.PENDING, attempts=row.attempts - 1, commit_id=commit_id)
-            for execution, row in counted
-            if row is not None and row.status is StepStatus.PENDING
-        ]
+        writes = []
+        for execution, before in self.counted_in_advance:
+            row = rows.get(execution.key)
+            if row is None or row.status is not StepStatus.PENDING:
+                continue
+            write = self.build_write(execution, StepStatus.PENDING, attempts=row.attempts - 1, commit_id=commit_id)
+            if before is not None:
+                write = replace(write, error_name=before.error_name, error_message=before.error_message)
+            writes.append(write)
+        return writes
 
     # --- races ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from celery_durable.errors import RetryDelayInvalid, StepFailed
 from celery_durable.errors.base import name_error
 from celery_durable.model import (
     NO_TRACE,
+    OUTCOME_UNKNOWN,
     AttemptOutcome,
     AttemptWrite,
     ErrorTrace,
@@ -46,9 +47,19 @@ class AttemptFailure:
     interruption: BaseException | None = None
 
     @classmethod
+    def unknown(cls, what: str, outcome: AttemptOutcome = AttemptOutcome.FAILED) -> AttemptFailure:
+        """The failure of an attempt whose end is unknown, because of ``what``: its body may not be called again."""
+        return cls(*describe_unknown_end(what), is_final=True, outcome=outcome)
+
+    @classmethod
     def of(cls, error: BaseException, *, is_final: bool = False) -> AttemptFailure:
         """The failure of an attempt whose body raised ``error``."""
         return cls(*values.describe_error(error), error, is_final or values.forbids_retry(error))
+
+
+def describe_unknown_end(what: str) -> tuple[str, str]:
+    """Return the name and the message of the error of an attempt whose end is unknown, because of ``what``."""
+    return OUTCOME_UNKNOWN, f"{what}, so it is unknown whether its function did its work; it is not called again"
 
 
 class AttemptFailed(Exception):

@@ -162,6 +162,7 @@ class FunctionPass:
         if context.pending_suspension is not None:  # the function was already unwinding from this suspension
             context.commit_last(context.pending_suspension)
             return
+        context.attempts.record_interrupted()
         writes = context.build_uncounting_writes()
         commit_id = writes[0].commit_id if writes else ""
         context.commit_last(build_release_commit([], commit_id=commit_id, writes=writes))

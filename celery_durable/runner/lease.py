@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from celery_durable import notify
-from celery_durable.errors import PassStalled, Superseded
+from celery_durable.errors import Interruption, PassStalled, Superseded
 from celery_durable.housekeeping import reset_in_child
 from celery_durable.model import Claim, LogLevel, LogLine, RunningStep, RunRef
 from celery_durable.runtime import Runtime
@@ -52,6 +52,8 @@ class Lease:
         # Derived from the random token: a random id for each commit would take 3 us.
         self.commit_ids: Iterator[str] = map(f"{claim.token[:24]}{{:x}}".format, itertools.count(1))
         """New ids for the commits of this claim."""
+        self.is_release_forbidden = False
+        """Whether an attempt has begun that may not be repeated, and its end is not recorded: only a crash ends it."""
         self.recorded_step: RunningStep | None = None
         """The running step that the instance's row names."""
 
@@ -221,8 +223,11 @@ class LeaseRenewer:
             self._renew(active_leases)
         started = self._runtime.monotonic()
         for token, stalled in stalled_leases.items():
-            if not held[token].is_lost and self._runtime.monotonic() - started < self._length.total_seconds() / 6:
-                self._revoke(held[token], stalled)
+            lease = held[token]
+            if lease.is_release_forbidden:  # not renewed either: it expires, which counts as a crash
+                continue
+            if not lease.is_lost and self._runtime.monotonic() - started < self._length.total_seconds() / 6:
+                self._revoke(lease, stalled)
         return True
 
     def _revoke(self, lease: Lease, stalled: float) -> None:
@@ -287,5 +292,5 @@ def release_for_shutdown(ref: RunRef, release: Callable[[], object]) -> None:
         release()
     except Superseded:
         logger.info("%s was taken over before this worker could release it", ref)
-    except Exception as exc:  # noqa: BLE001  # what stops the worker is more important; the lease will expire
+    except (Interruption, Exception) as exc:  # noqa: BLE001  # what stops the worker is more important; the lease will expire
         logger.warning("%s could not be released, so its lease will expire: %s", ref, exc)

@@ -97,7 +97,10 @@ class LinearPass:
             if row is None:
                 return self._complete_run()
             if row.status is StepStatus.RUNNING:
-                self.commit(linear_rows.build_lost_worker_commit(row, self._new_commit_id()))
+                policy = self.definition.policy_of(row.name, self.env.settings.step_policy)
+                self.commit(
+                    linear_rows.build_lost_worker_commit(row, self._new_commit_id(), may_repeat=policy.may_repeat)
+                )
             elif self._should_stop():
                 return build_release_commit([])
             elif row.name not in self.definition.handlers:
@@ -157,7 +160,13 @@ class LinearPass:
         self._attempts.run([LinearStep(self, row)])
 
     def _release_before_stopping(self) -> None:
-        """Release the run. A step that was RUNNING is READY again: it counts neither as an attempt nor as a crash."""
+        """Release the run. A step that was RUNNING is READY again: it counts neither as an attempt nor as a crash.
+
+        A step that may not be repeated fails the run instead.
+        """
+        self._attempts.record_interrupted()
+        if self._result is not None:
+            return
         row, commit_id = self.rows.current, self._new_commit_id()
         writes = []
         if row is not None and row.status is StepStatus.RUNNING:

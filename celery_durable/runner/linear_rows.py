@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable.model import LEASE_EXPIRED, RunOutcome, Status, StepRow, StepStatus, StepWrite
+from celery_durable.runner.failed_attempts import describe_unknown_end
 from celery_durable.runner.step_commit import StepCommit
 
 _AT_ONCE = timedelta(0)
@@ -133,8 +134,11 @@ def build_failure_commit(
     return StepCommit(commit_id, [write], ending=outcome)
 
 
-def build_lost_worker_commit(row: StepRow, commit_id: str) -> StepCommit:
+def build_lost_worker_commit(row: StepRow, commit_id: str, *, may_repeat: bool) -> StepCommit:
     """Build the commit that records that the worker of the step's attempt died: retry the step, or fail the run."""
+    if not may_repeat:
+        what = f"the worker of attempt {row.attempts + 1} died or lost its lease"
+        return build_failure_commit(row, commit_id, describe_unknown_end(what))
     if is_last_attempt(row):
         return build_failure_commit(row, commit_id, (LEASE_EXPIRED, "the worker of the last attempt died"))
     write = build_retry_write(row, commit_id, (LEASE_EXPIRED, "the worker of the attempt died"))

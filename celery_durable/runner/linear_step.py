@@ -66,6 +66,8 @@ class LinearStep:
         self._pass, self._row, self._env = pass_, row, pass_.env
         self.name, self.key, self.type = row.name, row.step_key, row.type
         self.number, self.timeout = row.attempts + 1, row.timeout
+        self.policy = pass_.definition.policy_of(row.name, pass_.env.settings.step_policy)
+        self.may_repeat = self.policy.may_repeat
 
     # --- the handler's call ---------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ class LinearStep:
         with self._pass.lease.user_code():
             failure, retry_in = plan_retry(
                 self._env,
-                self._pass.definition.policy_of(self.name, self._env.settings.step_policy),
+                self.policy,
                 failure,
                 is_last=linear_rows.is_last_attempt(self._row),
                 workflow=self._pass.claim.ref.workflow,

@@ -15,11 +15,12 @@ from celery_durable.errors import (
     EventTimeout,
     Interruption,
     StepFailed,
+    StepLost,
     StepMaxAttemptsExceeded,
     StepResultInvalid,
     StepTimeout,
 )
-from celery_durable.model import OpenWait, StepRow
+from celery_durable.model import OUTCOME_UNKNOWN, OpenWait, StepRow
 from celery_durable.replay_state import StepEntry
 from celery_durable.values import Codec, StepPolicy, ValidationFailed
 
@@ -85,7 +86,7 @@ def decode_result(step: str, codec: Codec, text: str) -> Any:
 _FAILURES: dict[str, type[StepFailed]] = {
     error_class.__name__: error_class
     for error_class in (StepTimeout, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid)
-}
+} | {OUTCOME_UNKNOWN: StepLost}
 
 
 def build_failure(step: str, error_name: str | None, error_message: str | None, attempts: int) -> StepFailed:

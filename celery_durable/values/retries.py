@@ -16,6 +16,8 @@ from celery_durable.values.annotations import refuse_async
 from celery_durable.values.durations import Duration, parse_duration
 
 Backoff = Literal["constant", "linear", "exponential"]
+OnLostStep = Literal["resend", "fail"]
+"""What to do if the end of an attempt of a step's function is unknown: call the function again, or fail the step."""
 DelayFunction = Callable[[int, BaseException], Duration]
 """Returns the delay after a failed attempt, from its number and its error."""
 
@@ -97,15 +99,19 @@ class StepConfig:
         retries: A `Retries`, or a number for its limit.
         timeout: The longest time for each attempt; None for no limit. A number means seconds.
         repeat: If True, another call with the same name is a new step, with a number in its key.
+        on_lost: What happens if the end of an attempt is unknown, for example because its worker died. "resend": the
+            function is called again (the default). "fail": the step fails at once with `StepLost`, and its function is
+            not called again in this run unless a person retries it.
 
     Raises:
-        ConfigInvalid: ``retries`` or ``repeat`` cannot be used.
+        ConfigInvalid: ``retries``, ``repeat`` or ``on_lost`` cannot be used.
         DurationInvalid: ``timeout`` cannot be read, or is outside of 1 ms to 365 days.
     """
 
     retries: Retries | int | None = UNSET
     timeout: Duration | None = UNSET
     repeat: bool = UNSET
+    on_lost: OnLostStep = UNSET
 
     def __post_init__(self) -> None:
         if self.retries is not UNSET and not isinstance(self.retries, Retries):
@@ -115,6 +121,9 @@ class StepConfig:
             object.__setattr__(self, "timeout", timeout)
         if self.repeat is not UNSET and not isinstance(self.repeat, bool):
             raise ConfigInvalid("StepConfig.repeat", self.repeat, "use True or False")
+        if self.on_lost is not UNSET and self.on_lost not in typing.get_args(OnLostStep):
+            hint = 'use "resend" or "fail"; only the tasks of step.task and step.map can be waited for with "wait"'
+            raise ConfigInvalid("StepConfig.on_lost", self.on_lost, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,12 @@ class StepPolicy:
     jitter: float = 0.0
     timeout: timedelta | None = timedelta(minutes=10)
     repeat: bool = False
+    on_lost: OnLostStep = "resend"
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the function may be called again after an attempt whose end is unknown."""
+        return self.on_lost == "resend"
 
     def override_with(self, config: StepConfig | None) -> StepPolicy:
         """Return a copy in which the values that ``config`` sets replace those of this policy."""
@@ -142,7 +157,7 @@ class StepPolicy:
             if "limit" in given:
                 limit = given.pop("limit")
                 given["max_attempts"] = None if limit is None else limit + 1
-        given.update(_select_given(config, ("timeout", "repeat")))
+        given.update(_select_given(config, ("timeout", "repeat", "on_lost")))
         return dataclasses.replace(self, **given) if given else self
 
     def delay_after(self, failed_attempt: int, error: BaseException, *, draw: Callable[[], float]) -> timedelta:

@@ -19,6 +19,7 @@ SECTIONS = {
     Code.POOL_UNSUPPORTED: "existing-app.md#processes",
     Code.STEP_LIMIT: "#it-ended-errored",
     Code.NONDETERMINISTIC: "#it-ended-errored",
+    Code.OUTCOME_UNKNOWN: "../explanation/failures.md#an-attempt-whose-end-is-unknown",
     Code.FAILED: "#it-ended-errored",
 }
 

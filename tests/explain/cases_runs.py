@@ -6,7 +6,16 @@ from dataclasses import replace
 from datetime import timedelta
 
 from celery_durable.explain import Code
-from celery_durable.model import ErrorInfo, RunningStep, Status, StepStatus, StepType, WorkflowKind
+from celery_durable.model import (
+    AttemptOutcome,
+    AttemptRecord,
+    ErrorInfo,
+    RunningStep,
+    Status,
+    StepStatus,
+    StepType,
+    WorkflowKind,
+)
 from tests.explain.builders import (
     ASLEEP,
     BEAT,
@@ -24,6 +33,7 @@ from tests.explain.builders import (
     worker,
 )
 
+LOST = "the worker of attempt 1 died, so it is unknown whether its function did its work; it is not called again"
 REPORT = RunningStep("long report\x1f3", 2, NOW - timedelta(seconds=57))
 
 RUNS = {
@@ -48,6 +58,38 @@ RUNS = {
         Code.FAILED,
         'It failed 1 min ago with CardDeclined: no money (step "charge", 6 attempts).',
         [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
+    ),
+    "outcome unknown": (
+        told(
+            instance(Status.ERRORED),
+            of=run(error_name="OutcomeUnknown", error_message=LOST, completed_at=NOW - MINUTE),
+            last_step=step(
+                "charge card", status=StepStatus.ERRORED, attempts=1, error=ErrorInfo("OutcomeUnknown", LOST)
+            ),
+            last_attempt=AttemptRecord(
+                id=1,
+                outcome=AttemptOutcome.CRASHED,
+                error=ErrorInfo("WorkerLostError", "signal 9"),
+                worker="celery@vm",
+                ended_at=NOW - 2 * MINUTE,
+            ),
+        ),
+        Code.OUTCOME_UNKNOWN,
+        "It failed 1 min ago with OutcomeUnknown: the worker of attempt 1 died, so it is unknown whether its function "
+        'did its work; it is not called again (step "charge card", 1 attempt). The attempt on celery@vm '
+        "was found lost 2 min ago, at 2029-12-31T23:58:00.000Z.",
+        [
+            f"{DURABLE} show order o-1 --full",
+            f"{DURABLE} retry order o-1",
+            f"{DURABLE} set-result order o-1 'charge card' '<its result as JSON>'",
+            f"{DURABLE} skip order o-1 'charge card'",
+        ],
+    ),
+    "outcome unknown, of a step that is not the last": (
+        told(instance(Status.ERRORED), of=run(error_name="OutcomeUnknown", error_message=LOST)),
+        Code.OUTCOME_UNKNOWN,
+        f"It failed with OutcomeUnknown: {LOST}.",
+        [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1"],
     ),
     "step limit": (
         told(instance(Status.ERRORED), of=run(error_name="StepLimitExceeded", error_message="too many steps.")),

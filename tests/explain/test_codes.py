@@ -32,6 +32,8 @@ def explained(event: WorkflowEvent[str], step: Step) -> str:
             step.do("charge", StepConfig(retries=Retries(limit=2, delay="10s")), lambda: 1 / 0)
         case "fail":
             step.do("pay", _declined)
+        case "once":
+            step.do("pay", StepConfig(on_lost="fail"), lambda: "paid")
         case "limit":
             step.do("one", lambda: 1)
             step.do("two", lambda: 2)
@@ -272,6 +274,25 @@ def test_workers_that_die_again_and_again_are_told_while_it_rests(world: Durable
         found.sentence.partition("s. ")[2] for found in seen
     }
     assert instance.explain().sentence.startswith("It failed 0 ms ago with WorkerCrashLoop: 3 workers in a row died")
+
+
+def test_a_step_whose_end_is_unknown_is_explained_with_the_worker_and_what_to_do(world: DurableHarness) -> None:
+    crash = world.faults.crash_in_step("pay")
+    instance = ran(world, "once")
+    world.advance("1 minute")
+    found = instance.explain()
+    assert (crash.calls, found.code) == (1, Code.OUTCOME_UNKNOWN)
+    assert "OutcomeUnknown: the worker of attempt 1 died or lost its lease, so it is unknown whether" in found.sentence
+    assert " The attempt on " in found.sentence
+    assert [action.split("durable ")[1].split()[0] for action in found.actions] == [
+        "show",
+        "retry",
+        "set-result",
+        "skip",
+    ]
+    instance.retry()
+    world.run_until_idle()
+    assert instance.status().status.value == "complete"
 
 
 def test_the_current_run_is_what_is_explained(world: DurableHarness) -> None:

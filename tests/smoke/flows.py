@@ -93,7 +93,7 @@ def build(config: Config) -> Celery:
     def note_late(self: Any, number: int, seconds: float = 0.0) -> int:
         return traces.note(self.request.id, number, seconds)
 
-    for flow in (lifecycle, chain, nap, sprint, slow, notes, errands, leave, refuse):
+    for flow in (lifecycle, chain, once, nap, sprint, slow, notes, errands, leave, refuse):
         durable.workflow(name=flow.__name__)(_with(flow, traces))
     traces.errand = durable.workflow(name=errand.__name__)(_with(errand, traces))
     _delegate(app, durable)
@@ -149,6 +149,14 @@ def chain(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
         else:
             done.append(step.do(f"plain {number}", traces.plain, *here, number, is_held=is_held))
     return done
+
+
+def once(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """A step whose body waits to be let go and may not be called again, alone or beside another branch."""
+    given = (StepConfig(on_lost="fail"), traces.plain, event.instance_id, event.run_number, 1)
+    if event.payload == "alone":
+        return step.do("pay", *given, is_held=True)
+    return step.gather(step.submit("pay", *given, is_held=True), step.submit("other", lambda: 2))[0]
 
 
 def nap(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:

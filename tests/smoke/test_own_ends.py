@@ -93,6 +93,37 @@ def test_what_is_done_to_a_pool_process_is_no_attempt(site: Site, stop: Callable
     site.check(reruns=1)
 
 
+def _kill_the_child(site: Site, worker: Proc, instance: WorkflowInstance[Any], child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+
+
+def _kill_the_worker(site: Site, worker: Proc, instance: WorkflowInstance[Any], child: int) -> None:
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.process.wait(60)
+
+
+@pytest.mark.parametrize("where", ["alone", "beside others"])
+@pytest.mark.parametrize("stop", [_kill_the_child, _kill_the_worker, _term_the_child, _quit])
+def test_a_step_whose_end_is_unknown_is_not_called_again_if_it_says_so(
+    site: Site, stop: Callable[..., None], where: str
+) -> None:
+    site.beat(wait=False)
+    worker = site.worker()
+    instance = site.create("once", where)
+    stop(site, worker, instance, site.wait_for_body(instance, "pay"))
+    if not worker.is_running:
+        site.worker()
+    until("its end", lambda: instance.status().status.is_terminal)
+    error = instance.status().error
+    assert error is not None
+    assert error.name == "OutcomeUnknown"
+    assert site.bodies(instance) == [("pay", 1)]
+    site.let_go()
+    instance.retry()
+    assert instance.result("20 seconds") == 1
+    assert site.bodies(instance) == [("pay", 1), ("pay", 1)]
+
+
 @pytest.mark.parametrize(("limit", "attempts"), [("soft_time_limit", [1, 1]), ("time_limit", [1, 2])])
 def test_a_soft_time_limit_is_no_attempt_and_a_hard_one_is_a_crash(
     site: Site, limit: str, attempts: list[int], monkeypatch: pytest.MonkeyPatch

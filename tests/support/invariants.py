@@ -113,8 +113,8 @@ QUERIES = {
     "F1 a step whose attempt failed has a record of that attempt, written by the same commit": f"""
         SELECT s.instance_pk, s.run_number, s.step_key, s.attempts, s.error_name FROM workflow_step s
         WHERE s.type IN ('do', 'linear') AND s.status IN ('errored', 'waiting', 'DEAD', 'READY')
-          AND s.error_name NOT IN ('LEASE_EXPIRED', 'StepMaxAttemptsExceeded', 'WorkerCrashLoop') AND {_IS_NO_COPY}
-          AND NOT EXISTS (
+          AND s.error_name NOT IN ('LEASE_EXPIRED', 'OutcomeUnknown', 'StepMaxAttemptsExceeded', 'WorkerCrashLoop')
+          AND {_IS_NO_COPY} AND NOT EXISTS (
             SELECT 1 FROM workflow_attempt a WHERE a.instance_pk = s.instance_pk AND a.run_number = s.run_number
               AND a.step_key = s.step_key AND a.attempt = s.attempts AND a.error_name = s.error_name)""",
     "F2 a recorded attempt is one that its step has counted": """

@@ -170,8 +170,8 @@ def test_a_step_that_may_not_be_tried_again_is_found() -> None:
     with pytest.raises(NotCrashSafe) as caught:
         assert_crash_safe(once)
     assert caught.value.problems[0] == (
-        "once/crash-safe is errored with StepMaxAttemptsExceeded: 1 of 1 attempts are used up, and the worker of "
-        "the last one died, and undisturbed complete."
+        "once/crash-safe is errored with OutcomeUnknown: the worker of attempt 1 died or lost its lease, so it is "
+        "unknown whether its function did its work; it is not called again, and undisturbed complete."
     )
 
 

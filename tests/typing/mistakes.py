@@ -95,5 +95,6 @@ def operate() -> None:
     total: int = order.get("o-1").result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     order.get("o-1").send_event(5, total)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     StepConfig(retries="three")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    StepConfig(on_lost="wait")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Retries(backoff="quadratic")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Durable(engine="sqlite://")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -67,7 +67,7 @@ def count(text: str) -> int:
     return len(text)
 
 
-@durable_step(retries=None, timeout=None, repeat=True)
+@durable_step(retries=None, timeout=None, repeat=True, on_lost="fail")
 def nothing() -> None:
     raise NonRetryableError("no", name="No")
 
@@ -90,7 +90,7 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     # A name, a function and its arguments; StepTx is injected, so it is not among them.
     assert_type(step.do("charge", charge, event.payload.order_id, event.payload.cents), str)
     assert_type(step.do("charge", charge, "o-1", cents=5, currency="USD"), str)
-    assert_type(step.do("charge", StepConfig(retries=3, timeout="30s"), charge, "o-1", 5), str)
+    assert_type(step.do("charge", StepConfig(retries=3, timeout="30s", on_lost="resend"), charge, "o-1", 5), str)
     assert_type(step.do(charge, "o-1", 5), str)
     assert_type(step.do("count", count, "text"), int)
     assert_type(step.do(count, "text"), int)
