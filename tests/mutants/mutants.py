@@ -18,19 +18,19 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a commit in doubt is taken for done",
         (
-            "runner.committer:DatabaseCommitter._find_committed",
+            "runner.committer:DatabaseCommitter.find_committed",
             "return None",
             "from celery_durable.model import StepRow\n\n    done = [\n        StepRow(w.key, w.seq, w.name, w.type, w.status, w.attempts, result=w.result, commit_id=w.commit_id)\n        for w in step_commit.writes\n    ]\n    return Committed(done, writes=step_commit.writes)",
         ),
     ),
     mutant(
         "a commit in doubt is taken for not done",
-        ("runner.committer:DatabaseCommitter._find_committed", "if rows or (", "if ("),
+        ("runner.committer:DatabaseCommitter.find_committed", "if rows or (", "if ("),
     ),
     mutant(
         "an event is not marked as consumed",
         (
-            "runner.waits:WaitSteps._decide_wait",
+            "runner.waits:_decide_wait",
             "run_events.consume(tx, claim, guard_result, event, key=execution.key)",
             "pass",
         ),
@@ -47,8 +47,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "an end is told before it is committed",
         (
             "runner.committer:DatabaseCommitter.commit",
-            "run, work = self._choose_way(step_commit, transaction)",
-            "run, work = self._choose_way(step_commit, transaction)\n        if isinstance(step_commit.ending, RunOutcome):\n            self.announce(Committed(run_outcome=step_commit.ending))",
+            "transaction = None if attempt is None else attempt.buffer.transaction",
+            "transaction = None if attempt is None else attempt.buffer.transaction\n    if isinstance(step_commit.ending, RunOutcome):\n        self.announce(Committed(run_outcome=step_commit.ending))",
         ),
     ),
     mutant(
@@ -165,8 +165,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a takeover keeps the old token",
         (
             "store.runs.claims:_take_over",
-            "*claims.new_values(s).items()",
-            '*[each for each in claims.new_values(s).items() if each[0].name != "claim_token"]',
+            "*new_values(s).items()",
+            '*[each for each in new_values(s).items() if each[0].name != "claim_token"]',
         ),
     ),
     mutant(
