@@ -1,4 +1,7 @@
-"""Answers of Celery tasks to the steps that sent them. A lost task is sent again, or its step gets an error."""
+"""Accepting the answers of Celery tasks, for `step.task` and `step.map`; the last one wakes the workflow.
+
+A lost task is sent again, or its step gets an error.
+"""
 
 from __future__ import annotations
 

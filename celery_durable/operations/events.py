@@ -1,4 +1,4 @@
-"""Sending events to instances."""
+"""Sending events to instances, and refusing those that come after the end or do not fit the wait."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Map steps: one step that runs a Celery task for each item of a list.
 
-Each item is a row of its own (`store.items`). The process that accepts the answer of one item sends the next item. The
-instance stays suspended until all items have answered, or until a pass must retry or fail one of them.
+Each item is a row of its own (`store.runs.items`). The process that accepts the answer of one item
+(`operations.answers`) sends the next item. The instance stays suspended until all items have answered, or until a pass
+must retry or fail one of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Leases: one job per process renews the leases of all its passes, as long as they make progress.
 
-A lost lease may repeat a body, but it never corrupts data: only the claim with the current token can write. The renewer
-renews a lease while user code or its transaction runs, however long that takes. In engine code it renews the lease only
-while the pass makes progress (LAW 7 of docs/design.md). Otherwise a pass that hangs would keep its claim forever,
-although other workers could take the run. The renewer revokes the claim of such a pass.
+The commits of a pass renew its lease too (`claims.guard`). A lost lease may repeat a body, but it never corrupts data:
+only the claim with the current token can write. The renewer renews a lease while user code or its transaction runs,
+however long that takes. In engine code it renews the lease only while the pass makes progress (LAW 7 of
+docs/design.md). Otherwise a pass that hangs would keep its claim forever, although other workers could take the run.
+The renewer revokes the claim of such a pass.
 """
 
 from __future__ import annotations

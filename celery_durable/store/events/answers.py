@@ -157,7 +157,7 @@ def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str,
 # The result of an item takes one statement without that lock (`record_result`) if no other item waits to be sent. So
 # the items of a map do not wait for each other. After its commit the process checks whether the map needs a pass
 # (`may_need_pass`), and only then locks the instance and wakes it (`wake_for_map`). It may die before that: the run
-# checks its maps itself from time to time (`RunLimits.next_map_check`).
+# checks its maps itself from time to time (`RunLimits.next_check`).
 #
 # Three things fence an answer:
 #
