@@ -96,6 +96,7 @@ class AnswerOperations:
         if item is not None and self._record_result(reference, item, payload, timeouts):
             return AnswerResult.TAKEN
         failure = self._describe_failure(reference, payload, exception, timeouts)
+        sends_items = context.settings.is_execution_enabled
 
         def work(tx: Tx) -> AnswerOutcome:
             try:
@@ -112,6 +113,7 @@ class AnswerOperations:
                 event_id=event_id,
                 grace=context.grace,
                 failure=failure,
+                sends_items=sends_items,
             )
 
         accepted = context.store.transact(work, timeouts=timeouts)

@@ -122,6 +122,32 @@ def test_a_pass_ends_at_the_next_boundary_and_nothing_is_lost(make_app: MakeApp,
     assert sorted(shop.ran) == ["first", "first", "second", "second", "ship"]
 
 
+def test_a_map_sends_no_further_items(make_app: MakeApp, switch: Switch) -> None:
+    """The task that has been sent runs, and its result is stored."""
+    app = make_app(durable_execution_enabled=switch)
+    durable, ran = Durable(app), list[int]()
+
+    @app.task(name="print", shared=False)
+    def print_page(page: int) -> int:
+        ran.append(page)
+        if page == 0:
+            switch.is_on = False
+        return page
+
+    @durable.workflow
+    def book(event: WorkflowEvent[Any], step: Step) -> list[int]:
+        return step.map("print", print_page.s(), range(3), max_concurrency=1)
+
+    instance = book.create(id="b-1")
+    with worker(app, queues=[app.conf.durable_queue, app.conf.task_default_queue]):
+        until(lambda: instance.explain().code == "EXECUTION_DISABLED")
+        until(lambda: instance.history().steps[0].items.done == 1)
+        assert (ran, durable.internals.sweeper.sweep()) == ([0], 0)
+        switch.is_on = True
+        until(lambda: instance.status().output == [0, 1, 2])
+    assert ran == [0, 1, 2]
+
+
 def test_doctor_names_what_is_switched_off(make_app: MakeApp) -> None:
     app = make_app(durable_create_enabled=False, durable_execution_enabled=False)
     Durable(app)

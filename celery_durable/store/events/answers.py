@@ -200,6 +200,7 @@ def accept_answer(
     event_id: str,
     grace: timedelta,
     failure: TaskFailure | None = None,
+    sends_items: bool = True,
 ) -> AnswerOutcome:
     """Accept the answer of a task to a locked instance, once.
 
@@ -207,7 +208,8 @@ def accept_answer(
     the answer of a step comes after its deadline.
 
     A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
-    sent. If the caller fails to publish the due runs and messages, a sweep publishes them after ``grace``.
+    sent. Without ``sends_items``, a pass sends the further items. If the caller fails to publish the due runs and
+    messages, a sweep publishes them after ``grace``.
     """
     item = ItemRef.read(reference.event_type)
     found = _find_attempt(tx, row, reference, item)
@@ -221,7 +223,7 @@ def accept_answer(
     if item is None:
         outcome = _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
     else:
-        outcome = _answer_item(tx, row, item, reference, found, payload=payload, grace=grace)
+        outcome = _answer_item(tx, row, item, reference, found, payload=payload, grace=grace, sends_items=sends_items)
     is_taken = outcome.result is AnswerResult.TAKEN
     if failure is not None and is_taken and (item is not None or _is_in_time(tx, row, found, event_id)):
         write = _build_attempt(row, reference, item, found, failure)
@@ -349,7 +351,15 @@ def _update_item(s: Store) -> Any:
 
 
 def _answer_item(
-    tx: Tx, row: InstanceRow, item: ItemRef, reference: TaskReference, found: Any, *, payload: str, grace: timedelta
+    tx: Tx,
+    row: InstanceRow,
+    item: ItemRef,
+    reference: TaskReference,
+    found: Any,
+    *,
+    payload: str,
+    grace: timedelta,
+    sends_items: bool,
 ) -> AnswerOutcome:
     timeout = timedelta(milliseconds=found.timeout_ms)
     step = TaskSendingStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
@@ -367,10 +377,12 @@ def _answer_item(
     ):
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
     is_paused = row.status is Status.PAUSED or row.pause_requested
-    messages = [] if is_paused else items.mark_ready_as_sent(tx, step, limit=1)
+    messages = items.mark_ready_as_sent(tx, step, limit=1) if sends_items and not is_paused else []
     outbox.insert(tx, messages, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
     step_key = (row.pk, row.run_number, item.step_key)
-    needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))
+    needs_pass = (
+        status is ItemStatus.FAILED or not sends_items or (not messages and items.are_all_finished(tx, *step_key))
+    )
     is_suspended = row.is_suspended
     due_runs = (
         [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if needs_pass and is_suspended else []
