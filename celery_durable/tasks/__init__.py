@@ -140,7 +140,8 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
                 else dependencies.sweeper.sweep()
             )
             dependencies.sweeper.delete_expired()
-            dependencies.lost_task_search.check()
+            if dependencies.settings.is_execution_enabled:
+                dependencies.lost_task_search.check()
         dependencies.sweep_task_heartbeat.write_if_due(get_node_name(self.request))
         return f"{published} published"
 

@@ -66,3 +66,17 @@ def test_beside_a_dispatcher_it_leaves_to_it_what_a_worker_may_hold(app: Celery,
     lives = HeartbeatUpdate("d-1", "dispatcher", "beat@here", 1, swept_ago=timedelta(0))
     durable.internals.store.transact_once(lambda tx: heartbeats.upsert(tx, lives))
     assert sweep(app) == "0 published"
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_while_execution_is_off_it_does_not_search_for_lost_tasks(make_app: MakeApp, is_enabled: bool) -> None:
+    """A search that finds a dead worker reports and forgets what it held."""
+    app = make_app(durable_dispatcher="none", durable_execution_enabled=is_enabled)
+    store = Durable(app).internals.store
+    long_ago = duration_us(timedelta(minutes=1))
+    silent = {"seen_at": store.clock() - long_ago, "silent_at": store.clock() - long_ago, "held_tasks": "[]"}
+    store.transact_once(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate("w-1", "worker", "w@here", 1)))
+    store.transact_once(lambda tx: tx.execute(sa.update(store.tables.heartbeat).values(silent)))
+    sweep(app)
+    _, (worker,) = store.read(heartbeats.read_workers)
+    assert worker.has_list is not is_enabled
