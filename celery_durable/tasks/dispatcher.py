@@ -347,6 +347,8 @@ class Dispatcher:
             if not self._is_failing:
                 logger.warning("The dispatcher cannot check for due work and will retry: %s", describe_fault(exc))
             self._is_failing = True
+            if self._lost_search is not None:
+                self._lost_search.record_outage()
             self._record_database_outage(exc)
             return _RETRY_SECONDS
         if self._is_failing:

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from celery.beat import Service
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.errors import StoreUnavailable
-from celery_durable.model import DueRun, RunRef
+from celery_durable.model import DueRun, RunRef, to_us
 from celery_durable.runtime import Runtime
+from celery_durable.store import heartbeats
+from celery_durable.store.engine import Store
+from celery_durable.store.heartbeats import HeartbeatUpdate, WorkerRow
 from celery_durable.store.runs import claims, schedule
 from celery_durable.store.runs.claims import ClaimRequest
 from celery_durable.tasks import SWEEP
@@ -367,6 +370,31 @@ def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.Log
     until(lambda: told("The dispatcher checks for due work again"))  # said when its turn is over
     assert len(told("The dispatcher cannot check for due work")) == 1  # said once, not at every try
     assert len(told("The dispatcher checks for due work again")) == 1
+
+
+def test_after_an_outage_the_dispatcher_gives_silent_workers_their_time_again(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = Outage()
+    durable = Durable(make_app(durable_dispatcher="worker"), runtime=runtime)
+    store = durable.internals.store
+    runtime.install(store.engine)
+    worker, h = HeartbeatUpdate("w-1", "worker", "w@here", 1), store.tables.heartbeat
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    silent = {"seen_at": to_us(long_ago), "silent_at": to_us(long_ago), "held_tasks": heartbeats.encode_held([])}
+    store.transact_once(lambda tx: heartbeats.upsert(tx, worker))
+    store.transact_once(lambda tx: tx.execute(sa.update(h).values(silent)))
+    runtime.is_down = True
+    durable.internals.dispatcher.start()
+    until(lambda: "The dispatcher cannot check for due work" in caplog.text)
+    runtime.is_down = False
+    until(lambda: worker_row(store).silent_at != long_ago)
+    assert worker_row(store).has_list  # its tasks are not lost
+
+
+def worker_row(store: Store) -> WorkerRow:
+    _, (row,) = store.read(heartbeats.read_workers)
+    return row
 
 
 def _taken(due_runs: Any) -> PublishReport:

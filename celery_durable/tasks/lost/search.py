@@ -14,6 +14,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -77,7 +78,11 @@ class LostTaskSearch:
         self._store, self._runtime, self._messages, self._report = store, runtime, messages, report
         self._dead_after = dead_after
         self._next_check_at = self._next_old_check_at = -math.inf
-        self._offset = 0
+        self._offset, self._had_outage = 0, False
+
+    def record_outage(self) -> None:
+        """Record that the database did not answer: workers that have been silent may have been unable to write."""
+        self._had_outage = True
 
     def check(self) -> None:
         """Report what is lost, as far as it is known now; raises the database's errors."""
@@ -91,7 +96,10 @@ class LostTaskSearch:
 
     def _check(self, began: float) -> None:
         now, workers = self._store.read(heartbeats.read_workers)
+        if self._had_outage:
+            workers = [replace(each, silent_at=None) for each in workers]
         self._notice_silence(workers, now)
+        self._had_outage = False
         dead = [each for each in workers if self._is_dead(each, now)]
         living = [each for each in workers if each not in dead]
         times = [each.silent_at for each in workers if each.silent_at is not None and each.silent_at > now - _RECENT]
@@ -113,7 +121,7 @@ class LostTaskSearch:
         """Record which workers have become silent.
 
         An outage of the database silences all workers. So a worker counts as dead only if it was noticed to be silent,
-        and was not seen again in the rest of the time.
+        and was not seen again in the rest of the time. After an outage that this process saw, it is noticed anew.
         """
         since = now - _SILENT
         silent = [each.id for each in workers if each.silent_at is None and each.seen_at <= since]

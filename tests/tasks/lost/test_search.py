@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_durable import Step, WorkflowEvent
-from celery_durable.model import OutboxMessage, TaskReference
+from celery_durable.model import OutboxMessage
 from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.heartbeats import HeartbeatUpdate
-from celery_durable.tasks.lost.search import Destination, Lost, LostTaskSearch
+from celery_durable.tasks.lost.search import Lost, LostTaskSearch
 from tests.support.answers import answer
 from tests.support.world import World
+from tests.tasks.lost.peers import Broker, Peer, grind, reference, start
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
 _SECOND = timedelta(seconds=1)
 DEAD_SECONDS = 12
 """After its last report, with what lies between two checks."""
-
-app = Celery("mill", set_as_current=False)
-
-
-@app.task(name="mill.grind", shared=False)
-def grind(number: int) -> int:
-    """Never run here."""
-
-
-class Broker:
-    """One queue; its length is what the test says."""
-
-    length: int | None = 0
-
-    def destination(self, body: str) -> Destination | None:
-        return ("q", 0)
-
-    def queue_length(self, queue: str) -> int | None:
-        return self.length
-
-
-class Peer:
-    """A worker that reports what it holds, every second."""
-
-    ids = itertools.count(1)
-
-    def __init__(self, world: World, node: str, *held: OutboxMessage, queue: str = "q", reports: bool = True) -> None:
-        self.world, self.held = world, list(held)
-        self.id = f"{node}-{next(self.ids)}"
-        self.turns, self.is_stuck = True, False
-        pulse = HeartbeatUpdate(self.id, "worker", node, 1, queues=[queue])
-        world.store.transact_once(lambda tx: heartbeats.upsert(tx, pulse))
-        for _ in range(2 * reports):
-            self.report()
-
-    def report(self) -> None:
-        held = heartbeats.encode_held([reference(each) for each in self.held])
-        state = {"is_current": self.turns, "is_stuck": self.is_stuck}
-        self.world.store.transact_once(lambda tx: heartbeats.renew_worker(tx, self.id, held=held, **state))
-
-
-def reference(message: OutboxMessage) -> TaskReference:
-    found = TaskReference.read(message.content["reference"])
-    assert found is not None
-    return found
 
 
 class Scene:
@@ -109,14 +63,6 @@ class Scene:
             for search in self.searches:
                 search.check()
         return seconds
-
-
-def start(world: World, count: int = 3, **options: Any) -> None:
-    @world.workflow
-    def mill(event: WorkflowEvent, step: Step) -> Any:
-        return step.map("grind", grind.s(), range(count), timeout="3 days", **options)
-
-    mill.run()
 
 
 @pytest.fixture
@@ -182,6 +128,24 @@ def test_an_outage_of_the_database_makes_no_worker_look_dead(scene: Scene) -> No
     scene.peers.append(slow)
     scene.drive(DEAD_SECONDS)
     assert (scene.lost, dead.held) == ([2], [third])
+
+
+def test_a_worker_that_was_silent_before_an_outage_gets_its_time_again(scene: Scene) -> None:
+    """A database that fails often lets a dispatcher notice that all workers are silent, and no worker write."""
+    slow = scene.worker("a", *scene.world.sent)
+    scene.drive(100)
+    scene.peers = []
+    scene.drive(5)  # noticed
+    scene.world.clock.advance(timedelta(seconds=60))
+    scene.searches[0].record_outage()
+    scene.drive(6)
+    scene.peers = [slow]
+    scene.drive(20)
+    assert scene.lost == []
+    scene.peers = []
+    scene.drive(DEAD_SECONDS)
+    scene.worker("b")
+    assert scene.lost == [0, 1, 2]
 
 
 def test_a_frozen_worker_that_comes_back_changes_nothing(scene: Scene) -> None:

@@ -1,0 +1,68 @@
+"""Workers that report to the database which tasks they hold, and a workflow whose tasks they hold."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from celery import Celery
+
+from celery_durable import Step, WorkflowEvent
+from celery_durable.model import OutboxMessage, TaskReference
+from celery_durable.store import heartbeats
+from celery_durable.store.heartbeats import HeartbeatUpdate
+from celery_durable.tasks.lost.search import Destination
+from tests.support.world import World
+
+app = Celery("mill", set_as_current=False)
+
+
+@app.task(name="mill.grind", shared=False)
+def grind(number: int) -> int:
+    """Never run here."""
+
+
+class Broker:
+    """One queue; its length is what the test says."""
+
+    length: int | None = 0
+
+    def destination(self, body: str) -> Destination | None:
+        return ("q", 0)
+
+    def queue_length(self, queue: str) -> int | None:
+        return self.length
+
+
+class Peer:
+    """A worker that reports what it holds, every second."""
+
+    ids = itertools.count(1)
+
+    def __init__(self, world: World, node: str, *held: OutboxMessage, queue: str = "q", reports: bool = True) -> None:
+        self.world, self.held = world, list(held)
+        self.id = f"{node}-{next(self.ids)}"
+        self.turns, self.is_stuck = True, False
+        pulse = HeartbeatUpdate(self.id, "worker", node, 1, queues=[queue])
+        world.store.transact_once(lambda tx: heartbeats.upsert(tx, pulse))
+        for _ in range(2 * reports):
+            self.report()
+
+    def report(self) -> None:
+        held = heartbeats.encode_held([reference(each) for each in self.held])
+        state = {"is_current": self.turns, "is_stuck": self.is_stuck}
+        self.world.store.transact_once(lambda tx: heartbeats.renew_worker(tx, self.id, held=held, **state))
+
+
+def reference(message: OutboxMessage) -> TaskReference:
+    found = TaskReference.read(message.content["reference"])
+    assert found is not None
+    return found
+
+
+def start(world: World, count: int = 3, **options: Any) -> None:
+    @world.workflow
+    def mill(event: WorkflowEvent, step: Step) -> Any:
+        return step.map("grind", grind.s(), range(count), timeout="3 days", **options)
+
+    mill.run()
