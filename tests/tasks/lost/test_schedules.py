@@ -232,4 +232,6 @@ def test_only_lost_tasks_are_sent_again_and_all_of_them_in_time(sqlite_template:
             return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / f'{next(copies)}.sqlite3')}"
 
     options: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(OnCopies, settings=settings(max_examples=50, stateful_step_count=25, **options))
+    run_state_machine_as_test(
+        OnCopies, settings=settings(max_examples=50, stateful_step_count=25, derandomize=True, **options)
+    )
