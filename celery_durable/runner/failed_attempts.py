@@ -2,7 +2,8 @@
 
 An error in a log record has the exception, and `extra` with workflow, instance_id, run_number, step and attempt. The
 records are logged after the commit, so superseded and rolled-back work logs nothing. If a step has failed, its attempts
-have printed the traceback: the end of the run prints only the lines of the workflow that called the step."""
+have printed the traceback: the end of the run prints only the lines of the workflow that called the step.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ from celery_durable.model import (
 )
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.values import StepPolicy, hide_engine_frames
+
+logger = logging.getLogger("celery_durable.runner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +140,6 @@ def _trace(env: Environment, run: ClaimedRun, error: BaseException | None, step:
         return NO_TRACE
     ref = run.lease.claim.ref
     return env.make_redaction(ref.workflow, ref.instance_id).clean_trace(error, env.settings.tracebacks, step)
-
-
-logger = logging.getLogger("celery_durable.runner")
 
 
 def log_attempts(ref: RunRef, failures: Sequence[FailedAttempt]) -> None:
