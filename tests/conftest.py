@@ -198,6 +198,16 @@ def clocked_store(store_url: str) -> Iterator[Store]:
     store.close()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # Here, not with the tests that read it: pytest wants options before it looks into folders.
+    parser.addoption(
+        "--durable-nodes",
+        choices=["local", "docker"],
+        default="local",
+        help="tests/pytest_celery: nodes as processes of this machine, or in containers",
+    )
+
+
 def pytest_sessionstart() -> None:
     if IS_FIRST:
         leftovers.kill_processes_of_the_dead()
