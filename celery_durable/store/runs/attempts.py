@@ -1,7 +1,6 @@
-"""The attempts that did not succeed, and the deaths of workers. Nothing is written about an attempt that succeeds.
+"""The attempts that did not succeed, and the deaths of workers, written with the commit that records the failure.
 
-They are written in the transaction that records the failure, so a step row and its attempt come together. A person
-reads them; no decision depends on them.
+A person reads them; no decision depends on them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ MAX_KEPT = 50
 """How many attempts of a step, or of an item, are kept: the newest. A step may be retried for ever."""
 
 _PROCESS_DIED = "WorkerLostError"
-"""As Celery names it."""
 
 
 @statement
@@ -102,10 +100,8 @@ def crash_columns(i: sa.Table) -> list[sa.Column[Any]]:
 def record_crash(tx: Tx, row: Any, *, pk: int, run_number: int, now: datetime, died: str | None = None) -> None:
     """Record that the worker with the claim of an instance is dead. ``row``: has the `crash_columns`.
 
-    The step of the crash is unknown: nothing is written when a body begins, and the renewer of leases writes the
-    running step late. So the row has no step, and its message says what the renewer has written.
-
-    ``died``: how the process died, if its death was seen. Otherwise its lease has expired.
+    The row has no step: nothing is written when a body begins. Its message says what the renewer of leases has written,
+    which is late. ``died``: how the process died, if its death was seen. Otherwise its lease has expired.
     """
     message = "The worker died, hung or lost its lease." if died is None else f"The worker's process died: {died}"
     if row.running_step_key is not None:

@@ -1,8 +1,4 @@
-"""Claims on instances: claim a run, guard each write, and check whether the claim still holds.
-
-A claim is a random token in the instance's row. Every write of a pass has the token in its WHERE clause. If no row
-matches, the worker is superseded (LAW 2). The lease only says when another worker may take over the run.
-"""
+"""Claims on instances: claim a run, guard each write, and check whether the claim still holds (LAW 2)."""
 
 from __future__ import annotations
 
@@ -67,7 +63,7 @@ def new_run_columns(s: Store) -> list[sa.ColumnElement[Any]]:
     """Return the parameters and the creation time of an instance's first run before its first pass; NULL otherwise.
 
     They never change, so a claim may read them although it may have waited for a lock (LAW 2b). The locked row shows
-    that no pass has started: each change of an instance increments its version, and this claim is the first change.
+    that no pass has started: this claim is the first change of its version.
     """
     i, r = s.tables.instance.c, s.tables.run
     is_new = sa.and_(
@@ -107,8 +103,7 @@ def new_values(s: Store) -> dict[sa.Column[Any], Any]:
 def claim_run(s: Store) -> Any:
     """Claim an unclaimed run. A run whose claim has expired is found too, but only locked: nothing in it changes.
 
-    So both are one statement, and a message for a run that is not due costs one as well. `take_over` continues with an
-    expired claim, in a transaction that also records the crash.
+    So both are one statement. `take_over` continues with an expired claim.
     """
     i = s.tables.instance
     is_unclaimed = i.c.claim_token.is_(None)
@@ -124,9 +119,8 @@ def claim_run(s: Store) -> Any:
 def _read_claimed(s: Store) -> Any:
     """Read what this transaction has just claimed, without a lock.
 
-    InnoDB also locks the index entry by which a statement finds a row. Every other transaction locks the entry of the
-    unique index first, then the row. The update above may have found the row by another index. If this statement locked
-    the unique entry now, after the row, it could deadlock with them.
+    InnoDB also locks the index entry by which a statement finds a row: every other transaction first that of the unique
+    index, then the row. The update may have found the row by another index, so a lock here could deadlock with them.
     """
     i = s.tables.instance.c
     columns = [i.claim_token, *claimed_columns(s), *new_run_columns(s)]
@@ -151,10 +145,7 @@ class ClaimExpired:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What a worker claims. It does not get a run whose stored ``kind`` is not that of its code.
-
-    ``task_id`` and ``node``: the Celery task that executes the pass, and its worker.
-    """
+    """What a worker claims with its Celery task. A run whose stored ``kind`` differs from its code's is not claimed."""
 
     ref: RunRef
     token: str
@@ -165,7 +156,6 @@ class ClaimRequest:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of the statements."""
         return {
             "workflow": self.ref.workflow,
             "instance": self.ref.instance_id,
@@ -181,8 +171,7 @@ class ClaimRequest:
 def claim(tx: Tx, request: ClaimRequest) -> Claim | ClaimExpired | None:
     """Claim the run if it is due and unclaimed. If its last claim has expired, change nothing and return ClaimExpired.
 
-    This is one statement. If another transaction has locked the row, the statement waits. The database then evaluates
-    the conditions again on the committed row.
+    One statement. If it waits for a lock, the database evaluates the conditions again on the committed row.
     """
     found = find_claimed(tx, request, tx.run(claim_run, **request.parameters))
     if found is None:
@@ -203,10 +192,7 @@ def find_claimed(tx: Tx, request: ClaimRequest, updated: Rows) -> Any:
 
 
 def find_claim(tx: Tx, ref: RunRef, *, token: str, lease: timedelta) -> Claim | None:
-    """Return the claim with this token, or None.
-
-    It locks the row. So if the commit of this claim is in doubt, it waits until the database has decided it.
-    """
+    """Return the claim with this token, or None; if the claim's commit is in doubt, this waits for the row's lock."""
     row = tx.run(_lock_claimed, workflow=ref.workflow, instance=ref.instance_id).first()
     return None if row is None or row.claim_token != token else make_claim(row, ref, token, lease)
 
@@ -233,8 +219,8 @@ def make_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
 def due_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
     """Return conditions for a run that is due, unclaimed and not paused.
 
-    A caller that postpones a run adds them to its WHERE clause. If the run was claimed or suspended meanwhile, its
-    ``next_check_at`` means something else (the end of the lease, or of a wait) and must not change.
+    A caller that postpones a run needs them: the ``next_check_at`` of a claimed or suspended run is the end of its
+    lease or of a wait.
     """
     i = s.tables.instance.c
     return [i.claim_token.is_(None), i.next_check_at.is_not(None), i.run_at <= s.clock()]
@@ -272,10 +258,7 @@ class GuardResult:
 
 
 def guard_update(s: Store) -> Any:
-    """Build the UPDATE of a guard: it locks the row, checks the token, renews the lease and records progress.
-
-    It changes no indexed column, so that PostgreSQL can make a heap-only (HOT) update.
-    """
+    """Build the UPDATE of a guard. It changes no indexed column, so PostgreSQL can make a heap-only (HOT) update."""
     i = s.tables.instance
     return (
         sa.update(i)
@@ -313,10 +296,9 @@ def _read_guard(s: Store) -> Any:
 
 
 def guard(tx: Tx, claim: Claim, *, lease: timedelta, resets_crash_count: bool = True) -> GuardResult:
-    """Lock the instance under this claim and renew the lease; raises Superseded.
+    """Lock the instance under this claim and renew the lease; raises Superseded. Read what decides after it (LAW 2b).
 
-    Read everything that the transaction depends on after the guard (LAW 2b). ``resets_crash_count``: the transaction
-    advances the run, which shows that its crashes are over. Pass False for a write that does not advance it.
+    ``resets_crash_count``: the transaction advances the run, which shows that its crashes are over.
     """
     found = tx.run(_guard, **guard_params(claim, lease=lease, resets_crash_count=resets_crash_count))
     if tx.store.database.update_returns:
@@ -343,8 +325,8 @@ def lock_held(s: Store, *columns: Any) -> Any:
 def guard_without_change(tx: Tx, claim: Claim) -> GuardResult:
     """Lock the instance under this claim and change nothing in its row; raises Superseded.
 
-    It is for a commit that only adds a finished step, while the lease needs no renewal and no crash has been counted.
-    Readers see such a commit by the number of steps, which is a part of the version tag.
+    For a commit that only adds a finished step, while the lease needs no renewal and no crash has been counted. The
+    number of steps is a part of the version tag.
     """
     row = tx.run(_lock_held, pk=claim.pk, token=claim.token).first()
     if row is None:
@@ -363,11 +345,7 @@ def _guard_without_renewal(s: Store) -> Any:
 
 
 def guard_without_renewal(tx: Tx, claim: Claim) -> None:
-    """Lock the instance under this claim, without renewing the lease; raises Superseded.
-
-    Call it before a write that is not a step. It increments the version, so that clients which follow the instance read
-    it again. The crash count stays unchanged.
-    """
+    """Lock the instance for a write that is not a step: no renewal, the crash count stays; raises Superseded."""
     if tx.run(_guard_without_renewal, pk=claim.pk, token=claim.token).rowcount == 0:
         raise Superseded(str(claim.ref))
 
@@ -379,10 +357,7 @@ def _lock_token(s: Store) -> Any:
 
 
 def is_held(tx: Tx, claim: Claim) -> bool:
-    """Return whether this claim still holds.
-
-    It locks the row. So if a commit of this worker is in doubt, it waits until the database has decided it.
-    """
+    """Return whether this claim still holds; if a commit of this worker is in doubt, this waits for the row's lock."""
     return bool(tx.run(_lock_token, pk=claim.pk).scalar() == claim.token)
 
 
@@ -408,10 +383,7 @@ def _read_crashed(s: Store) -> Any:
 
 
 def take_over(tx: Tx, request: ClaimRequest) -> Claim | None:
-    """Claim the run, also if its last claim has expired, which counts as a crash and is recorded.
-
-    Call it in a transaction. Returns None if the run is not due any more.
-    """
+    """Claim the run, also if its last claim has expired, which counts as a crash and is recorded; None if not due."""
     found = find_claimed(tx, request, tx.run(claim_run, **request.parameters))
     if found is None:
         return None

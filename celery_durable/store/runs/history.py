@@ -53,7 +53,7 @@ def _select_run(s: Store) -> Any:
 
 
 def read_run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
-    """Return one run of an instance, or None if it has no such run."""
+    """Return one run of an instance, if it exists."""
     row = tx.run(_select_run, pk=pk, run=run_number).first()
     if row is None:
         return None
@@ -75,11 +75,7 @@ def read_run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
 
 
 def build_status(status: Status, run_: RunRow) -> InstanceStatus:
-    """Return the status of an instance from its row's status and its run.
-
-    The two are read one after the other. So an instance that ended in between must not show an output beside
-    "active".
-    """
+    """Return a status; an instance that ended between the two reads must not show an output beside "active"."""
     return InstanceStatus(
         status=status,
         error=to_error_info(run_.error_name, run_.error_message) if status is Status.ERRORED else None,
@@ -90,8 +86,7 @@ def build_status(status: Status, run_: RunRow) -> InstanceStatus:
 def derive_run_status(instance: InstanceRow, run_: RunRow) -> Status:
     """Return the status of a run: the instance's status for the current run, the recorded outcome for an earlier one.
 
-    A completed run has an output, if only ``null``, and a failed run has an error name. An earlier run with neither
-    was terminated, or restarted before its end, which ends it in the same way.
+    A completed run has an output, if only ``null``. An earlier run without output or error was terminated or restarted.
     """
     if run_.run_number == instance.run_number:
         return instance.status

@@ -1,13 +1,12 @@
 """The items of maps: which Celery tasks are out, which are still to be sent, and which have finished.
 
-The attempt of a task step is an item too, at position 0 of its step. It exists from when it is sent until it is
-answered or a pass decides on it.
+The attempt of a task step is an item too, at position 0 of its step, from when it is sent until it is answered or a
+pass decides on it.
 
-Changes happen under the lock of the instance's row, except two kinds, which lock the item's row alone: the result of
-an item (see `events.answers`), and those of `lost_tasks`, which change only ``loss_count`` and ``sent_at``. So a pass
-locks the items that it decides on. A write names the status and the attempt that its decision was made for. If the item
-has neither any more, the write has no effect. For the same reason, a transaction that ends a map's step or its run
-cancels the items that are still open (`map_ends`): a result that comes later finds no open item.
+Changes happen under the lock of the instance's row, except two kinds, which lock the item's row alone: the result of an
+item (see `events.answers`), and those of `lost_tasks`, which change only ``loss_count`` and ``sent_at``. So a pass
+locks the items that it decides on. A write names the status and the attempt that it was decided for. A transaction that
+ends a map's step or its run cancels the open items (`map_ends`): a later result finds none.
 """
 
 from __future__ import annotations
@@ -119,7 +118,6 @@ NEW_ATTEMPT_VALUES: dict[str, Any] = {"status": ItemStatus.SENT.value, "loss_cou
 
 
 def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
-    """The columns that change with each attempt."""
     return {name: item.c[name] for name in ("attempts", "due_at", "attempt_token", "sent_at", "queue", "priority")}
 
 
@@ -181,10 +179,7 @@ def _upsert_task_item(s: Store) -> Any:
 def mark_task_as_sent(
     tx: Tx, step: TaskSendingStep, body: str, *, event_type: str, attempt: int, now: datetime
 ) -> OutboxMessage:
-    """Record that this attempt of a task step is out. Returns its message, for the outbox.
-
-    ``body`` comes from `values.encode_step_task`.
-    """
+    """Record that this attempt of a task step is out. Returns its message. ``body``: see `encode_step_task`."""
     reference = TaskReference(ensure_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
     sent = attempt_values(body, reference, attempt, now=now, step=step)
     tx.run(_upsert_task_item, **key_parameters(step), task=body, on_lost=step.on_lost, **sent)
@@ -295,10 +290,7 @@ def _apply_decision(s: Store) -> Any:
 
 
 def apply_decisions(tx: Tx, step: TaskSendingStep, decisions: Sequence[RetryDecision]) -> None:
-    """Write these decisions, each only if its item is still as `lock_failed_items` has returned it.
-
-    If a timed out task is still in the outbox, its message is deleted.
-    """
+    """Write these decisions, each if its item has not changed. Messages of late tasks leave the outbox."""
     tx.run_many(_apply_decision, [key_parameters(step) | _decision_parameters(each) for each in decisions])
     late = [each.item for each in decisions if each.item.is_late]
     refs = [ItemRef(step.pk, step.step_key, each.position, each.attempts) for each in late]
@@ -383,10 +375,7 @@ def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
 
 
 def find_sent_task(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[str | None, str] | None:
-    """Return the queue and the encoded task of one sent task of a step; None if none is out.
-
-    The queue is None if the application's routes decide it.
-    """
+    """Return queue and encoded task of one sent task of a step. Queue None: the application's routes decide."""
     item = tx.t.item.c
     is_sent = (item.step_key == step_key, item.status == ItemStatus.SENT.value)
     query = sa.select(item.queue, item.task).where(item.instance_pk == pk, item.run_number == run_number, *is_sent)
@@ -446,10 +435,7 @@ def map_item_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
 def find_sent_attempt(
     tx: Tx, reference: TaskReference, *, step_statement: Any, item_statement: Any, **where: Any
 ) -> Any:
-    """Return the row of the attempt that a reference names, or None.
-
-    Runs ``step_statement`` for a task step and ``item_statement`` for a map item; ``where`` are further parameters.
-    """
+    """Return the row of the attempt that a reference names, by the statement for its kind of step."""
     item_ref = ItemRef.read(reference.event_type)
     if item_ref is None:
         return tx.run(step_statement, **where, type=reference.event_type).first()
@@ -488,10 +474,7 @@ def _insert_new(s: Store) -> Any:
 
 
 def start_map(tx: Tx, step: TaskSendingStep, bodies: Sequence[str], *, now: datetime) -> list[OutboxMessage]:
-    """Insert the items of a map that starts, the first ones as sent. Returns their messages, for the outbox.
-
-    A retried run finds the items that have completed. It keeps them, unless the bodies have changed.
-    """
+    """Insert the items of a map that starts. A retried run keeps completed items, unless the bodies have changed."""
     item = tx.t.item
     mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
     kept = {row.position: row.task for row in tx.execute(sa.select(item.c.position, item.c.task).where(*mine))}
@@ -528,10 +511,7 @@ def _cancel_open(s: Store) -> Any:
 
 
 def cancel_open(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
-    """Cancel the open items of a map whose step ends in this transaction. The caller has locked the instance.
-
-    An answer that is being recorded holds its item's row. This waits for it, and then leaves the item as it is.
-    """
+    """Cancel the open items of a map that ends. It waits for an answer that is being recorded."""
     tx.run(_cancel_open, pk=pk, run=run_number, key=step_key)
 
 

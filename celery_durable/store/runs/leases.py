@@ -17,10 +17,7 @@ from celery_durable.store.engine.statements import param, statement, statement_f
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The tokens of the claims that `renew` has renewed, and of all those that still hold.
-
-    If a token is in ``held`` only, another transaction had locked its row.
-    """
+    """The tokens that `renew` has renewed, and those that still hold. Another transaction locked the others' rows."""
 
     renewed: frozenset[str]
     held: frozenset[str]
@@ -46,9 +43,8 @@ def renew(
 ) -> Renewal:
     """Renew the leases of these claims, and skip rows that another transaction has locked.
 
-    A transaction that holds a lock either renews the lease itself (`claims.guard`) or takes the claim away. Rows are
-    locked in the order of their ids, so that two renewals cannot deadlock. ``running`` has, by token, the step that
-    each claim's worker runs now, for the claims whose step has changed.
+    A transaction that holds a lock renews the lease itself (`claims.guard`) or takes the claim away. ``running`` has,
+    by token, the step that each claim's worker runs now, for the claims whose step has changed.
     """
     named = _name_claims([(claim.pk, claim.token) for claim in claims])
     locked = tx.run(_lock_claims(len(claims)), **named)

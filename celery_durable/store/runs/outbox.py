@@ -1,9 +1,8 @@
 """The outbox: messages to send after the transaction that wrote them has committed.
 
-A task's row is deleted when the broker has its message. An event's row is deleted when its handler has returned. So
-the table holds only what is under way. ``run_at`` is when an event may be delivered next. ``next_check_at`` is when a
-sweep processes the row. It is NULL for an event whose attempts are used up, and for a task that can never be sent. Such
-a row is kept for an operator.
+A task's row is deleted when the broker has its message, an event's row when its handler has returned. ``run_at`` is
+when an event may be delivered next. ``next_check_at`` is when a sweep processes the row. It is NULL for an event whose
+attempts are used up, and for a task that can never be sent: these are kept for an operator.
 """
 
 from __future__ import annotations
@@ -61,9 +60,8 @@ def insert(
 ) -> None:
     """Store messages to be sent after ``tx`` commits. ``pk``, ``run_number`` and ``step_key`` name their sender.
 
-    The caller sends them after its commit (`tasks.outbox.Outbox.send_committed`), in parts of `PART_SIZE`. A sweep
-    sends those that are lost on the way: those of the first part after ``grace``, and each further part `PART_GRACE`
-    later. A sender that needs longer calls `keep`.
+    The caller sends them after its commit (`tasks.outbox.Outbox.send_committed`). A sweep sends what is lost on the
+    way: the first part after ``grace``, and each further part `PART_GRACE` later. A late sender calls `keep`.
     """
     source = {"pk": pk, "run": run_number, "key": step_key}
     rows = [
@@ -84,10 +82,7 @@ def insert(
 
 
 def keep(tx: Tx, messages: Sequence[OutboxMessage], *, grace: timedelta) -> list[OutboxMessage]:
-    """Let the sweep leave these messages to their sender for another ``grace``. Returns those that are left to it.
-
-    A sweep that has taken a message sends it itself. So the sender of many messages, if it is late, sends no copies.
-    """
+    """Leave these messages to their sender for another ``grace``. Returns those that no sweep has taken."""
     o = tx.t.outbox
     untaken = (o.c.id.in_([each.id for each in messages]), o.c.attempts == 0)
     kept = frozenset(tx.execute(sa.select(o.c.id).where(*untaken).order_by(o.c.id).with_for_update()).scalars())
@@ -120,11 +115,7 @@ def _reschedule(s: Store) -> Any:
 
 
 def lock_due(tx: Tx, *, limit: int, redispatch: Redispatch) -> list[OutboxMessage]:
-    """Return messages to send, or to send again. Any number of sweeps may call this at once.
-
-    Each row is postponed before its message is sent, by the time that it has waited so far. A sweep that dies in
-    between has only delayed it.
-    """
+    """Return messages to send, or to send again. Each is postponed before, so a sweep that dies has only delayed it."""
     rows = tx.run(_select_due, limit=limit)
     moves = []
     for row in rows:
@@ -195,10 +186,7 @@ def _begin_delivery(s: Store) -> Any:
 
 
 def begin_delivery(tx: Tx, id_: str, *, token: str, lease: timedelta) -> Delivery | None:
-    """Start the delivery of a due event. Returns None if it is delivered, being delivered, or not yet due.
-
-    If the worker dies, the attempt is used up. The event is due again when the ``lease`` ends.
-    """
+    """Start the delivery of a due event. If the worker dies, the event is due again when the ``lease`` ends."""
     taken = tx.run(_begin_delivery, id=id_, token=token, lease_us=duration_us(lease))
     return find_delivery(tx, id_, token=token) if taken.rowcount else None
 
@@ -239,10 +227,7 @@ def finish_delivery(tx: Tx, delivery: Delivery) -> None:
 def release_delivery(
     tx: Tx, delivery: Delivery, *, retry_in: timedelta | None, error: str | None, counts_as_attempt: bool = True
 ) -> None:
-    """Schedule the next delivery after ``retry_in``. None means never: the event is kept for an operator.
-
-    ``counts_as_attempt=False`` takes back the attempt that `begin_delivery` has counted.
-    """
+    """Schedule the next delivery, or none. ``counts_as_attempt=False`` takes back the counted attempt."""
     o = tx.t.outbox
     at = None if retry_in is None else tx.store.clock() + duration_us(retry_in)
     values: dict[str, Any] = {"claim_token": None, "run_at": at, "next_check_at": at}
@@ -258,10 +243,7 @@ def release_delivery(
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """A row of the outbox, for display. ``ref`` is the run that sent it, or None if its instance is deleted.
-
-    ``next_at`` is when it is sent or delivered next, or None if it was given up.
-    """
+    """A row of the outbox. ``ref``: its sender, unless deleted. ``next_at``: None if it was given up."""
 
     id: str
     kind: OutboxKind
@@ -279,10 +261,7 @@ class OutboxEntry:
 
 
 def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[OutboxEntry]:
-    """Return the entries of the outbox, oldest first. ``given_up`` selects those that were given up.
-
-    At most 10,000 entries are examined, those that are sent next.
-    """
+    """Return the given up or the other entries of the outbox, oldest first; at most 10,000 are examined."""
     o = tx.t.outbox
     next_ = dialects.force_index(sa.select(o), o, "outbox_due").order_by(o.c.next_check_at).limit(bounds.MAX_EXAMINED)
     examined = (next_.where(o.c.next_check_at.is_(None)) if given_up else next_).subquery()
@@ -314,10 +293,7 @@ def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) ->
 
 
 def lock_entries(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
-    """Lock and return the entries of these ids that exist.
-
-    If a commit of the caller is in doubt, this waits until the database has committed it or rolled it back.
-    """
+    """Lock and return the entries of these ids that exist; if a commit of the caller is in doubt, this waits for it."""
     o = tx.t.outbox.c
     # In the order of their ids, so that two callers with common ids do not deadlock.
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()

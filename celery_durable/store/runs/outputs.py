@@ -49,10 +49,7 @@ def _count_logs(s: Store) -> Any:
 
 
 def write_logs(tx: Tx, claim: Claim, guard_result: GuardResult, lines: Sequence[LogLine], *, remaining: int) -> None:
-    """Append log lines in order.
-
-    ``remaining`` is how many lines the run may still store. Further lines are dropped and only counted.
-    """
+    """Append log lines in order. The run may store ``remaining`` more; further ones are dropped and only counted."""
     if not lines:
         return
     kept = lines[: max(remaining, 0)]
@@ -93,10 +90,7 @@ _TYPES: dict[str, Any] = {
 
 
 def insert_with(s: Store, held: sa.CTE, source: Any, count: int) -> list[sa.CTE]:
-    """Build what a guarded statement needs to append ``count`` log lines, given by `encode_lines`.
-
-    ``held``: the guard, with ``id``, ``run_number`` and ``now_us``. ``source``: the lines are written if it has a row.
-    """
+    """Build what a guarded statement (``held``) needs to append ``count`` log lines, if ``source`` has a row."""
     if not count:
         return []
     log, run = s.tables.log, s.tables.run

@@ -57,8 +57,8 @@ def suspend(
 ) -> ReleaseOutcome:
     """Suspend the instance until the earliest of ``waits``. If one is satisfied already, release it as due now.
 
-    Call it after `guard` in the same transaction. It finds every event that was committed before the guard. The sender
-    of a later event locks the row after this transaction, and finds the waiting step (LAW 2b). So no event is missed.
+    Call it after `guard`: it finds every event committed before. The sender of a later one locks the row after this
+    transaction, and finds the waiting step (LAW 2b).
     """
     waits = list(waits)
     next_at = min(wait.due_at for wait in waits)
@@ -75,11 +75,7 @@ def suspend(
 def release(
     tx: Tx, claim: Claim, guard_result: GuardResult, *, grace: timedelta, cooldown: timedelta = timedelta(0)
 ) -> ReleaseOutcome:
-    """Release an instance that can continue, due again after ``cooldown``.
-
-    A pass calls it when its time is used up, when the run makes no progress, or when the worker stops. The sweep
-    publishes the run after ``grace``, if the caller does not.
-    """
+    """Release an instance that can continue, due after ``cooldown``; the sweep publishes it after ``grace``."""
     due_at = guard_result.now + cooldown
     return _release_claim(
         tx,
@@ -265,10 +261,7 @@ def _suspend_and_insert(s: Store, fields: Sequence[str]) -> Any:
 
 
 def suspend_for_sleep(tx: Tx, claim: Claim, write: StepWrite) -> Suspended:
-    """Write the row of a new sleep, and release the instance until its end; raises Superseded.
-
-    A requested pause takes effect. If the end has passed meanwhile, the run is due, and the next sweep publishes it.
-    """
+    """Write the row of a new sleep and release the instance until its end, or due, or paused; raises Superseded."""
     assert write.replaces is None
     parameters = STEPS.encode_write(write)
     fields = tuple(parameters)

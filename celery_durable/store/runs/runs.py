@@ -1,7 +1,7 @@
 """Runs: start a run, empty or with copies of the rows of another run.
 
-Everything happens under the lock of the instance whose rows are read, so a copy shows one moment of it (LAW 2b).
-Copies are verbatim, including times and commit ids. An event is copied as consumed only if its wait is copied too.
+The instance whose rows are copied is locked, so a copy shows one moment of it (LAW 2b). Copies are verbatim, including
+times and commit ids. An event is copied as consumed only if its wait is copied too.
 """
 
 from __future__ import annotations
@@ -34,13 +34,10 @@ _CHUNK = 500
 class Continuation:
     """What a run starts with: copies of the steps ``keys`` of another run, and that run's events.
 
-    ``source_version`` is the version (the change counter) of the other instance. The versions of a fork start above
-    it, so new events come after the copied ones. ``retried`` are steps to run again; a map among them keeps its
-    finished items.
-
-    ``plan`` has the kind and the definition version of the run, but no steps. For a linear run, ``reopened`` and
-    ``planned`` are the rows to insert besides the copies. The reopened step is the failed one: it continues as last
-    called and keeps the event that it consumed. A planned step starts anew.
+    The versions of a fork start above ``source_version``, so new events come after the copied ones. ``retried`` are
+    steps to run again; a map among them keeps its finished items. For a linear run, ``reopened`` and ``planned`` are
+    rows to insert besides the copies. The reopened step is the failed one: it continues as last called and keeps the
+    event that it consumed. A planned step starts anew.
     """
 
     pk: int
@@ -59,10 +56,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What a new run starts with: its parameters, and the steps of its plan or the rows of a continuation.
-
-    ``commit_id`` identifies the transaction that inserts it.
-    """
+    """What a new run starts with: its parameters, and the steps of its plan or the rows of a continuation."""
 
     params: str
     commit_id: str
@@ -71,7 +65,6 @@ class RunStart:
     continuation: Continuation | None = None
 
     def encode(self, number: int) -> dict[str, Any]:
-        """Return the parameters of `run_values`. ``number``: that of the run."""
         origin = None if self.continuation is None else self.continuation.origin
         return {
             "run": number,
@@ -145,10 +138,7 @@ def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int
 
 
 def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, commit_id: str) -> None:
-    """Copy a continuation's steps and all events of its run into a new run.
-
-    An event stays consumed if its step exists already. So steps that start anew are inserted after the events.
-    """
+    """Copy a continuation's steps and all events of its run. Steps that start anew come after their events."""
     copy_steps(tx, continuation, continuation.keys, pk=pk, run_number=run_number)
     _insert_linear(tx, continuation.reopened, pk=pk, run_number=run_number, commit_id=commit_id)
     is_done = tx.t.item.c.status == ItemStatus.DONE.value
@@ -226,8 +216,6 @@ def find_by_commit(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SourceRun:
-    """The run to continue."""
-
     params: str
     ancestry: Ancestry
     failure: RunFailure | None

@@ -138,8 +138,7 @@ def _agenda(s: Store) -> Any:
 def conditions_due_within(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElement[bool], ...]:
     """Return conditions for rows whose ``next_check_at`` has passed or lies ``within`` this time from now.
 
-    The database answers them by ranges of the index on priority, queue and ``next_check_at``. Without the queues' names
-    it would read the whole index, including all suspended instances.
+    They name the queues: otherwise the database would read the whole index, including all suspended instances.
     """
     i = tx.t.instance.c
     at = tx.store.statement_clock() + duration_us(within)

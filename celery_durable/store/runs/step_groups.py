@@ -1,8 +1,7 @@
 """Groups of step rows: the finished steps of several runs, written in one statement or transaction.
 
-Each step is one that `step_rows.guard_and_write_step` would write with ``changes_instance=False``: a new row, and no
-other change. A group never waits for a lock, so that a row which another transaction holds delays no other run. The
-group only adds rows: a step that it could not write is left to its own run, whose statement decides.
+Each is a new row without another change (``changes_instance=False``). A group never waits for a lock, so a locked row
+delays no other run. A step that it could not write is left to its own run, whose statement decides.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class GroupedStep:
 def _build_locked(s: Store, given: Any) -> Any:
     """Build the SELECT that locks the instances of the given rows whose token still holds, and skips locked ones.
 
-    PostgreSQL takes a hundred given rows for granted, and would scan a table that it has not analyzed yet. So it gets
-    one search for each row: it cannot turn a subquery with an OFFSET into a join.
+    PostgreSQL expects a hundred given rows, and would scan a table that it has not analyzed yet. So it gets one search
+    for each row: it cannot turn a subquery with an OFFSET into a join.
     """
     i = s.tables.instance
     is_held = sa.and_(i.c.id == given.c.pk, i.c.claim_token == given.c.token)

@@ -88,10 +88,7 @@ def _select_run_and_steps(s: Store) -> Any:
 
 
 def load(tx: Tx, claim: Claim) -> RunState:
-    """Read the run's parameters and its steps in call order. It reads only rows that the claim protects.
-
-    Raises Superseded if the instance was ended and deleted after the claim.
-    """
+    """Read the run's parameters, and its steps in call order; raises Superseded if the instance was deleted."""
     rows = tx.run(_select_run_and_steps, pk=claim.pk, run=claim.ref.run_number)
     if not rows:
         raise Superseded(str(claim.ref))
@@ -163,11 +160,7 @@ def _source_expression(column: StepColumn, source: Source, now: Any, get_value: 
 
 
 def _unchanged_since_read(st: sa.Table) -> list[Any]:
-    """Conditions for the row as the claim last read it.
-
-    The token alone is not enough. If a connection breaks, one of its statements may be delayed and arrive after the
-    step has progressed.
-    """
+    """Conditions for the row as the claim last read it: a statement of a broken connection may arrive late."""
     return [st.c.step_key == param("key", sa.String), st.c.commit_id == param("replaces", sa.String)]
 
 
@@ -240,9 +233,7 @@ def guard_and_write_step(
     """Take the guard and write one step row, and perhaps log lines: one statement, if the database can combine writes.
 
     At most `outputs.MAX_WITH_STEP` lines; all are kept. Raises Superseded if the claim is lost, or if the row to
-    overwrite has changed.
-
-    ``changes_instance``: False for a new row of a finished step if the guard need not write (`guard_without_change`).
+    overwrite has changed. ``changes_instance``: False if `guard_without_change` suffices.
     """
     is_new = write.replaces is None
     # An open wait has to increment the version: `run_events` relies on it.
@@ -308,10 +299,7 @@ def _update(s: Store, fields: Sequence[str]) -> Any:
 
 
 def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite) -> StepRow:
-    """Write one step row in a guarded transaction, with the times of the guard; raises Superseded.
-
-    Returns the row as `load` reads it, except that ``created_at`` of an overwritten row is None.
-    """
+    """Write one step row in a guarded transaction, and return it; raises Superseded."""
     parameters = STEPS.encode_write(write)
     fields, key = tuple(parameters), {"pk": claim.pk, "run": claim.ref.run_number, "now_us": to_us(guard_result.now)}
     if write.replaces is None:
@@ -322,10 +310,7 @@ def write_step(tx: Tx, claim: Claim, guard_result: GuardResult, write: StepWrite
 
 
 def insert_new(tx: Tx, fields: tuple[str, ...], rows: Sequence[tuple[Claim, int, dict[str, Any]]]) -> None:
-    """Insert new rows under guards that the transaction holds.
-
-    ``rows``: of each the claim, the time of its guard in microseconds, and its parameters, which are named ``fields``.
-    """
+    """Insert new rows under held guards. Of each: its claim, the guard's time in µs, the parameters ``fields``."""
     keys = [{"pk": claim.pk, "run": claim.ref.run_number, "now_us": now_us} for claim, now_us, _ in rows]
     tx.run_many(_insert(fields), [key | row[2] for key, row in zip(keys, rows, strict=True)])
 
@@ -341,9 +326,6 @@ def _select_commit(s: Store) -> Any:
 
 
 def find_commit(tx: Tx, claim: Claim, *, commit_id: str) -> list[StepRow]:
-    """Return the step rows of a boundary whose commit was in doubt; none if it was rolled back.
-
-    Call `claims.is_held` first: it waits until the database has decided the commit.
-    """
+    """Return the step rows of a commit in doubt; none if it was rolled back. Call `claims.is_held` first: it waits."""
     rows = tx.run(_select_commit, pk=claim.pk, run=claim.ref.run_number, commit_id=commit_id)
     return [STEPS.read(row) for row in rows]

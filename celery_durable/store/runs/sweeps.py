@@ -1,13 +1,9 @@
 """Finding work: sweep due instances, release the claims of dead workers, resend lost dispatch messages.
 
-The dispatcher calls these functions. A tick calls those for ticks: it is a short-lived process, started by cron or
-another scheduler, that advances due runs itself (`runner.ticks`).
-
-Any number of sweeps may run at once. A sweep locks rows with SKIP LOCKED, postpones them, commits, and only then
-publishes them. If the process dies before it publishes, the runs are only delayed.
-
-A sweep searches one queue by one range of an index. The dispatcher skips queues that accept no messages, so the
-instances that wait for them cost nothing.
+The dispatcher calls these functions. A tick calls those for ticks: a short-lived process that advances due runs itself
+(`runner.ticks`). Any number of sweeps may run at once: each locks rows with SKIP LOCKED, postpones them, commits, and
+only then publishes them. If it dies in between, the runs are only delayed. A sweep searches one queue by one range of
+an index. Queues that accept no messages are skipped, so the instances that wait for them cost nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +24,10 @@ from celery_durable.store.schema import dialects
 
 
 def release_dead_claim(tx: Tx, ref: RunRef, *, task_id: str, grace: timedelta, died: str = "") -> DueRun | None:
-    """Release the claim of a Celery task whose process is known to be dead. This counts as a crash.
+    """Release the claim of a Celery task whose process is known to be dead (``died``: how). This counts as a crash.
 
-    ``task_id`` names the task; ``died`` says how, with the exit code or the signal. Returns the run if it is due now:
-    the caller publishes it, and the sweep checks it only after ``grace``. Returns None if the task holds no claim on
-    the run, or if the run is not due yet.
+    Returns the run if it is due now: the caller publishes it, and the sweep checks it after ``grace``. Returns None if
+    the task holds no claim on the run, or if the run is not due yet.
     """
     i = tx.t.instance
     row = tx.execute(
@@ -97,11 +92,7 @@ def _rescheduled(row: Any, *, next_check_us: int, dispatch_count: int, sent_us: 
 
 
 def _resent(row: Any, redispatch: Redispatch) -> dict[str, Any]:
-    """Return the change that postpones a row whose dispatch message the caller sends now.
-
-    The sweep checks the row after the longest redispatch time. `take_lost_runs` finds it earlier if the progress of
-    its queue shows that the message is lost.
-    """
+    """Return the change that postpones a row whose dispatch message the caller sends now."""
     last = row.now_us + duration_us(redispatch.longest)
     return _rescheduled(row, next_check_us=last, dispatch_count=row.dispatch_count + 1, sent_us=row.now_us)
 
@@ -116,11 +107,7 @@ def _release_crashed(
     is_published: bool,
     died: str | None = None,
 ) -> DueRun | None:
-    """Release the claim of a dead worker, and count and record the crash.
-
-    Returns the run if it is due at once. The sweep then checks it again after ``recheck_after``. Returns None if the
-    run is paused, or if it is delayed because its workers crashed repeatedly.
-    """
+    """Release the claim of a dead worker, and count and record the crash. Returns the run if it is due at once."""
     i = tx.t.instance
     delay = crash_delay(row.crash_count + 1)
     is_due = not row.pause_requested and not delay
@@ -257,10 +244,7 @@ def _recheck_time(row: Any, redispatch: Redispatch, progress: QueueProgress) -> 
 def _select_lost(s: Store) -> Any:
     """Select the runs whose dispatch message is lost by the rule of `Redispatch.is_lost`.
 
-    A message is lost if one that was sent later has been claimed, or if it can no longer arrive (``lost_before_us``).
-    It is lost if its queue was empty after it was sent (``empty_us``), and it has the minimum age. And it is lost if it
-    is older than ``longest_us``.
-    ``before_us`` follows from these three, and narrows the search in the index.
+    ``before_us`` follows from the three conditions, and narrows the search in the index.
     """
     i, now = s.tables.instance, s.statement_clock()
     doublings = sa.case((i.c.dispatch_count > 11, 10), (i.c.dispatch_count > 1, i.c.dispatch_count - 1), else_=0)
@@ -295,8 +279,7 @@ def take_lost_runs(
 ) -> list[DueRun]:
     """Find runs of one queue whose dispatch message is lost, oldest message first, and postpone them.
 
-    The caller publishes the runs after the commit. ``now`` is the database's time, as `schedule.read` returned it. The
-    rule is `Redispatch.is_lost`, expressed as an index search.
+    The caller publishes them after the commit. ``now`` is the database's time, as `schedule.read` returned it.
     """
     rows = tx.run(
         _select_lost,
@@ -338,11 +321,8 @@ def take_due_run(
 ) -> tuple[int, DueRun] | None:
     """Return one run that is due and unclaimed, with its instance's key. The caller advances the run itself.
 
-    The run is postponed as if it were published. If the caller dies before it claims the run, the run is only delayed.
-    Concurrent callers get different runs.
-
-    It also returns runs whose ``next_check_at`` lies up to ``published_within`` ahead. Those were published just now; a
-    sweep would wait for their message. ``excluded_pks`` lists instances to skip, which this tick has advanced before.
+    The run is postponed as if it were published, so concurrent callers get different runs. It may have been published
+    just now: its ``next_check_at`` lies up to ``published_within`` ahead. ``excluded_pks``: instances to skip.
     """
     query = _select_unclaimed.build(tx.store).where(tx.t.instance.c.id.not_in(excluded_pks)) if excluded_pks else None
     for queue in schedule.read(tx).queues_by_due_time(priority):
@@ -360,10 +340,7 @@ def take_due_run(
 
 
 def undo_dispatch(tx: Tx, due_runs: Iterable[DueRun], *, delay: timedelta) -> None:
-    """Make the sweep publish these runs again after ``delay``, because the broker did not accept their messages.
-
-    Without this, they would wait for the redispatch time. Runs that are no longer due and unclaimed stay unchanged.
-    """
+    """Publish these runs again after ``delay``, if they are still due: the broker refused their messages."""
     i = tx.t.instance
     runs = [(due.ref.workflow, due.ref.instance_id, due.ref.run_number) for due in due_runs]
     wanted = sa.and_(sa.tuple_(i.c.workflow, i.c.instance_id, i.c.run_number).in_(runs), *due_conditions(tx.store))

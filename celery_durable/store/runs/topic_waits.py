@@ -1,7 +1,6 @@
 """Waits on topics: one narrow row per open wait, so that other steps pay for no index.
 
-The step's row decides whether a wait is open. A row that an ended run left behind does no harm. The next emission to
-its topic deletes it.
+The step's row decides whether a wait is open. The next emission to its topic deletes a row that an ended run left.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ def _delete_wait(s: Store) -> Any:
 
 
 def open_wait(tx: Tx, claim: Claim, guard_result: GuardResult, *, key: str, topic: str) -> None:
-    """Record that a step starts to wait, in the transaction that writes the step.
-
-    If a deploy changed the topic of a wait, its old row is replaced.
-    """
+    """Record that a step starts to wait; if a deploy changed the topic of a wait, its old row is replaced."""
     close_wait(tx, claim, key=key)
     tx.run(_insert_wait, pk=claim.pk, run=claim.ref.run_number, key=key, topic=topic, now_us=to_us(guard_result.now))
 
