@@ -1,7 +1,6 @@
-"""Heartbeats: one row per process that sweeps or works, renewed every ten seconds.
+"""Heartbeats: one row per process that sweeps or works, renewed every ten seconds, without locks and at best effort.
 
-They explain to an operator why nothing moves. Only the search for lost tasks (`tasks.lost`) bases decisions on them: a
-worker also writes into its row which tasks it holds. They are written without locks and at best effort.
+They explain to an operator why nothing moves. Only the search for lost tasks (`tasks.lost`) decides by them.
 """
 
 from __future__ import annotations
@@ -32,17 +31,13 @@ KEEP_SILENT_FOR = timedelta(hours=1)
 """How long the row of a silent process is kept."""
 
 _STUCK = 0
-"""As ``listed_at``: the main loop of the worker is stuck."""
 _MAX_ROWS = 1000
 _MAX_ERROR_LENGTH = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatUpdate:
-    """The state that a process reports. ``swept_ago`` and ``wakes_in`` are durations on its own monotonic clock.
-
-    ``outages`` states how long each outage has lasted. Its start is stored by the database's clock.
-    """
+    """The state that a process reports. Its durations are by its own monotonic clock."""
 
     id: str
     kind: Literal["dispatcher", "worker"]
@@ -186,8 +181,8 @@ def _renew(s: Store) -> Any:
 def renew_worker(tx: Tx, id_: str, *, held: str | None, is_current: bool, is_stuck: bool = False) -> bool:
     """Renew a worker's row. Returns False if it does not exist yet: the ordinary heartbeat inserts it.
 
-    ``held``: the tasks that the worker holds (`encode_held`); None if they have not changed. ``is_current``: the list
-    contains all that had reached the worker when the row was last renewed. ``is_stuck``: see `WorkerRow`.
+    ``held``: the tasks that the worker holds, None if unchanged. ``is_current``: the list has all that had reached the
+    worker when the row was last renewed.
     """
     return bool(tx.run(_renew, id=id_, held=held, is_current=is_current, is_stuck=is_stuck).rowcount)
 
@@ -201,8 +196,7 @@ def encode_held(references: Sequence[TaskReference]) -> str:
 class WorkerRow:
     """A worker with a heartbeat row, alive or dead. ``listed_at``: its list has all that had reached it by this time.
 
-    ``is_stuck``: its main loop neither receives nor starts tasks. ``silent_at``: when a dispatcher noticed that the
-    worker was silent, unless it was seen later.
+    ``is_stuck``: its main loop neither receives nor starts tasks. ``silent_at``: when a dispatcher noticed its silence.
     """
 
     id: str

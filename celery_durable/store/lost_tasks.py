@@ -1,9 +1,8 @@
 """Lost tasks: which tasks are out, and what happens if a worker, a machine or a queue loses one.
 
-A lost task is sent again under the same task id and attempt, with the next delivery number. This number is the item's
-``loss_count``: 0 for the first message of an attempt, and 1 more for each loss. A report of a loss names the delivery
-that was lost. Only a report of the newest delivery counts, so several reports have one effect. The loss of a map's item
-locks the item's row alone, not the instance's. It may race with an answer: the first write wins.
+A lost task is sent again under the same task id and attempt, with the next delivery number: the item's ``loss_count``.
+A report names the delivery that was lost, and only one of the newest delivery counts. The loss of a map's item locks
+the item's row alone, not the instance's. It may race with an answer: the first write wins.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ StepKey = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """A task that is out according to the database. ``sent_at`` is when its newest message was sent.
-
-    ``missing_at``: when a dispatcher noticed that this message has left its queue and no worker holds it.
-    """
+    """A task that is out. ``missing_at``: when a dispatcher found its newest message neither queued nor held."""
 
     reference: TaskReference
     step: StepKey
@@ -62,7 +58,6 @@ class SentTask:
 
     @property
     def id(self) -> str:
-        """The Celery task id."""
         return task_id(self.reference.event_type, *self.step[:2])
 
     @property
@@ -74,10 +69,7 @@ class SentTask:
 
 
 def read_sent(tx: Tx, *, before: datetime, limit: int, offset: int = 0) -> tuple[list[SentTask], bool]:
-    """Return tasks to search for, oldest first, and whether there are more: those that were sent before this time.
-
-    A message that is still in the outbox is not lost, and is left out.
-    """
+    """Return tasks sent before this time, oldest first, but not those in the outbox, and whether there are more."""
     item, st = tx.t.item.c, tx.t.step.c
     key = (item.sent_at, item.instance_pk, item.run_number, item.step_key, item.position)
     query = (
@@ -118,9 +110,9 @@ def _select_awaited(s: Store) -> sa.Select[Any]:
 
 
 def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int]]:
-    """Return where the oldest tasks that are out were sent: the queue, or the encoded task if its route decides.
+    """Return where the oldest tasks that are out were sent, the time of the oldest, and how many there are.
 
-    Each comes with the time of the oldest task and how many there are.
+    That is the queue, or the encoded task if its route decides.
     """
     item, i, st = tx.t.item, tx.t.instance, tx.t.step
     oldest = sa.select(item).where(*_is_searched(tx)).order_by(item.c.sent_at).limit(_MAX_OLDEST).subquery()
@@ -187,8 +179,6 @@ def _is_of_step(columns: Any, step: StepKey) -> tuple[sa.ColumnElement[bool], ..
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """The task is sent again: ``message`` is in the outbox."""
-
     message: OutboxMessage
 
 
@@ -205,14 +195,12 @@ def report_loss(
 ) -> Resend | GiveUp | None:
     """Report that a delivery of a task is lost. Returns whether the task is sent again or given up.
 
-    Returns None if there is nothing to do: the attempt has ended, another delivery is under way, or the step says
-    ``on_lost="wait"`` and the reporter did not see the task die.
+    Returns None if the attempt has ended, another delivery is under way, or the step says ``on_lost="wait"`` and the
+    reporter did not see the task die. ``sent_by``: the lost message was sent by this time; a task that has since sent
+    itself again is not lost. None: the reporter saw the task die. At its ``limit``-th loss a task is given up.
 
-    ``sent_by``: the lost message was sent by this time. A task that has since sent itself again (a retry) is not lost.
-    None means that the reporter saw the task die. At its ``limit``-th loss a task is given up.
-
-    A task that is sent again gets the time anew that it had when it was sent. The deadline of a task step is in the
-    step's row, so the caller has locked the instance. A pass finds the later deadlines of a map's items by itself.
+    A task that is sent again gets its time anew. The deadline of a task step is in the step's row, so the caller has
+    locked the instance. A pass finds the later deadlines of a map's items by itself.
     """
     row = _find_attempt(tx, reference)
     if row is None or row.loss_count != reference.delivery:
@@ -309,20 +297,12 @@ def is_unanswered(tx: Tx, reference: TaskReference) -> bool:
 
 
 def record_retry(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:
-    """Record that the task has sent itself again (a retry).
-
-    A search that started earlier does not apply to this message. ``sent_in`` is the countdown of the retry: the
-    broker may hold the message until then.
-    """
+    """Record that the task sends itself again in ``sent_in`` (a retry), so earlier searches do not apply."""
     _update_sent_at(tx, reference, tx.store.clock() + duration_us(sent_in))
 
 
 def record_replacement(tx: Tx, reference: TaskReference) -> None:
-    """Record that other tasks do the work now (`Task.replace`).
-
-    These tasks may have other ids, and their messages need not refer to the step. A search could not find them, so the
-    item is not searched for any more.
-    """
+    """Record that other tasks do the work (`Task.replace`): no search can find them, and none looks for them."""
     _update_sent_at(tx, reference, None)
 
 

@@ -1,12 +1,9 @@
 """Deadlines of internal statements: a watchdog cuts the connection of a statement that is late (LAW 7).
 
-If a database stops answering (a failover, a lost route), its connections stay open and a read waits without a timeout.
 psycopg offers no read timeout (see psycopg/psycopg2#561), and PyMySQL's would also apply to an author's bulk update. So
-one job per process shuts down the socket of a connection with a late internal statement. The thread that waits for
-the answer gets an OperationalError at once. Statements do not run on threads of their own: every timeout would leave a
-thread behind.
-
-If the watchdog cuts a connection during a commit, the commit is in doubt and is resolved as usual (docs/design.md).
+one job per process shuts down the socket of a connection with a late internal statement. The thread that waits for the
+answer gets an OperationalError at once. Statements on threads of their own would leave a thread behind at every
+timeout.
 """
 
 from __future__ import annotations
@@ -31,11 +28,9 @@ _CHECK_SECONDS = 0.25
 class WatchedSocket:
     """The socket of one connection, and the deadline of the statement that runs on it.
 
-    It holds a copy of the file descriptor. The driver may close its own at any time, and the system then reuses the
-    number.
-
-    No lock is taken per statement. The deadline is the only element of a list. Either the thread that added it or the
-    watchdog removes it. The watchdog cuts only if it removed the element, so it never cuts a statement that has ended.
+    It holds a copy of the descriptor: the driver may close its own at any time, and the system reuses the number. No
+    lock is taken per statement: the deadline is the only element of a list. The watchdog cuts only if it removed the
+    element, so it never cuts a statement that has ended.
     """
 
     __slots__ = ("_deadlines", "_lock", "_socket", "closes_after_cut")
@@ -80,10 +75,7 @@ class WatchedSocket:
         return True
 
     def close_in_child(self) -> None:
-        """Close the copy in a forked child.
-
-        The lock is not taken: a thread of the parent may have held it during the fork.
-        """
+        """Close the copy in a forked child; no lock: a thread of the parent may have held it at the fork."""
         self._socket.close()
 
     def close(self) -> None:

@@ -1,7 +1,5 @@
 """What bounds a read: the instances that its caller may see (scope), and the rows that it examines (LAW 10).
 
-A read examines at most 10,000 rows of the index that drives it, however large a table is.
-
 The prefix of a scope is compared with the first characters of an id. LIKE would treat `_` as any character, and under a
 linguistic collation a range of ids would include others. All three databases have a function `substr`.
 """
@@ -66,8 +64,7 @@ def in_lists(c: Any) -> sa.ColumnElement[bool]:
 def look_up(database: Database, examined: Any, table: sa.Table, *columns: Any, is_it: sa.ColumnElement[bool]) -> Any:
     """Build a subquery of the examined rows, each with columns of its rows in ``table``.
 
-    PostgreSQL would join ten thousand rows with a whole table, if that is not much larger. So it gets one search for
-    each row: it cannot turn a subquery with an OFFSET into a join.
+    PostgreSQL would join them with a whole table. It cannot turn a subquery with an OFFSET into a join.
     """
     named = [sa.label(column.name, column) for column in columns]
     if database is not dialects.POSTGRESQL:
@@ -94,10 +91,7 @@ def _select_workflow_names(s: Store) -> Any:
 
 
 def scope_conditions(t: Tables, scope: Scope | None, *, of: Any = None) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions that an instance must meet. A scope of None has no conditions.
-
-    ``of``: columns with the ``id`` and the ``instance_id`` of instances; those of the instance table if it is None.
-    """
+    """Return the conditions of a scope for the instance table, or for the columns ``of``, with id and instance_id."""
     if scope is None:
         return []
     i = t.instance.c if of is None else of

@@ -1,9 +1,8 @@
 """A store's connections: those of its own engine are kept between their uses, and any thread uses them.
 
-A thread takes one for as long as it uses it, for a single statement, reads or a transaction. So a process has as many
-as threads that use the database at the same time: two in a process of a Celery worker's prefork pool, with the renewal
-of leases (LAW 8). A connection that is idle for a minute is closed. Sessions of steps, migrations and everything on an
-engine of the application take connections from the pool.
+A thread takes one for a single statement, reads or a transaction. So a process of a prefork pool has two, with the
+renewal of leases (LAW 8). Sessions of steps, migrations and everything on an engine of the application take connections
+from the pool.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class WatchedConnection:
-    """A connection and the socket by which the watchdog can cut it. For SQLite the socket is None.
-
-    ``prepared_statements``: those of a kept connection, if it can run them without a cursor.
-    """
+    """A connection and the socket by which the watchdog can cut it. For SQLite the socket is None."""
 
     __slots__ = ("conn", "last_used_at", "pool", "prepared_statements", "watched_socket")
 
@@ -62,10 +58,7 @@ class WatchedConnection:
 
 
 class Connections:
-    """The connections of one engine.
-
-    ``owns_engine`` is False if the application made the engine: then none is kept.
-    """
+    """The connections of one engine. If the application made it (``owns_engine``), none is kept."""
 
     def __init__(self, engine: sa.Engine, database: Database, *, owns_engine: bool) -> None:
         self._engine, self._owns_engine, self._mode = engine, owns_engine, MODES[database]
@@ -124,10 +117,7 @@ class Connections:
         return kept
 
     def keep(self, kept: WatchedConnection) -> None:
-        """Keep a connection for its next use, or return it to the pool if `MAX_KEPT` others are kept.
-
-        Connections of the application's engine are not kept.
-        """
+        """Keep a connection of the own engine for its next use, up to `MAX_KEPT`, or return it to the pool."""
         kept.last_used_at = real_monotonic()
         may_keep = kept in self._kept or len(self._kept) < MAX_KEPT
         if kept.disarm() and may_keep and self._owns_engine:
@@ -253,10 +243,7 @@ class Connections:
         return self._owns_engine and (bool(self._kept) or self._last_used_at != _NEVER)
 
     def _is_pool_in_use(self) -> bool:
-        """Whether a connection is in use, for example by a migration, which uses the engine itself.
-
-        If the pool were replaced now, this connection would never be closed.
-        """
+        """Whether a connection is in use: it would never be closed if the pool were replaced now."""
         pool = self._engine.pool
         kept = sum(each.pool is pool for each in list(self._kept))
         return isinstance(pool, sa.QueuePool) and pool.checkedout() > kept
@@ -324,8 +311,8 @@ _all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
 _inherited: list[sa.Connection | sa.Pool] = []
 """The parent's connections and pools, kept forever.
 
-If Python collected a connection, SQLAlchemy would send a ROLLBACK over the parent's socket. If it collected a
-connection in a pool, mysqlclient would send QUIT, and the server would close the parent's connection.
+If Python collected them, SQLAlchemy would send a ROLLBACK over the parent's socket, and mysqlclient QUIT, at which the
+server closes the parent's connection.
 """
 
 

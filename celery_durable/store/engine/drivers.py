@@ -1,7 +1,4 @@
-"""SQLAlchemy engines as the store needs them, for each driver: isolation, lock timeouts, dead connections.
-
-A connection changes between reads and transactions in as few round trips as its database allows (`ConnectionMode`).
-"""
+"""SQLAlchemy engines as the store needs them, for each driver: isolation, lock timeouts, dead connections."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ _POOL = {"pool_size": 20, "max_overflow": -1}
 
 
 def check_url(url: str | sa.URL | None) -> sa.URL:
-    """Return the URL of a store's database.
-
-    Raises ConfigInvalid if there is none, if it cannot be read, if it names no driver of SQLAlchemy, or if it is SQLite
-    in memory.
-    """
+    """Return the URL of a store's database; raises ConfigInvalid if it is missing, unreadable, or SQLite in memory."""
     if url is None:
         raise ConfigInvalid(
             "durable_database_url", None, "set it to your database, for example postgresql+psycopg://user@host/db"
@@ -95,10 +88,8 @@ def make_engine(url: sa.URL, *, prepared_statements: bool, init_command: str | N
     """Make the store's own engine: READ COMMITTED, lock timeouts, detection of dead connections.
 
     The parameters of the URL are kept, and replace the defaults here. Raises ConfigInvalid for those with which the
-    store cannot work.
-
-    ``prepared_statements`` is False behind a pooler in transaction mode, which supports neither prepared statements nor
-    settings of a session. The lock timeout is then set in each transaction. ``init_command``: as in the URL of MariaDB.
+    store cannot work. ``prepared_statements`` is False behind a pooler in transaction mode: no prepared statements, no
+    settings of a session. ``init_command``: as in the URL of MariaDB.
 
     REPEATABLE READ, MariaDB's default, would read outdated rows there (see `bypass_snapshot`). On PostgreSQL it would
     raise an error for each row that a lease renewal changed meanwhile.
@@ -175,10 +166,7 @@ def _find_connect_seconds(database: Database, asked: Mapping[str, str]) -> float
 
 
 def _build_options(asked: Mapping[str, str], *, has_lock_timeout: bool) -> str:
-    """Return the settings of a PostgreSQL session: the store's lock timeout, then those asked for, which win.
-
-    libpq ignores PGOPTIONS if a connection has ``options``.
-    """
+    """Return the settings of a PostgreSQL session. With ``options`` libpq ignores PGOPTIONS, so it is added."""
     text = asked.get("options") or os.environ.get("PGOPTIONS", "")
     if re.search(_OTHER_ISOLATION, text, re.IGNORECASE):
         remedy = "Durable needs READ COMMITTED: remove default_transaction_isolation from the URL and from PGOPTIONS"
@@ -188,10 +176,7 @@ def _build_options(asked: Mapping[str, str], *, has_lock_timeout: bool) -> str:
 
 
 def _run_init_command(command: str, connection: Any, _: Any) -> None:
-    """Run the application's ``init_command`` on a new connection to MariaDB, after the store's own.
-
-    Raises ConfigInvalid if it changes what the store needs.
-    """
+    """Run the application's ``init_command`` on a new connection to MariaDB, and check what it may break."""
     with contextlib.closing(connection.cursor()) as cursor:
         cursor.execute(command)
         cursor.execute("SELECT @@character_set_client, @@autocommit")
@@ -206,10 +191,7 @@ _WATCHED_SOCKET = "celery_durable.watched_socket"
 
 
 def _watch_first_statements(seconds: float, connection: Any, record: Any) -> None:
-    """Let the watchdog cut a new connection if the server does not answer SQLAlchemy's first statements.
-
-    With them SQLAlchemy reads the server's version and sets the isolation level.
-    """
+    """Let the watchdog cut a new connection on which SQLAlchemy's first statements, such as for the version, hang."""
     watched_socket = watch_socket_of(connection, closes_after_cut=True)
     if watched_socket is not None:
         watched_socket.arm(real_monotonic() + seconds)
@@ -224,10 +206,10 @@ def _stop_watching_first_statements(_: Any, record: Any) -> None:
 
 
 def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
-    """Connect PyMySQL over a socket that the watchdog cuts if the server does not answer.
+    """Connect PyMySQL over a socket that the watchdog cuts if the server accepts and then sends nothing.
 
-    PyMySQL's connect_timeout covers only the TCP connection (PyMySQL/PyMySQL#1177). A server that accepts and then
-    sends nothing would block the thread. PyMySQL's read_timeout would apply to every later statement too.
+    PyMySQL's connect_timeout covers only the TCP connection (PyMySQL/PyMySQL#1177), and its read_timeout would apply to
+    every later statement too.
     """
     if args or params.get("unix_socket") or "host" not in params:
         return None  # SQLAlchemy connects
@@ -257,8 +239,8 @@ def _connect_watched(dialect: Any, _record: Any, args: Any, params: dict[str, An
 def _share_tls_context(connection_type: Any) -> Any:
     """Return PyMySQL's connection class with one TLS context for all connections without TLS options.
 
-    Since version 1.2, PyMySQL uses TLS if the server offers it, and reads the certificates of the system for each
-    connection. That takes 30 ms of CPU, and without options it does not even check the server's certificate.
+    Since version 1.2, PyMySQL uses TLS if the server offers it, and reads the system's certificates for each
+    connection: 30 ms of CPU, although it does not even check the server's.
     """
 
     class Connection(connection_type):  # type: ignore[misc]
@@ -275,7 +257,7 @@ def _share_tls_context(connection_type: Any) -> Any:
 
 
 def _set_lock_timeout(connection: sa.Connection) -> None:
-    """Set the lock timeout in each transaction, because a pooler in transaction mode rejects session settings.
+    """Set the lock timeout in each transaction: a pooler in transaction mode rejects session settings.
 
     Statements in autocommit have the lock timeout of the database role.
     """
@@ -285,10 +267,7 @@ def _set_lock_timeout(connection: sa.Connection) -> None:
 
 
 def configure_transactions(engine: sa.Engine, *, owns_engine: bool) -> sa.Engine:
-    """Return an engine with the transactions that the store needs: READ COMMITTED, or BEGIN IMMEDIATE on SQLite.
-
-    An engine of the application stays unchanged: the store uses a copy that shares its pool.
-    """
+    """Return an engine with the store's transactions; that of the application is copied, and shares its pool."""
     if database_from_url(engine.url) is SQLITE:
         writing = engine.execution_options()
         event.listen(writing, "begin", _begin_immediate)
@@ -306,10 +285,9 @@ def begin_immediate(connection: sa.Connection) -> None:
 def roll_back_and_block_writes(connection: sqlite3.Connection) -> None:
     """End the transaction of a connection that another thread uses, and block all later writes of that connection.
 
-    Writes are blocked first. After a rollback alone, each further statement of that thread would commit by itself.
-
-    This waits for a running statement instead of interrupting it. While a query is only partly read, an interrupt
-    would also hit every later statement of the connection, including the two here.
+    Writes are blocked first: after a rollback alone, each further statement of that thread would commit by itself. This
+    waits for a running statement. While a query is only partly read, an interrupt would also hit every later statement
+    of the connection, including the two here.
     """
     try:
         connection.execute("PRAGMA query_only=ON")
@@ -336,11 +314,7 @@ _AUTOCOMMIT: Mapping[str, Any] = MappingProxyType({"isolation_level": "AUTOCOMMI
 
 
 class ConnectionMode(Protocol):
-    """Changes connections of one kind of database.
-
-    ``reading_options``: the execution options of a connection that is taken from a pool to read. ``kept_options``:
-    those of a kept connection.
-    """
+    """Changes connections of one kind of database: ``reading_options`` are those of pooled ones that only read."""
 
     reading_options: Mapping[str, Any]
     kept_options: Mapping[str, Any]
@@ -386,8 +360,7 @@ class _PostgresqlMode:
 class _SqliteMode:
     """A connection is in autocommit until BEGIN IMMEDIATE, which `begin_immediate` sends for each transaction.
 
-    SQLAlchemy's AUTOCOMMIT would set a pragma when the connection is returned, and then SQLite compiles each cached
-    statement of the connection again at its next use.
+    SQLAlchemy's AUTOCOMMIT would set a pragma when it is returned, and SQLite then compiles each cached statement anew.
     """
 
     reading_options: Mapping[str, Any] = MappingProxyType({IS_READING: True})
@@ -408,10 +381,7 @@ class _SqliteMode:
 
 
 class _MariadbMode:
-    """A kept connection stays out of autocommit, because a change costs a round trip: a read ends with a rollback.
-
-    In READ COMMITTED each statement sees what was committed before it, as in autocommit.
-    """
+    """A kept connection stays out of autocommit, because a change costs a round trip: a read ends with a rollback."""
 
     reading_options = _AUTOCOMMIT
     kept_options: Mapping[str, Any] = MappingProxyType({})

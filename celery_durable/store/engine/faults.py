@@ -77,10 +77,7 @@ def classify_fault(error: exc.DBAPIError) -> Fault:
 def handle_driver_error(
     error: BaseException, conn: sa.Connection, sql: str, values: tuple[Any, ...] = (), cursor: Any = None
 ) -> None:
-    """Raise what SQLAlchemy raises for an error of the driver; return for any other error.
-
-    SQLAlchemy also replaces the connection, and those of its pool, if the server is gone.
-    """
+    """Raise what SQLAlchemy raises for an error of the driver, and drop dead connections; else return."""
     if not isinstance(error, Exception) or isinstance(error, conn.dialect.loaded_dbapi.Error):
         conn._handle_dbapi_exception(error, sql, values, cursor, None)  # noqa: SLF001  # nothing public does
 

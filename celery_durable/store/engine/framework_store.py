@@ -1,7 +1,6 @@
 """A store on the database of a web framework. Inside a transaction of the framework, its work is part of that one.
 
-The engine's own connections stay separate: claims, leases and sweeps do not depend on what the application does with
-its connection. Only a thread that is inside a transaction of the framework uses the framework's connection.
+The engine's own connections stay separate: claims, leases and sweeps do not depend on the application's connection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Facts about a database and its server, for `durable doctor` and Django's checks, and the database's random id.
 
-A task's message carries the id of the database that waits for its answer. The migration creates the id, so two
-applications or environments on one broker have different ids. A copy of a database has the id of its original. If both
-are in use at the same time, the copy needs a new id.
+A task's message carries the id of the database that waits for its answer, so that two applications on one broker do not
+answer each other. A copy of a database has the id of its original, and needs a new one if both are in use.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ def is_read_only(tx: Tx) -> bool:
 
 
 def find_locker(tx: Tx, pk: int) -> RowLocker | None:
-    """Find the session that holds the lock of an instance's row, without waiting for it.
-
-    A row that several sessions share a lock of names no single transaction, so it is not found.
-    """
+    """Find the session that holds the lock of an instance's row, without waiting. A shared lock is not found."""
     if tx.store.database is dialects.MARIADB:
         return _find_idle_locker(tx, pk)
     if tx.store.database is not dialects.POSTGRESQL:
@@ -87,10 +83,7 @@ def find_locker(tx: Tx, pk: int) -> RowLocker | None:
 
 
 def _find_idle_locker(tx: Tx, pk: int) -> RowLocker | None:
-    """Find it on MariaDB, which names the locks of a transaction only while another one waits for them.
-
-    So it is the only transaction that is idle and has locks, if the row cannot be locked.
-    """
+    """Find it on MariaDB, which names unawaited locks of nobody: the only idle transaction that has locks."""
     query = """
         SELECT trx_mysql_thread_id AS pid, TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)) DIV 1000 AS age_ms
         FROM information_schema.innodb_trx
@@ -121,8 +114,7 @@ def find_sync_wait(variables: Mapping[str, str]) -> int | None:
 def has_lock_timeout(store: Store) -> bool:
     """Read whether a statement outside a transaction waits for a lock for a limited time.
 
-    The store sets this when it connects to PostgreSQL. It is lost without an error if a pooler ignores the startup
-    parameter ``options``. MariaDB and SQLite always have a limit.
+    On PostgreSQL a pooler that ignores the startup parameter ``options`` loses the limit without an error.
     """
     if store.database is not dialects.POSTGRESQL:
         return True
@@ -140,10 +132,7 @@ def _read_database_id(s: Store) -> Any:
 
 
 def find_database_id(tx: Tx) -> str | None:
-    """Return the id of this store's database, for a ``tx`` that inserts none; it is read once per Store.
-
-    Returns None if the tables were emptied, until a transaction has inserted a new id.
-    """
+    """Return the id of this store's database; None if the tables were emptied. It is read once per Store."""
     store = tx.store
     if store.database_id is None:
         store.database_id = tx.run(_read_database_id).scalar()
@@ -153,7 +142,7 @@ def find_database_id(tx: Tx) -> str | None:
 def ensure_database_id(tx: Tx) -> str:
     """Return the id of this store's database; if the tables were emptied, insert a new one in this transaction.
 
-    The Store does not keep the id that it has inserted itself: the transaction may be rolled back.
+    The Store does not keep an id that it has inserted itself: the transaction may be rolled back.
     """
     store = tx.store
     if store.database_id is not None:

@@ -1,7 +1,4 @@
-"""Transactions that the store does not begin itself: those of a step's body (`StepTx.session`), and a web framework's.
-
-Callbacks run after the commit of such a transaction.
-"""
+"""Transactions that the store does not begin itself: of a step's body (`StepTx.session`), and of a web framework."""
 
 from __future__ import annotations
 
@@ -107,10 +104,7 @@ _CALLBACKS = "celery_durable.after_commit"
 
 
 class StepSessions:
-    """The sessions of steps that are open in this process. ``factory`` is the application's; None for plain sessions.
-
-    On SQLite an open session holds the only write lock. So the threads with an open session are remembered there.
-    """
+    """The sessions of steps that are open in this process, by the application's ``factory`` or plain."""
 
     opens_before_body = False
 
@@ -159,10 +153,7 @@ class StepSessions:
         return session
 
     def check_same_database(self, session: Session) -> None:
-        """Raise StoreMismatch if a session is bound to another database than the store.
-
-        Raises ValueRefused if it is async, is bound to no single database, or is no session.
-        """
+        """Raise StoreMismatch if a session has another database, ValueRefused if it cannot be used."""
         if hasattr(session, "sync_session"):
             raise ValueRefused("session= is an AsyncSession: pass it to the async method, such as `await acreate()`.")
         if not hasattr(session, "get_bind"):
@@ -193,11 +184,7 @@ class StepSessions:
 
     @staticmethod
     def abandon(session: Session) -> None:
-        """Take SQLite's write lock away from the session of a step whose body did not end in time.
-
-        The body's thread may still use the session, and gets an error at its next write. For other databases this does
-        nothing, because `close` rolls back.
-        """
+        """Take SQLite's write lock from a session whose body did not end in time. Its next write fails."""
         if (driver := session.info.pop(_DRIVER, None)) is not None:
             session.info[_ABANDONED] = True
             drivers.roll_back_and_block_writes(driver)
@@ -217,8 +204,6 @@ class StepSessions:
 
 
 class StepSession:
-    """The session of one attempt of a step (`StepTransaction`)."""
-
     def __init__(self, sessions: StepSessions, session: Session, step: str) -> None:
         self._sessions, self.session = sessions, _block_transaction_control(session, step)
 
@@ -235,7 +220,6 @@ class StepSession:
         self.session.flush()
 
     def commit(self) -> None:
-        """Commit; raises CommitInDoubt."""
         self._sessions.commit(self.session)
 
     def abandon(self) -> None:
@@ -288,10 +272,7 @@ def _make_blocked_method(step: str, method: str) -> Callable[..., None]:
 
 
 def after_commit(session: Session, callback: Callable[[], None]) -> None:
-    """Call ``callback`` once after the session's transaction has committed. Discard it if that rolls back.
-
-    A scoped_session, such as Flask-SQLAlchemy's, stands for the session of its scope.
-    """
+    """Call ``callback`` once after the session's transaction has committed. Discard it if that rolls back."""
     session = session.registry() if hasattr(session, "registry") else session
     if _CALLBACKS not in session.info:
         # The listeners stay for the life of the session: one cannot be removed while it is being called.

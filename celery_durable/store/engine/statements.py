@@ -44,8 +44,7 @@ def statement(build: Callable[[Any], Any]) -> Statement:
 def statement_for(build: Callable[..., Any]) -> Callable[..., Statement]:
     """Decorate a function that builds variants of a statement. It takes a store, and arguments that can be hashed.
 
-    The decorated function takes these arguments and returns the statement for them, always the same one. So a step's
-    statement can be built without the columns that are NULL, which are most of them.
+    So a step's statement can be built without the columns that are NULL, which are most of them.
     """
 
     @functools.cache
@@ -69,15 +68,11 @@ PARAM_PREFIX = "p_"
 
 
 class Rows(list[Any]):
-    """The rows that a statement returned, as named tuples.
-
-    ``rowcount`` is the number of rows that it returned, changed or matched, as the driver counts them.
-    """
+    """The rows that a statement returned, as named tuples. ``rowcount``: how many it returned, changed or matched."""
 
     rowcount: int
 
     def first(self) -> Any:
-        """Return the first row, or None."""
         return self[0] if self else None
 
     def one(self) -> Any:
@@ -86,7 +81,6 @@ class Rows(list[Any]):
         return row
 
     def scalar(self) -> Any:
-        """Return the first column of the first row, or None."""
         return self[0][0] if self else None
 
     def scalar_one(self) -> Any:
@@ -113,10 +107,7 @@ class CompiledStatement:
         """Whether it returns rows; None until it has run."""
 
     def bind(self, params: dict[str, Any], clock: Callable[[], int] | None) -> tuple[Any, ...]:
-        """Return the values for the driver: those of a caller's parameters, and the others. Raises KeyError.
-
-        ``clock`` is the clock of a test.
-        """
+        """Return the values for the driver: the caller's and the others. ``clock``: a test's. Raises KeyError."""
         if self._defaults:
             params = self._defaults | params
         if self._takes_clock and clock is not None:
@@ -124,10 +115,7 @@ class CompiledStatement:
         return tuple(map(params.__getitem__, self._order))
 
     def run(self, conn: sa.Connection, values: tuple[Any, ...]) -> Rows:
-        """Run the statement on a connection that is in a transaction or in autocommit; raises what SQLAlchemy raises.
-
-        If a tracing library, for example, listens to the statements of the connection, SQLAlchemy runs it.
-        """
+        """Run the statement; by SQLAlchemy if a tracing library, for example, listens. Raises its errors."""
         if is_listened_to(conn):
             result = conn.exec_driver_sql(self.sql, values)
             found = Rows(result.all() if result.returns_rows else ())

@@ -44,10 +44,7 @@ _TRIES_OF_PASSES = 32
 
 
 class Tx:
-    """A connection in a transaction (or in autocommit, for a single statement), with the store's statements.
-
-    ``prepared_statements``: those of the connection, if it can run them without a cursor.
-    """
+    """A connection in a transaction (or in autocommit, for a single statement), with the store's statements."""
 
     __slots__ = ("conn", "prepared_statements", "store")
 
@@ -58,7 +55,6 @@ class Tx:
 
     @property
     def t(self) -> Tables:
-        """The store's tables."""
         return self.store.tables
 
     def run(self, statement: Statement, /, **params: Any) -> Rows:
@@ -159,13 +155,10 @@ class Store:
     ) -> T:
         """Run ``work`` in one transaction. Run it again if the database reports that nothing was applied.
 
-        If the connection is lost during the commit, the commit is in doubt. Then ``find_committed`` runs in a new
-        transaction. Its return value becomes the result. None means that nothing was applied, so ``work`` runs again.
-        Without it, ``work`` runs again in any case, and must do no harm by that. If it raises a DurableError then, the
-        outcome stays in doubt.
-
-        ``timeouts`` is how long the database may take, or what is left of it. It is None, without limit, if ``work``
-        also runs an author's statements.
+        If a commit is in doubt, ``find_committed`` runs in a new transaction, and its return value becomes the result.
+        If it is None, nothing was applied, and ``work`` runs again. Without it, ``work`` runs again in any case, and
+        must do no harm by that. If it raises a DurableError then, the outcome stays in doubt. ``timeouts`` None: no
+        limit, because ``work`` also runs an author's statements.
         """
         self._refuse_in_write_lock()
         run = self._run_transaction if timeouts is not None else self._run_with_user_statements
@@ -209,8 +202,7 @@ class Store:
     ) -> T:
         """Like `transact`, for ``work`` that runs a single statement on a database that can combine writes.
 
-        On such a database it runs in autocommit on a kept connection, in one round trip; on others, ``work`` runs in a
-        transaction. After an error the connection goes back to the pool.
+        There it runs in autocommit on a kept connection, in one round trip; on others, in a transaction.
         """
         if not self.database.can_combine_writes:
             return self.transact(work, find_committed=find_committed, timeouts=timeouts)
@@ -249,10 +241,7 @@ class Store:
         budget: TimeBudget,
         tries: int,
     ) -> T | None:
-        """Return None before another try, or what a commit in doubt has done.
-
-        Raises the error if a retry is useless, and StoreUnavailable after the last try.
-        """
+        """Return None before another try, or what a commit in doubt has done; raises what makes a retry useless."""
         is_last = budget.is_spent or tries >= (_TRIES_OF_PASSES if budget.waits_for_server else _TRIES)
         if isinstance(error, CommitInDoubt):
             faults.log_commit_in_doubt(error.cause)
@@ -314,10 +303,7 @@ class Store:
             return result
 
     def read(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = ORDINARY) -> T:
-        """Run ``work``, which only reads, in autocommit. Run it once more after a transient error.
-
-        Raises StoreUnavailable after the second one.
-        """
+        """Run ``work``, which only reads, in autocommit, twice after a transient error; raises StoreUnavailable."""
         budget = TimeBudget(timeouts)
         for is_last in (False, True):
             deadline = budget.next_deadline()
@@ -343,10 +329,7 @@ class Store:
         callback()
 
     def transact_step(self, transaction: StepTransaction, work: Callable[[Tx], T]) -> T:
-        """Run ``work`` in a step's own transaction and commit it, without retries.
-
-        If the commit is in doubt, it raises an error for which `is_commit_in_doubt` returns True.
-        """
+        """Run ``work`` in a step's own transaction and commit it, without retries; the commit may be in doubt."""
         with transaction.use() as conn:
             result = work(self.tx_type(conn, self))
             self.runtime.checkpoint("before-commit")
@@ -365,24 +348,18 @@ class Store:
             raise Superseded(str(error.orig)) from error
 
     def is_transient(self, error: BaseException) -> bool:
-        """Whether the database is to blame and a later try may succeed, as after a deadlock or a lost connection."""
         return faults.is_transient(error)
 
     def is_unique_violation(self, error: BaseException) -> bool:
-        """Whether a unique constraint was violated."""
         return faults.is_unique_violation(error)
 
     def is_rejection(self, error: BaseException) -> bool:
-        """Whether the database rejects the transaction: a constraint, or an earlier error that was ignored in it."""
         return faults.is_rejection(error)
 
     is_commit_in_doubt = staticmethod(faults.is_commit_in_doubt)
 
     def close(self) -> None:
-        """Close all connections of the store. No other thread may be using it.
-
-        A connection that the body of a timed-out step still holds is closed when the body returns it.
-        """
+        """Close all connections, which no other thread may use; those that a timed-out body still holds, later."""
         self._connections.close()
         if self.owns_engine:
             event.listen(self.engine.pool, "checkin", lambda _, record: record.invalidate())

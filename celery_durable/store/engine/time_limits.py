@@ -14,10 +14,7 @@ from celery_durable.runtime import real_monotonic
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long an operation may wait for the database: in one try, and in all its tries together.
-
-    ``waits_for_server``: whether the tries go on while the server refuses connections or takes no writes.
-    """
+    """How long the database may take: in one try, and in all tries, which may go on while the server is away."""
 
     try_seconds: float
     total_seconds: float
@@ -33,23 +30,18 @@ PASS = Timeouts(10.0, 25.0, waits_for_server=True)
 
 A pass waits while the server restarts: if it gave up, its claim would expire, and count as a crash.
 """
+"""For claims and step commits, less than a lease. A pass that gave up while the server restarts would be a crash."""
 LOAD = Timeouts(20.0, 25.0, waits_for_server=True)
 """For reading a whole run, which may be large."""
 USER_WRITES = Timeouts(math.inf, math.inf, waits_for_server=True)
 """For step commits that also run an author's statements."""
 ORDINARY = Timeouts(10.0, 20.0)
 DIRECT = Timeouts(2.0, 2.0)
-"""For the answer of a Celery task whose worker process has this Durable, and commits the answer itself.
-
-If the commit fails, the worker sends the answer as a message.
-"""
+"""For the answer of a task, committed by its process. If that fails, the answer is a message."""
 
 
 class CallerDeadline:
-    """The time, as of `real_monotonic`, at which the caller stops waiting.
-
-    `math.inf` means never. The caller may change it.
-    """
+    """The time, as of `real_monotonic`, at which the caller stops waiting. `math.inf` means never."""
 
     __slots__ = ("until",)
 

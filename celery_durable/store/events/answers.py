@@ -1,7 +1,6 @@
 """Answers to steps: an answer is stored as an event that only one step waits for.
 
-A child's answer is written in the transaction that ends the child. The parent existed before the child, so its row
-has the lower key and is locked first. All row locks are taken in ascending key order.
+A child's answer is written in the transaction that ends the child. Its parent is older, so its row is locked first.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ def _waiting_parent(s: Store) -> Any:
 
 
 def find_waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
-    """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does.
-
-    A step starts to wait in the commit that creates the child. Once it has ended, it never waits again.
-    """
+    """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does."""
     row = None if parent is None else _find_waiting_step(tx, parent)
     return [] if parent is None or row is None else [(parent.pk, row.workflow, row.instance_id)]
 
@@ -84,10 +80,7 @@ class WaitingStep:
 
 
 def lock_parent(tx: Tx, parent: Parent | None) -> WaitingStep | None:
-    """Lock the instance whose step waits for this child's end. Call this before the child is locked.
-
-    Returns None if no step waits.
-    """
+    """Lock the instance whose step waits for this child's end, if one does. Call this before the child is locked."""
     for _, workflow, instance_id in find_waiting_parent(tx, parent):
         assert parent is not None
         try:
@@ -118,10 +111,9 @@ def _select_unanswered_step(s: Store) -> Any:
 def store_answer(
     tx: Tx, waiting_step: WaitingStep, *, payload: str, event_id: str, grace: timedelta
 ) -> list[DueRun] | None:
-    """Store an answer for a waiting step. Returns the runs that became due.
+    """Store an answer for a waiting step. Returns the runs that became due; a sweep publishes them after ``grace``.
 
-    Returns None if the step does not wait for this answer any more, or has one already. If the caller fails to publish
-    the runs, a sweep publishes them after ``grace``.
+    Returns None if the step does not wait for this answer any more, or has one already.
     """
     row = waiting_step.row
     is_unanswered = (
@@ -136,10 +128,7 @@ def store_answer(
 
 
 def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:
-    """Answer the step of a child's parent, in the transaction that ends the child. Returns the runs that became due.
-
-    The caller has called `lock_parent` before it locked the child. So locking the parent again does not block.
-    """
+    """Answer the step of a child's parent, which `lock_parent` has locked. Returns the runs that became due."""
     waiting_step = lock_parent(tx, parent)
     return (
         []
@@ -178,11 +167,7 @@ class AnswerOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """The error of a task as the record of its attempt stores it.
-
-    It is built before the transaction, because the application's redaction must not run while a row is locked.
-    ``node`` and ``pid``: the process of the task; None if the error came in a message.
-    """
+    """The error of a task for the record of its attempt, redacted before the transaction, which locks rows."""
 
     error_name: str
     error_message: str
@@ -204,12 +189,9 @@ def accept_answer(
 ) -> AnswerOutcome:
     """Accept the answer of a task to a locked instance, once.
 
-    ``failure``: the error in ``payload``, None for a result. The same transaction records the failed attempt, unless
-    the answer of a step comes after its deadline.
-
-    A late answer counts until a pass has decided on the attempt. While the instance is paused, no further item is
-    sent. Without ``sends_items``, a pass sends the further items. If the caller fails to publish the due runs and
-    messages, a sweep publishes them after ``grace``.
+    ``failure``: the error in ``payload``, recorded in the same transaction, unless the answer of a step comes after its
+    deadline. A late answer counts until a pass has decided on the attempt. While the instance is paused, or without
+    ``sends_items``, a pass sends the further items. A sweep publishes due runs and messages after ``grace``.
     """
     item = ItemRef.read(reference.event_type)
     found = _find_attempt(tx, row, reference, item)
@@ -280,20 +262,13 @@ _MAX_INTEGER = 2**31 - 1
 
 
 def _delivery_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
-    """Conditions on the delivery, checked in the statement that writes the row.
-
-    A report of a loss does not take the lock of the instance. So it may change ``loss_count`` after an earlier read.
-    """
+    """Conditions on the delivery, in the statement that writes: a report of a loss does not lock the instance."""
     loss_count = s.tables.item.c.loss_count
     return [loss_count >= param("first_delivery", sa.Integer), loss_count <= param("last_delivery", sa.Integer)]
 
 
 def _delivery_parameters(payload: str, reference: TaskReference) -> dict[str, int]:
-    """The range in which the item's ``loss_count`` must be for an answer to count.
-
-    A success counts for any number. A failure counts only for the number of the delivery that the answer names, so the
-    failure of an older delivery has no effect.
-    """
+    """The range in which ``loss_count`` must be: any for a success, that of the answer's own delivery for a failure."""
     if read_answer_error(payload) is None:
         return {"first_delivery": 0, "last_delivery": _MAX_INTEGER}
     return {"first_delivery": reference.delivery, "last_delivery": reference.delivery}
@@ -442,11 +417,7 @@ def _select_takes_results(s: Store) -> Any:
 
 
 def record_result(tx: Tx, reference: TaskReference, item: ItemRef, payload: str) -> bool:
-    """Record the result of a map item, with a lock on the item's row alone.
-
-    Returns False if it must be accepted by `accept_answer`: another item is ready to be sent, the item has an answer
-    already, or the reference is forged.
-    """
+    """Record the result of a map item, locking the item's row alone. If it returns False, call `accept_answer`."""
     ref = reference.ref
     where = {"pk": item.pk, "run": ref.run_number, "key": item.step_key}
     named = {"workflow": ref.workflow, "instance": ref.instance_id, "token": reference.token}
@@ -479,9 +450,8 @@ _FEW_ITEMS = 2
 def may_need_pass(tx: Tx, item: ItemRef, *, run_number: int) -> bool:
     """Return whether a map may need a pass: none or one of its items is open, or an item is ready to be sent.
 
-    One open item is too many to finish the map. But `accept_answer` may be answering it now: another item was ready to
-    be sent when that answer came. It decides in the transaction that writes the answer, under the lock of the instance,
-    and does not see results that are not committed yet. `wake_for_map` waits for that lock, and then sees both.
+    `accept_answer` may be answering the one open item now: under the lock of the instance, and without seeing results
+    that are not committed yet. `wake_for_map` waits for that lock, and then sees both.
     """
     row = tx.run(_select_progress, pk=item.pk, run=run_number, key=item.step_key).one()
     return row.open_count < _FEW_ITEMS or bool(row.has_ready)

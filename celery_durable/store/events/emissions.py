@@ -1,7 +1,4 @@
-"""Emissions to topics: an emission is a row that exists until its last waiter has the payload.
-
-`operations.topics` calls these statements batch by batch, and `model.plan_delivery` decides on the events.
-"""
+"""Emissions to topics: an emission is a row that exists until its last waiter has the payload."""
 
 from __future__ import annotations
 
@@ -88,8 +85,8 @@ def _delete_emission(s: Store) -> Any:
 def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelta, scope: Scope | None = None) -> bool:
     """Store an emission for the waits that are open now. Returns False if there are none, and writes nothing.
 
-    If an emission with this id is under way, it continues. Raises EmissionMismatch if its topic or payload differs.
-    If no process advances it for ``lease``, the sweep does.
+    If an emission with this id is under way, it continues, or EmissionMismatch is raised. If no process advances it for
+    ``lease``, the sweep does.
     """
     last = tx.run(_find_last_waiter, topic=topic).scalar()
     if last is not None:
@@ -112,10 +109,7 @@ def begin(tx: Tx, *, emission_id: str, topic: str, payload: str, lease: timedelt
 
 
 def lock(tx: Tx, emission_id: str) -> Emission | None:
-    """Lock an emission and return it, or None if it is over.
-
-    So if the commit of a batch is in doubt, it waits until the database has decided it.
-    """
+    """Lock an emission and return it, or None if it is over; if the commit of a batch is in doubt, this waits."""
     row = tx.run(_lock_emission, id=emission_id).first()
     if row is None:
         return None
@@ -250,10 +244,7 @@ def insert_events(tx: Tx, emission: Emission, events: Sequence[TopicEvent]) -> N
 
 
 def make_due(tx: Tx, event_counts: Mapping[int, int], *, grace: timedelta) -> None:
-    """Make instances due that have got events. The sweep checks them after ``grace``.
-
-    Without a grace, only a sweep sends their dispatch messages.
-    """
+    """Make instances due that have got events. Without a grace, only a sweep sends their dispatch messages."""
     grace_us = duration_us(grace)
     due = lifecycle.due_values(
         tx.store.clock(), wake_reason=WakeReason.EVENT.value, grace_us=grace_us, is_published=grace_us > 0

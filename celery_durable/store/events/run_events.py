@@ -127,9 +127,8 @@ class InsertedEvent:
 def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> InsertedEvent | None:
     """Store an event for the current run. Returns None if an event with this id was accepted before.
 
-    Events are ordered by the instance's version, which is incremented under the lock, and not by a clock or an id. The
-    version is that which the statement finds or writes. An earlier SELECT could be outdated in a caller's REPEATABLE
-    READ session.
+    Events are ordered by the instance's version, as the statement finds or writes it: an earlier SELECT could be
+    outdated in a caller's REPEATABLE READ session.
     """
     event = {"pk": row.pk, "run": row.run_number, "event_id": event_id, "type": type_, "payload": payload}
     if tx.store.database.can_combine_writes:
@@ -303,8 +302,8 @@ def send(
 ) -> SentEvent | None:
     """Store an event for the current run, and make the run due if it waits for the event.
 
-    ``event_id`` is an id that was made for this event alone. Returns None if it stored none: there is no such instance,
-    it has ended, it has changed meanwhile, its wait checks the payload, or an earlier try has stored the event.
+    ``event_id`` belongs to this event alone. Returns None if nothing was stored: there is no such instance, it has
+    ended or changed meanwhile, its wait checks the payload, or an earlier try has stored the event.
     """
     event = {"event_id": event_id, "type": type_, "payload": payload}
     found = tx.run(

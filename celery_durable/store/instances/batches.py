@@ -41,9 +41,9 @@ def insert(
     plan: RunPlan,
     retention: timedelta | None,
 ) -> set[str]:
-    """Insert instances that are due now, and their first runs. Returns their ids; it skips ids that are taken.
+    """Insert instances that are due now, and their first runs. Returns the ids that were not taken.
 
-    Give them in the order of their ids. Then two batches with common ids wait for each other instead of deadlocking.
+    Give them in the order of their ids, so that two batches with common ids wait for each other instead of deadlocking.
     """
     given = instances.encode_start(workflow, queue=queue, grace=grace, plan=plan, retention=retention)
     start = RunStart("", commit_id, plan)

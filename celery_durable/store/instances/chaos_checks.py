@@ -1,7 +1,4 @@
-"""Queries of `durable chaos`: the claims of a node, the progress of runs, and rows that break an invariant.
-
-They only read, because the tables may belong to a staging system in use.
-"""
+"""Queries of `durable chaos`. They only read, because the tables may belong to a staging system in use."""
 
 from __future__ import annotations
 
@@ -52,10 +49,7 @@ def find_due_soon(tx: Tx, *, within: timedelta, limit: int) -> dict[int, DueRun]
 
 
 def find_progress_after(tx: Tx, held: HeldClaim) -> datetime | None:
-    """Return when a run recorded its first progress after ``held.at``, or None.
-
-    Progress is the end of a step or of the run, or the start of a wait.
-    """
+    """Return when a run first progressed after ``held.at``: the end of a step or of the run, or the start of a wait."""
     s, r = tx.t.step.c, tx.t.run.c
     step = (s.instance_pk == held.pk, s.run_number == held.ref.run_number)
     times = sa.union_all(

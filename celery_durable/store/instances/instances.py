@@ -1,7 +1,4 @@
-"""Instance rows and their labels: insert them, lock them and read them.
-
-Write labels in the transaction that inserts the instance, or under the lock of its row.
-"""
+"""Instance rows and their labels, which are written with the instance or under the lock of its row."""
 
 from __future__ import annotations
 
@@ -111,15 +108,12 @@ def insert(
     max_run: timedelta | None = None,
     initial_labels: Mapping[str, str] | None = None,
 ) -> bool:
-    """Insert an instance and its first run. Returns False if the id is taken.
+    """Insert an instance and its first run. Returns False if the id is taken, which does not abort the transaction.
 
-    A taken id does not abort the surrounding transaction. You may repeat the call after a commit in doubt: if the
-    instance was created with the same ``commit_id``, it returns True.
-
-    ``run_at`` is when the run is due, None for now. If the caller does not publish the run, the sweep does after
-    ``grace``. ``parent`` is the step that creates the instance. ``continuation`` is the state that a fork starts with.
-    ``retention`` is how long the instance is kept after its end, None for ever. ``max_run`` is how long each run may
-    take, None as long as the workflow says.
+    After a commit in doubt you may repeat the call with the same ``commit_id``. ``run_at`` is when the run is due, None
+    for now. If the caller does not publish the run, the sweep does after ``grace``. ``parent`` is the step that creates
+    the instance, ``continuation`` what a fork starts with. ``retention`` None: kept for ever. ``max_run`` None: as the
+    workflow says.
     """
     options: dict[str, Any] = {"run_at": run_at, "parent": parent, "retention": retention, "max_run": max_run}
     given = {"instance": instance_id, **encode_start(workflow, queue=queue, grace=grace, plan=plan, **options)}
@@ -232,10 +226,7 @@ def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
 
 
 def read_with_tag(tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
-    """Return an instance's row and its version tag without a lock; raises InstanceNotFound.
-
-    The tag is opaque text that changes with every change of the instance. The HTTP API uses it as the ETag.
-    """
+    """Return an instance and its opaque version tag (an ETag) without a lock; raises InstanceNotFound."""
     found = tx.run(_read_with_step_count, workflow=workflow, instance=instance_id).first()
     row = _instance(found, workflow, instance_id)
     return VersionedInstance(row, _tag(row, 0 if found is None else found.steps))
@@ -267,10 +258,7 @@ def _select_parent(s: Store) -> Any:
 
 
 def find_parent(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
-    """Return the step that created an instance. It never changes.
-
-    Returns None if no step created the instance, or if the instance does not exist.
-    """
+    """Return the step that created an instance, which never changes; None without a step or an instance."""
     row = tx.run(_select_parent, workflow=workflow, instance=instance_id).first()
     return None if row is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key)
 

@@ -1,7 +1,6 @@
 """Manual changes to single steps: complete a step, and record who did it, why, and what the step was.
 
-Everything happens under the lock of the instance, whose claim is released in the same transaction. A worker that
-still runs the instance cannot record anything more. The next pass finds the new row.
+The transaction locks the instance and releases its claim, so a worker that still runs it records nothing more.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ def complete_step(
 
 
 def complete_linear_step(tx: Tx, row: InstanceRow, step: StepRow, *, result: str, commit_id: str) -> None:
-    """Complete a step of a locked linear run with a given result, and make the next step ready.
-
-    After the last step none is open, and the next pass completes the instance.
-    """
+    """Complete a step of a locked linear run, and make the next step, if there is one, ready."""
     st, now = tx.t.step, tx.store.clock()
     done = {"status": StepStatus.DONE.value, "result": result, "next_retry_at": None, "finished_at": now}
     done |= {"wake_at": None, "wait_event_type": None, "error_name": None, "error_message": None}
@@ -81,10 +77,7 @@ def complete_linear_step(tx: Tx, row: InstanceRow, step: StepRow, *, result: str
 
 
 def subtract_started_attempts(tx: Tx, row: InstanceRow, *, excluding: str) -> None:
-    """Subtract the attempts that have started (PENDING) in all steps but ``excluding``.
-
-    An attempt is counted when it begins. These attempts have not failed: their worker only lost its claim.
-    """
+    """Subtract the started attempts of the other steps: these have not failed, their worker only lost its claim."""
     st = tx.t.step
     of_run = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
     tx.execute(

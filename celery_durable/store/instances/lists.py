@@ -81,10 +81,7 @@ def _summarize(tx: Tx, pks: Sequence[int]) -> list[InstanceSummary]:
 
 
 def find_current_step(tx: Tx, pk: int, run_number: int) -> StepRecord | None:
-    """Return the open step that is due first, else the last step that has ended, else a planned step.
-
-    The step comes without its result. Returns None if there is no step.
-    """
+    """Return the open step that is due first, else the last that has ended, else a planned step; without its result."""
     st = tx.t.step
     is_open, is_planned = st.c.status.in_(_OPEN), st.c.status == StepStatus.LINEAR_PENDING.value
     rank = sa.case((is_open, 0), (is_planned, 2), else_=1)
@@ -146,16 +143,12 @@ class InstanceFilter:
 
     @property
     def all_labels(self) -> list[Label]:
-        """The labels of the filter and of the scope."""
         return sorted({*self.labels.items(), *(self.scope.labels.items() if self.scope is not None else ())})
 
 
 @dataclass(frozen=True, slots=True)
 class FoundKeys:
-    """The keys of a page. ``next_pk`` is where it continues: below this key. None means that nothing is left.
-
-    A page may have fewer keys than its limit and continue: it has examined as many instances as a read may.
-    """
+    """The keys of a page. It continues below ``next_pk``, unless None, even if it has fewer keys than its limit."""
 
     pks: list[int]
     next_pk: int | None
@@ -191,8 +184,7 @@ def find_named(tx: Tx, workflows: Sequence[str], instance_id: str, scope: Scope 
 def count_examined(tx: Tx, chosen: InstanceFilter, *by: str) -> dict[tuple[Any, ...], Count]:
     """Count the instances of the filter by these columns, among the newest ones of each range of its index.
 
-    A filter without a workflow has one range for each workflow. They share the bound, since MariaDB reads each range to
-    its own end.
+    Without a workflow, the ranges of all workflows share the bound: MariaDB reads each range to its own end.
     """
     source = _choose_source(tx, chosen)
     limit = bounds.divide(source.ranges)
@@ -217,7 +209,7 @@ def count(tx: Tx, chosen: InstanceFilter) -> Count:
 class _Source:
     """The index that drives a list: ranges of a table, whose column ``key`` has the keys of instances in order.
 
-    ``conditions`` returns the filter, for the columns of an instance. It is not needed if the index ``is_exact``.
+    ``conditions`` returns the filter for the columns of an instance, unless the index ``is_exact``.
     """
 
     table: sa.Table

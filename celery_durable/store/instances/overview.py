@@ -1,7 +1,4 @@
-"""Reads for operators across all instances: counts, due runs, leases and waits. They take no locks.
-
-Each one is bounded (`bounds`).
-"""
+"""Reads for operators across all instances: counts, due runs, leases and waits. Bounded (`bounds`), without locks."""
 
 from __future__ import annotations
 
@@ -43,10 +40,7 @@ _RUNNABLE = [status.value for status in RUNNABLE]
 _WAITING = (*sorted(RUNNABLE), Status.PAUSED)
 """The statuses of instances whose waits are open."""
 _SWEPT_WITHIN = timedelta(minutes=1)
-"""A due run without a dispatch message under way is swept within this time.
-
-A queue that refused messages is tried again after at most a minute (`tasks.flow_control`).
-"""
+"""A due run without a message is swept within this time: `tasks.flow_control` tries a queue again after a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +58,9 @@ class ClaimedRun:
 
 
 def count_instances(tx: Tx, *, scope: Scope | None = None) -> list[StatusCount]:
-    """Count the instances of each workflow by status, without zeros.
+    """Count the instances of each workflow by status, without zeros. Each count ends at 10,000.
 
-    Each count ends at 10,000. With a scope, only the newest 10,000 instances are examined that its index finds.
+    With a scope, only the newest 10,000 instances are examined that its index finds.
     """
     if scope is None:
         counts = count_by_status(tx, bounds.read_workflow_names(tx), list(Status))
@@ -98,11 +92,7 @@ def count_by_status(
 
 
 def count_overdue(tx: Tx, *, scope: Scope | None = None) -> DueRuns:
-    """Count the runs that a worker should have claimed.
-
-    These are runs that are swept soon, and runs with a dispatch message under way. Both are examined in the order in
-    which they are swept or were sent.
-    """
+    """Count the runs that a worker should have claimed: those swept soon, and those with a message under way."""
     now = tx.store.statement_clock()
     soon = now + duration_us(_SWEPT_WITHIN)
     queues = schedule.read(tx).queues
@@ -156,8 +146,8 @@ def _ranges_due_within(
 def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = None) -> list[ClaimedRun]:
     """Return claims, those that end first in front. Expired claims that no sweep has seen yet are included.
 
-    ``lease`` is the length of a lease: a claim is swept when it ends. So claims are among the runs that are swept
-    within this time, the latest of which are examined. An expired claim is missing if it lies behind 10,000 due runs.
+    ``lease`` is the length of a lease: a claim is swept within this time, so the latest of the runs that are swept by
+    then are examined. An expired claim is missing if it lies behind 10,000 due runs.
     """
     until = tx.store.statement_clock() + duration_us(lease)
     ranges = _ranges_due_within(schedule.read(tx).queues, lambda c: (c.next_check_at <= until,), is_reversed=True)
@@ -177,10 +167,7 @@ def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = N
 
 
 _MAX_WAITS = 1_000
-"""How many waits the list of an event type examines, unless it is to show more.
-
-PostgreSQL looks up the instances of all of them, even if the list shows two.
-"""
+"""How many waits the list of an event type examines. PostgreSQL looks up the instances of all of them."""
 _INSTANCE_COLUMNS = ("id", "workflow", "instance_id", "status")
 _STEP_COLUMNS = ("instance_pk", "name", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
 
@@ -190,8 +177,7 @@ def read_waits(
 ) -> list[EventWait]:
     """Return open waits for events that users send, those of the newest instances first; raises FilterTooBroad.
 
-    The index of open waits drives the list of an event type, if the database has partial indexes. The instances that
-    have not ended drive every other list.
+    The index of open waits, if partial, drives the list of an event type. The open instances drive every other list.
     """
     if event_type is None or tx.store.database is dialects.MARIADB:
         bound = bounds.MAX_EXAMINED
@@ -252,10 +238,7 @@ def _examine_instances(tx: Tx, workflow: str | None) -> tuple[Any, Any]:
 
 
 def _build_cut(examined: Any, key: sa.ColumnElement[int], bound: int) -> Any:
-    """Build the subquery of the instance above which all are examined: of the ranges with more, the first that ended.
-
-    The cut is null if no range has more than its bound.
-    """
+    """Build the subquery of the instance above which all are examined; null if no range has more than its bound."""
     last = sa.select(sa.func.min(key).label("pk")).group_by(examined.c.part).having(sa.func.count() > bound)
     return sa.select(sa.func.max(last.subquery("last").c.pk).label("cut_pk")).subquery("cut")
 

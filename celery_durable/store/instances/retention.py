@@ -1,7 +1,6 @@
 """Deletion of ended instances: those whose retention is over, and those that an operator prunes.
 
-A batch is one transaction. It locks the instances' rows first (LAW 2). A concurrent restart either comes before, and
-keeps its instance, or does not find it. An instance that has not ended is never deleted.
+A batch is one transaction, which locks the instances first (LAW 2): a concurrent restart comes before, or finds none.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def _find_last(tx: Tx, examined: Any) -> Position | None:
 
 
 def _delete(tx: Tx, found: Sequence[int], conditions: Sequence[sa.ColumnElement[bool]]) -> int:
-    """Delete the instances of these keys for which the conditions are still true. Returns how many.
+    """Delete the instances of these keys that still meet the conditions. Returns how many.
 
     They are found first and locked here: a search that locks the rows it reads would block all live instances.
     """

@@ -1,8 +1,7 @@
 """Migrations of the tables, with Alembic's scripts but without its global `op` and `context`.
 
-An application may call `upgrade_connection` inside its own Alembic migration, and Alembic's globals then belong to that
-migration. So the scripts here get an `op` as an argument. Migrations only go forward. What one may change:
-docs/development/migrations.md.
+In an application's own migration (`upgrade_connection`), Alembic's globals belong to that one. So the scripts here get
+an `op` as an argument. Migrations only go forward. What one may change: docs/development/migrations.md.
 """
 
 from __future__ import annotations
@@ -49,10 +48,9 @@ def upgrade(store: Store) -> tuple[str | None, str]:
 
 
 def _upgrade_online(tx: Tx, store: Store) -> tuple[str | None, str] | None:
-    """Migrate on a second connection, where an index can be built outside a transaction.
+    """Migrate on a second connection, where an index can be built outside a transaction; ``tx`` only holds the lock.
 
-    The transaction of ``tx`` only holds the lock. Returns None if another migration has it, or if a new column did not
-    get the lock of its table (`online_changes.add_column`).
+    Returns None if another migration has it, or if a new column did not get the lock of its table.
     """
     if not tx.execute(sa.select(sa.func.pg_try_advisory_xact_lock(_LOCK_KEY))).scalar_one():
         return None
@@ -85,9 +83,9 @@ def upgrade_connection(
 ) -> tuple[str | None, str]:
     """Migrate the tables in the caller's transaction, for example in a migration of the application.
 
-    The caller commits. On MariaDB, however, every statement that changes tables commits at once, including what the
-    caller wrote before. On PostgreSQL, new indexes of large tables block their writers until the caller commits, and
-    indexes that are replaced their readers, too; `upgrade` does not. Returns the revisions before and after.
+    The caller commits, but on MariaDB every statement that changes tables commits at once. On PostgreSQL, new indexes
+    of large tables block their writers until the commit, and replaced ones their readers, too; `upgrade` does not.
+    Returns the revisions before and after.
     """
     with _migration_lock(connection):
         before = _read_version_row(connection, schema, prefix)
@@ -120,10 +118,7 @@ def check_revision(store: Store) -> None:
 
 
 def check_tables(store: Store) -> None:
-    """Raise SchemaOutdated as `check_revision` does, and SchemaIncomplete if a table or a column is missing.
-
-    Additional tables and columns are ignored: they belong to a newer revision.
-    """
+    """Raise SchemaOutdated as `check_revision` does, and SchemaIncomplete if a table or a column is missing."""
     check_revision(store)
     missing = store.read(lambda tx: list(_missing(tx.conn, store)))
     if missing:

@@ -1,11 +1,9 @@
 """Indexes and columns that a migration adds to tables in use, while workers write to them.
 
 PostgreSQL builds such an index CONCURRENTLY, which no transaction may contain. So `migrate.upgrade` gives each
-migration a transaction of its own, and the index is built between two of them. In a transaction of the caller
-(`migrate.upgrade_connection`) it is built by an ordinary statement, which blocks writers until the caller commits.
-
-A new column takes no time, but its statement waits until no transaction uses the table, and every later statement on
-the table waits behind it. So it waits for two seconds only, and `migrate.upgrade` tries again.
+migration a transaction of its own, and builds the index between two of them. A new column takes no time, but waits
+until no transaction uses the table, with every later statement behind it. So it waits for two seconds only, and is
+tried again.
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ def replace_index(
 ) -> None:
     """Replace an index of a table in use by a partial one. An interrupted migration may be repeated.
 
-    In a transaction of the caller, the old index is dropped first. Its strong lock taken last could deadlock: a writer
-    that waits for the new index may hold a lock that the drop waits for.
+    In a transaction of the caller, the old index is dropped first: the drop's strong lock taken last could deadlock
+    with a writer that waits for the new index.
     """
     create = functools.partial(create_index, op, name, table, columns, schema=schema, where=where)
     drop = functools.partial(drop_index, op, replaced, table, schema=schema)
@@ -92,10 +90,7 @@ def drop_index(op: Operations, name: str, table: str, *, schema: str | None) -> 
 
 
 def add_column(op: Operations, table: str, column: sa.Column[Any], *, schema: str | None) -> None:
-    """Add a column without a default to a table in use. An interrupted migration may be repeated.
-
-    If a transaction uses the table for longer than two seconds, it fails, and may be repeated.
-    """
+    """Add a column to a table in use. It fails if transactions use the table for two seconds; both may be repeated."""
     context = op.get_context()
     match context.dialect.name:
         case "postgresql" if context.opts[ONLINE]:

@@ -1,7 +1,6 @@
 """The columns of workflow_step, declared once, and their format: parameters of a write, rows as returned.
 
-The table (`tables`), the statements that write a step (`step_rows`, `runs`), and their parameters and rows come from
-`STEP_COLUMNS`. A new column is one entry there, a migration, and a field of `model.StepRow`. If commits write it, it is
+A new column is one entry of `STEP_COLUMNS`, a migration, and a field of `model.StepRow`. If commits write it, it is
 also a field of `model.StepWrite`. If users see it, it is also a field of `model.StepRecord`.
 """
 
@@ -40,11 +39,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class StepColumn:
-    """A column of workflow_step.
+    """A column of workflow_step, and its field of `StepRow`, converted by ``encode`` and ``decode`` unless it is None.
 
-    ``field`` is the field of `StepRow`. ``encode`` converts its value for the database, ``decode`` converts it back;
-    neither is called for None. ``sources`` says what a commit writes: the first one that is not NULL, or the commit's
-    time if there are none.
+    ``sources`` says what a commit writes: the first one that is not NULL, or the commit's time if there are none.
     """
 
     name: str
@@ -167,8 +164,7 @@ def is_of_step(other: sa.Table, step: sa.Table) -> sa.ColumnElement[bool]:
 class StepFormat:
     """The format of a table with these columns, which are the fields of a `StepRow` in the same order.
 
-    Its methods run once for each step that a pass writes or loads, so what depends on the columns is computed here. An
-    attrgetter reads all fields in one call.
+    Its methods run once for each step of a pass, so what depends on the columns is computed here.
     """
 
     def __init__(self, columns: Sequence[StepColumn]) -> None:
