@@ -98,10 +98,7 @@ def _report_outage(store: Store, consequence: str) -> Iterator[None]:
 
 
 def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
-    """Register the internal tasks with one app (``shared=False``: not with every app of the process).
-
-    Each option is explicit that global settings, annotations for ``*`` or the app's task class could otherwise set.
-    """
+    """Register the internal tasks with one app. Each option is explicit that settings could otherwise set."""
 
     # ``throws``: Celery logs an expected exception in one line, and error trackers leave it out.
     @app.task(name=ADVANCE, bind=True, throws=(WorkflowFailed, StoreUnavailable), **INTERNAL_OPTIONS)
@@ -164,10 +161,7 @@ def _fails_task(task: Any, dependencies: TaskDependencies) -> bool:
 
 def _install_answers(app: Celery, dependencies: TaskDependencies) -> None:
     def answer_or_send(task: Any, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
-        """The link's ``apply_async``, which Celery calls in the process of a task that has returned.
-
-        It commits the answer, or sends it as a message.
-        """
+        """The link's ``apply_async``, which Celery calls where a task has returned: commit the answer, or send it."""
         if args and len(args) == _DONE_ARGUMENT_COUNT and dependencies.task_end_handler.commit_result(*args):
             return EagerResult(task_id or "", None, states.SUCCESS, name=task.name)  # a group of links needs a result
         return send_past_routes(task, args, kwargs, task_id=task_id, **options)
@@ -184,10 +178,7 @@ def _install_answers(app: Celery, dependencies: TaskDependencies) -> None:
 
     @app.task(name=TASK_FAILED, **_ANSWERING)
     def task_failed(source: Any, *rest: Any) -> str:
-        """Deliver the error of a task to the step that sent the task.
-
-        Celery calls this in the process of the failed task, with its request, or a worker gets it as a message.
-        """
+        """Deliver the error of a task to its step: called in the process of the failed task, or by a message."""
         error, reference = (source, *rest) if isinstance(source, Mapping) else parse_errback_arguments(source, rest)
         if isinstance(source, (str, Mapping)):
             task = app.tasks[TASK_FAILED]
@@ -206,11 +197,10 @@ def _install_answers(app: Celery, dependencies: TaskDependencies) -> None:
 def _commit_or_resend(
     task: Any, answers: AnswerCommitter, message: tuple[Any, Any], commit: Callable[[AnswerCommitter], str]
 ) -> str:
-    """Commit an answer; if that fails, wait a second and send the message again.
+    """Commit an answer (``message``: the arguments of ``task``); if that fails, send it again after a second.
 
-    ``message``: the arguments of ``task``, which are the result or error, and the reference of the waiting step.
-    The message is not returned to the queue: a broker may count the returns of a message and drop it. It is returned
-    only if it cannot be sent either. Returns a short text for the log.
+    The message is returned to the queue only if it cannot be sent either: a broker may count the returns of a message
+    and drop it.
     """
     try:
         return commit(answers)
@@ -266,8 +256,7 @@ def ensure_beat_entry(scheduler: Any, queue: str) -> None:
 def skip_superfluous_sweeps(scheduler: Any) -> None:
     """Have a scheduler of beat pass over the entry of `sweep` while the dispatcher of this process sweeps.
 
-    The schedule of the entry cannot say that it is not due: Celery would wait for its first entry, and keep the others
-    from their turn.
+    If its schedule said that it is not due, Celery would wait for its first entry, and keep the others from their turn.
     """
     task, apply_entry = scheduler.app.tasks[SWEEP], scheduler.apply_entry
 
@@ -280,10 +269,7 @@ def skip_superfluous_sweeps(scheduler: Any) -> None:
 
 
 def _parse_run(workflow: Any, instance_id: Any, run_number: Any) -> RunRef | None:
-    """The run that a message names; None if no run can have that name.
-
-    Databases raise on a NUL and on a number above 31 bits, so each forged message would log a traceback.
-    """
+    """The run that a message names; None if no run can have that name, for which databases would raise."""
     try:
         values.check_identifier("Workflow name", workflow, values.MAX_ID_LENGTH)
         values.check_instance_id(instance_id, values.MAX_ID_LENGTH)

@@ -1,7 +1,6 @@
 """Answers: the results and errors of Celery tasks, delivered to the steps that sent the tasks.
 
-An answer is committed in the process of the task, or it arrives as a message. An answer in a message is in no database
-yet. So if it cannot be committed, its message goes back to the broker.
+A message that cannot be committed goes back to the broker: it is in no database yet.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class AnswerCommitter:
         return self._runtime.monotonic() >= self._direct_commits_paused_until and self.is_awaited_here(reference)
 
     def is_awaited_here(self, reference: TaskReference) -> bool:
-        """Whether this process's database waits for this answer."""
         return self._operations().answers.find_database_id() == reference.database_id
 
     def pause_direct_commits(self) -> None:
@@ -68,10 +66,10 @@ class AnswerCommitter:
         return self._operations().answers.is_superfluous(reference, may_be_copy=may_be_copy)
 
     def commit_result(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:
-        """Record that a task has returned; returns a short text for the log.
+        """Record that a task has returned; returns a short text for the log, and raises the database's error.
 
-        A result that is not JSON or is too large becomes the step's error. ``is_direct``: the caller is the process of
-        the task, which must not wait long. Raises the database's error if the answer cannot be committed.
+        A result that is not JSON or is too large becomes the step's error. ``is_direct``: the caller must not wait
+        long.
         """
         try:
             payload = values.encode_answer(
@@ -91,8 +89,7 @@ class AnswerCommitter:
     ) -> str:
         """Record that a task has failed; returns and raises as `commit_result`.
 
-        ``error`` has the keys ``name`` and ``message``. If ``final`` is True, the step is not retried. ``exception``:
-        what the task raised, if it ran in this process.
+        An ``error`` that is ``final`` is not retried. ``exception``: what the task raised, if it ran in this process.
         """
         name, message, is_non_retryable = error.get("name"), error.get("message"), error.get("final") is True
         payload = values.encode_error_answer(str(name), str(message), is_non_retryable=is_non_retryable)
@@ -118,8 +115,7 @@ class AnswerCommitter:
 def parse_errback_arguments(source: Any, rest: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
     """The error and the reference of the waiting step, from the arguments of an errback.
 
-    In the process of the task, Celery passes the task's request, the exception and its traceback. If that process does
-    not have the internal tasks registered, Celery sends a message with the task's id alone.
+    They are the task's request, its exception and traceback; or the task's id, if its process lacks the internal tasks.
     """
     if isinstance(source, str):
         text = f"Celery task {source} failed; its worker, which does not import celery_durable, has logged why"

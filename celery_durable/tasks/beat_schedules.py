@@ -1,7 +1,6 @@
 """The scheduled time of what beat sends, by which two beats give an instance the same id.
 
-Beat does not pass it on: neither the message nor the task's ``apply_async`` has the entry of the schedule
-(celery/celery#6974).
+Beat passes it on in neither the message nor the call of ``apply_async`` (celery/celery#6974).
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ _HOURS_SEARCHED = 24 * 366 * 9
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """An entry of beat's schedule that is being sent.
-
-    ``at``: when it was due, in the time zone of its schedule; None for kinds of schedules that do not tell.
-    """
+    """An entry of beat's schedule that is being sent. ``at``: when it was due; None for an unknown kind of schedule."""
 
     entry: str
     at: datetime | None
@@ -55,10 +51,7 @@ def note_occurrences(scheduler: Any, task: str) -> None:
 
 
 def find_last_due(of: Any) -> datetime | None:
-    """Return when a schedule was last due, the same on every machine; None for a schedule of an unknown kind.
-
-    An interval has no instants of its own, so time is cut into intervals since 1970.
-    """
+    """Return when a schedule was last due, the same on every machine: an interval cuts the time since 1970."""
     is_crontab, is_interval = isinstance(of, crontab), isinstance(of, schedule)
     if not (is_crontab or is_interval):
         return None
@@ -70,10 +63,7 @@ def find_last_due(of: Any) -> datetime | None:
 
 
 def _find_last_match(of: Any, now: datetime) -> datetime | None:
-    """Go back from ``now`` by minutes, and by hours while the hour or the day does not match.
-
-    In UTC, so that of a repeated hour each minute is an instant of its own.
-    """
+    """Go back from ``now`` by minutes, and by hours that cannot match; in UTC, where each minute is unique."""
     instant = now.astimezone(UTC).replace(second=0, microsecond=0)
     first = instant - timedelta(hours=_HOURS_SEARCHED)
     while instant > first:
@@ -91,10 +81,7 @@ def _find_last_match(of: Any, now: datetime) -> datetime | None:
 
 
 def fill_in_template(template: str, occurrence: Occurrence | None, now: datetime) -> str:
-    """Replace ``{scheduled}``, or ``{scheduled:%Y-%m-%d}``, by the scheduled time.
-
-    ``now`` stands in where beat does not send, or does not know. Without a format the time is in UTC.
-    """
+    """Replace ``{scheduled}`` or ``{scheduled:%Y-%m-%d}`` by the scheduled time, or ``now`` if it is unknown."""
     at = now if occurrence is None or occurrence.at is None else occurrence.at
 
     def format_time(match: re.Match[str]) -> str:

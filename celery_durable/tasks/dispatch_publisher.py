@@ -1,7 +1,7 @@
 """Dispatch messages for the runs that a commit made due, published after the commit at best effort.
 
-The commit itself marks these runs as sent, so no dispatcher publishes them a second time. If the broker does not take
-a message, the mark is removed. A dispatcher then publishes it when the broker or the queue takes messages again.
+The commit marks these runs as sent. If the broker does not take a message, the mark is removed, and a dispatcher
+publishes it when the broker or the queue takes messages again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ _CHUNK_SIZE = 500
 
 
 class DispatchPublisher:
-    """Publishes dispatch messages for callers that have committed."""
-
     def __init__(self, store: Store, publish: Callable[[Sequence[DueRun]], PublishReport]) -> None:
         self._store, self._publish = store, publish
 

@@ -1,7 +1,7 @@
 """Flow control: how many messages each queue may get, when a queue was empty, and whether it refuses messages.
 
 A long queue hides priorities, so work waits in SQL, sorted by priority, while the workers of a queue lag behind. The
-dispatcher does not query rows of a queue that is full or refuses messages. So these rows cost nothing.
+dispatcher does not query rows of a queue that is full or refuses messages.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from celery_durable.runtime import Runtime
 from celery_durable.tasks.publishing import PublishReport, SendState
 
 RECHECK_SECONDS = 1.0
-"""How long what is known about a queue or the broker is used before it is checked again.
-
-To ask Redis for the length of a queue takes milliseconds.
-"""
+"""How long the state of a queue or the broker is used: to ask Redis for a length takes milliseconds."""
 _UNCLAIMED_CHECK_DELAY = timedelta(seconds=1.5)
 """If a run is not claimed for this long after its dispatch message was sent, its queue's length is read."""
 _LOCAL_SECONDS = 0.25
@@ -43,7 +40,6 @@ class _QueueState:
     backoff: float = 0.0
     empty: list[datetime] = field(default_factory=list)
     is_empty: bool = False
-    """Whether the queue was empty when its length was last read."""
     full_since: datetime | None = None
     """Since when the queue is at the high water mark, by this machine's clock."""
 
@@ -62,9 +58,7 @@ class _QueueState:
     def _drop_old_times(self, now: datetime, slack: timedelta) -> None:
         """Drop all times that are ``slack`` old, except for the newest of them.
 
-        All younger times are kept; they are few, since each needs a request to the broker. If only the oldest of them
-        were kept, the loss of a message that was sent just after it would be noticed late: an empty queue proves
-        nothing about messages that are sent later.
+        All younger ones are kept: an empty queue proves nothing about a message that is sent just after it.
         """
         known = [at for at in self.empty if at <= now]  # no time may be later, unless the clock was set back
         old = [at for at in known if at + slack <= now][-1:]
@@ -90,10 +84,9 @@ class FlowControl:
         return self._queues.setdefault(name, _QueueState())
 
     def assume_local_queues(self) -> None:
-        """Count an unclaimed message as lost while its queue is empty, for `durable dev`.
+        """Count an unclaimed message as lost while its queue is empty, for `durable dev`: its broker is in its memory.
 
-        Its broker is in the memory of its process. Other processes send their messages to the configured broker, or to
-        the memory of their own, so these messages never arrive.
+        Messages that other processes send never arrive there.
         """
         self._has_local_queues = True
 
@@ -117,10 +110,7 @@ class FlowControl:
         return _PROBE_LIMIT if self._is_unavailable else self.settings.sweep_batch
 
     def read_capacity(self, name: str, now: datetime) -> float:
-        """How many messages a queue may get now; asks the broker if the known length is too old.
-
-        ``now``: the database's time, read before the broker is asked.
-        """
+        """How many messages a queue may get now; asks the broker if the known length is old. ``now``: read before."""
         queue = self._queue(name)
         monotonic_now = self.runtime.monotonic()
         if monotonic_now < queue.backoff_until:
@@ -156,11 +146,9 @@ class FlowControl:
     def build_queue_progress(self, name: str, now: datetime, claimed: datetime | None) -> QueueProgress:
         """Return what is known about how far the workers have consumed a queue.
 
-        ``claimed``: the send time of the newest dispatch message of this queue that was claimed at least `SLACK` ago;
-        None if unknown.
-
-        If the queues are in the memory of this process and this one is empty, no message that was sent before ``now``
-        can arrive. A worker of this process that has just taken one gets a superfluous copy.
+        ``claimed``: the send time of the newest dispatch message that was claimed at least `SLACK` ago. If the queues
+        are in the memory of this process and this one is empty, no message that was sent before ``now`` can arrive. A
+        worker of this process that has just taken one gets a superfluous copy.
         """
         empty, empty_lately = self._queue(name).empty_times(now, self.slack)
         gone_before = now if self._has_local_queues and self._queue(name).is_empty else None

@@ -1,7 +1,4 @@
-"""Heartbeats: every ten seconds, a dispatcher or a worker writes that it is alive, and its queues and workflows.
-
-A heartbeat is one statement, at best effort. A failure is logged once, and the next heartbeat tries again.
-"""
+"""Heartbeats: every ten seconds, a dispatcher or a worker writes that it is alive, at best effort, in one statement."""
 
 from __future__ import annotations
 
@@ -29,9 +26,8 @@ LANE = "heartbeat row"
 
 
 class ProcessHeartbeat:
-    """The heartbeat row of this process, and the job that writes it.
+    """The heartbeat row of this process, from `register` on, and its job. A forked child registers again.
 
-    There is no row before `register`, and a forked child has to call `register` again.
     ``store`` is called when the first heartbeat is due, so a worker without a usable database starts too.
     """
 
@@ -53,7 +49,6 @@ class ProcessHeartbeat:
         reset_in_child(self)
 
     def reset_in_child(self) -> None:
-        """Forget the row, which is the parent's."""
         self._id: str | None = None
         self._write_count, self._has_row, self._is_ending = 0, False, False
         self._last_check_at, self._next_check_at = -math.inf, math.inf
@@ -80,10 +75,7 @@ class ProcessHeartbeat:
         self._job.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Remove the row and end the job; waits for at most ``timeout`` seconds until it has ended.
-
-        The row stays while ``is_row_needed`` is set: a worker that stops still works on the tasks that it holds.
-        """
+        """Remove the row, unless ``is_row_needed``, and end the job; waits for at most ``timeout`` seconds."""
         self._is_ending = True
         self._job.start()
         self._job.wait(timeout)
@@ -96,10 +88,7 @@ class ProcessHeartbeat:
             self._job.wake()
 
     def record_outages(self, outages: Sequence[Outage]) -> None:
-        """Record what keeps the process from its work, with ``since`` by this machine's clock.
-
-        A change is written at once.
-        """
+        """Record what keeps the process from its work, since when by this machine's clock."""
         is_changed = _outage_keys(outages) != _outage_keys(self._outages)
         self._outages = outages
         if is_changed:

@@ -13,8 +13,7 @@ _ONE_DAY = 86_400
 def send_past_routes(task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
     """An ``apply_async`` for internal tasks that ignores the application's routes and its own task class.
 
-    An explicit queue wins over a route's queue. But a route may also set an exchange, a routing key or a priority. A
-    catch-all route sets them for internal tasks too, and beat's `sweep` messages went to another queue.
+    An explicit queue wins over a route's, but a catch-all route also sets an exchange, a routing key or a priority.
     """
     app = task.app
     if not app.conf.task_always_eager:

@@ -1,7 +1,6 @@
 """The outbox: sends the messages that transactions wrote, and delivers outbound events to their handlers.
 
-Messages are sent at least once. If a process dies after it has sent a message and before it has removed the row, the
-sweep sends the message again. The copy has the same id, so consumers can recognize it.
+Messages are sent at least once, under the same id, so consumers can recognize a copy.
 """
 
 from __future__ import annotations
@@ -49,11 +48,7 @@ class BatchResult:
 
 
 class Outbox:
-    """Sends the messages in the outbox.
-
-    ``stops_process``: whether an exception stops the process. ``fail_task``: answers the step that waits for a task
-    whose message the application's own code refused to make.
-    """
+    """Sends the messages in the outbox. ``fail_task`` answers the step of a task whose message could not be made."""
 
     def __init__(
         self,
@@ -70,10 +65,7 @@ class Outbox:
         )
 
     def send_committed(self, messages: Sequence[OutboxMessage]) -> None:
-        """Send messages of a committed transaction; the sweep sends those that fail.
-
-        Raises only an exception that stops the process.
-        """
+        """Send messages of a committed transaction. The sweep sends those that fail; only a stop is raised."""
         # An item of a map that fails here sends the next one. A loop instead of a recursion: all items may fail.
         waiting: deque[Sequence[OutboxMessage]] | None = getattr(self._local, "waiting", None)
         if waiting is not None:
@@ -100,7 +92,6 @@ class Outbox:
         return sent
 
     def send_batch(self, limit: int) -> BatchResult:
-        """Send up to ``limit`` due messages."""
         take = functools.partial(outbox.lock_due, limit=limit, redispatch=self._redispatch)
         messages = self._store.transact(take)
         self._local.waiting = (
@@ -131,10 +122,7 @@ class Outbox:
         return self._store.transact(functools.partial(outbox.keep, messages=part, grace=self._settings.grace))
 
     def _send_in_parts(self, parts: Iterable[Sequence[OutboxMessage]]) -> list[SendState]:
-        """Send messages a part at a time, until one is unsent. So a crash repeats only one part.
-
-        The row of a sent task is removed. The row of an event stays until the event is delivered.
-        """
+        """Send messages a part at a time, until one is unsent. So a crash repeats only one part."""
         states: list[SendState] = []
         for part in parts:
             states += self._send_part(part).states if part else []

@@ -1,8 +1,7 @@
 """The pools of Celery's workers, and which of them run workflows.
 
-On the other pools leases are not renewed reliably. Cooperative threads starve the thread that renews leases, and the
-behaviour of third-party pools is unknown. A worker on such a pool runs the application's tasks as before, but does not
-consume the workflow queue (LAW 8).
+On the others leases are not renewed reliably: cooperative threads starve the thread that renews them. A worker on such
+a pool runs the application's tasks, but does not consume the workflow queue (LAW 8).
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ def runs_workflows(pool: str) -> bool:
 
 
 def stop_consuming(app: Any, queue: str, pool: str, *, is_named_by_user: bool) -> None:
-    """Stop this worker, whose pool runs no workflows, from consuming the workflow queue.
-
-    If the queue is also the application's default queue, the worker keeps it and leaves runs to other workers.
-    """
+    """Stop this worker, whose pool runs no workflows, from consuming a queue that only workflows use."""
     queues = app.amqp.queues
     if queue not in queues.consume_from or not is_dedicated_queue(app, queue):
         return
@@ -61,8 +57,5 @@ def import_for_passes() -> None:
 
 
 def get_node_name(request: Any) -> str:
-    """Return the node of a task's request.
-
-    Outside of a worker, for example in a direct call of the task, Celery sets no hostname. Then it is this machine.
-    """
+    """Return the node of a task's request: this machine, if no worker runs it and Celery sets no hostname."""
     return str(getattr(request, "hostname", None) or socket.gethostname())

@@ -1,8 +1,8 @@
 """What stops a pass: the worker that shuts down, and exceptions that are no error of the user's code (LAW 9).
 
 A flag in shared memory, made before the pool forks, tells the pool processes that the worker shuts down. They release
-their runs at the next step boundary. Celery or the operating system raises the exceptions that stop the process. They
-count as no attempt, and the worker releases the run. Every other exception is a failed attempt, whatever its type is.
+their runs at the next step boundary, as they do for the exceptions that stop the process. Every other exception is a
+failed attempt, whatever its type is.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ class StopFlag:
 
 
 def make_process_stop_check(is_stopping: Callable[[], bool]) -> Callable[[BaseException], bool]:
-    """A function that returns True for an exception that stops the process, and False for an error of the code.
-
-    ``is_stopping``: whether this worker shuts down.
-    """
+    """Return a function that tells an exception that stops the process from an error of the code."""
 
     def stops_process(error: BaseException) -> bool:
         if _has_been_terminated():  # this process ends, even if the code turned the SystemExit into another exception

@@ -1,7 +1,6 @@
-"""The workflow queue, added to the queues of the application.
+"""The workflow queue, added when Celery builds the application's table of queues from the configuration.
 
-The queue is added when Celery builds its table of queues from the configuration. The configuration itself does not
-change (LAW 8): a process may set ``task_queues`` or ``task_default_queue`` at any time before the first use.
+The configuration does not change (LAW 8): a process may set ``task_queues`` at any time before the first use.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from celery_durable.errors import DurableError
 
 
 class _WithDurableQueue:
-    """A mixin for the application's AMQP class that adds the workflow queue."""
-
     app: Celery
 
     def Queues(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802  # Celery's name
@@ -49,10 +46,7 @@ def install_queue(app: Celery) -> None:
 
 
 def ensure_queue(app: Celery, name: str) -> None:
-    """Add the workflow queue to this process's table of queues if it is missing; called before each publish.
-
-    Otherwise an app with ``task_create_missing_queues=False`` refuses the queue after its table was replaced.
-    """
+    """Add a missing workflow queue before a publish: without ``task_create_missing_queues`` the app would refuse it."""
     queues: Any = app.amqp.queues
     if name not in queues:
         queues.add(_make_queue(app, name))

@@ -1,14 +1,12 @@
 """The Redis watchdog: finds a worker that stopped consuming, and makes it consume again without a new connection.
 
-A worker may hold a limited number of messages (the prefetch limit). A message whose acknowledgement fails counts
-against this limit forever: `kombu.transport.redis.QoS.ack` removes the message from Redis first and from the count
-afterwards, and `Message.ack_log_error` only logs the error. While the limit is reached, Celery does not read the
-connection. A worker without remote control and gossip has no other connection that could show the outage. So such a
-worker never consumes again when Redis is back. Reports of workers that stopped so: celery/celery#8030, #10205.
+A message whose acknowledgement fails counts against the worker's prefetch limit forever:
+`kombu.transport.redis.QoS.ack` removes it from Redis first and from the count afterwards, and `Message.ack_log_error`
+only logs the error. While the limit is reached, Celery does not read the connection, so such a worker never consumes
+again when Redis is back (celery/celery#8030, #10205).
 
-The failed acknowledgement distinguishes this worker from a worker that is merely busy. Redis closes idle connections
-too (its ``timeout``), and Celery opens a new one when it may receive messages again. A reconnect by the watchdog would
-return the worker's messages to the queue, and so run late-acknowledged tasks a second time (LAW 8).
+The failed acknowledgement distinguishes it from a worker that is merely busy. A reconnect would return the worker's
+messages to the queue, and so run late-acknowledged tasks a second time (LAW 8).
 """
 
 from __future__ import annotations
@@ -44,10 +42,7 @@ class RedisWatchdog:
             setattr(self._qos, name, _record_failures(getattr(self._qos, name), self._failed))
 
     def check(self) -> None:
-        """Start the repetition of failed acknowledgements if the prefetch limit is reached.
-
-        Celery's event loop calls this, so it must not wait for Redis itself.
-        """
+        """Start to repeat failed acknowledgements if the prefetch limit is reached. Celery's event loop calls it."""
         if self._failed and not self._qos.can_consume() and not self._job.is_started():
             self._job.start()
 
@@ -72,10 +67,7 @@ class RedisWatchdog:
 
 
 def _record_failures(method: Callable[..., object], failed: dict[str, _Acknowledge]) -> Callable[..., object]:
-    """Wrap a QoS method so that its failures are recorded; it raises the same errors to Celery as before.
-
-    Other threads may call the wrapped method too.
-    """
+    """Wrap a QoS method, which any thread may call, so that its failures are recorded and still raised."""
 
     def call(delivery_tag: str, *args: Any, **kwargs: Any) -> object:
         try:

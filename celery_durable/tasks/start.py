@@ -1,7 +1,7 @@
 """The task `celery_durable.start`, which creates an instance: for chains, chords, beat, and other languages.
 
-A broker may deliver a message twice. So the instance's id comes from the message, and an id that exists is returned
-(LAW 1). A countdown becomes a start time in the database, where no visibility timeout can lose or double it.
+A message may come twice, so the instance's id comes from it, and an id that exists is returned (LAW 1). A countdown
+becomes a start time in the database, where no visibility timeout can lose or double it.
 """
 
 from __future__ import annotations
@@ -109,8 +109,7 @@ def make_start_signature(
 ) -> Signature[Any]:
     """Make the signature that starts an instance; raises what `create` raises for the parameters.
 
-    ``params``: None leaves them to the task before, in a chain. ``options``: arguments of the task, except those that
-    are None.
+    ``params`` None: they come from the task before, in a chain. ``options``: arguments of the task, if not None.
     """
     args: tuple[Any, ...] = ()
     if params is not None or is_immutable:
@@ -180,10 +179,7 @@ def _parse_instant(text: Any) -> datetime:
 
 
 def _retry_if_transient(task: Any, store: Store, error: Exception) -> None:
-    """Send the message again if another attempt may succeed: raises what Celery raises for that, or returns.
-
-    No worker would receive the message of a direct call or an eager task.
-    """
+    """Send the message again if another attempt may succeed and a worker would receive it, by raising."""
     retries = task.request.retries
     is_unknown = isinstance(error, WorkflowNotFound) and retries < _MAX_UNKNOWN_RETRIES
     may_succeed = is_unknown or isinstance(error, SchemaOutdated) or store.is_transient(error)

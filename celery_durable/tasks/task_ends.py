@@ -1,9 +1,8 @@
 """The ends of Celery tasks that do steps, committed in the process of the task (LAW 1).
 
-Each task of a step has a link (`task_done`) and an errback (`task_failed`). Celery calls one of them in the process of
-the task: after the body, before the result is stored and before a late acknowledgement. Both commit the answer here.
-Celery sends a signal for an end without a callback. The link and the errback stay on the task, so its retries and its
-replacements have them too, and so has a chain. The answer is sent as a message if another database waits for it, or if
+Celery calls a link (`task_done`) or an errback (`task_failed`) there: after the body, before the result is stored and
+before a late acknowledgement. They stay on the task, so its retries, replacements and chains have them too. Celery
+sends a signal for an end without a callback. The answer is sent as a message if another database waits for it, or if
 the database of this process fails.
 """
 
@@ -54,9 +53,7 @@ class LossRecorder(Protocol):
 class TaskEndHandler:
     """Commits the ends of the tasks of one app, as results or errors of the waiting steps.
 
-    ``send`` sends an answer as a message. ``loss_recorder`` records tasks whose process died, and tasks that were
-    replaced. A parameter ``raw_reference`` is a `TaskReference` in its JSON form; a forged message may hold any other
-    value.
+    ``raw_reference`` is a `TaskReference` in its JSON form, or whatever a forged message holds.
     """
 
     def __init__(
@@ -93,8 +90,7 @@ class TaskEndHandler:
     def commit_result(self, result: Any, raw_reference: Any) -> bool:
         """Commit a task's result; returns False if the caller has to send the answer as a message.
 
-        The result passes through kombu's JSON as in a message: an integer key becomes text, a tuple becomes a list.
-        Raises EncodeError if kombu cannot encode the result, as sending it would.
+        The result passes through kombu's JSON, as in a message, and EncodeError is raised, as by sending it.
         """
         reference = TaskReference.read(raw_reference)
         if reference is None or self._app.conf.task_always_eager:
@@ -109,10 +105,7 @@ class TaskEndHandler:
     def commit_or_send_error(
         self, error: Mapping[str, Any], raw_reference: Any, *, request: Any = None, raised: object = None
     ) -> str:
-        """Commit or send a task's error; returns a short text for the log.
-
-        ``request`` and ``raised``: the task's request, and its exception if it has one. Only a commit has the
-        traceback; a message has not.
+        """Commit or send a task's error; returns a short text for the log. Only a commit has the traceback.
 
         Raises nothing if the database fails: before 5.7, Celery would call the errback again (celery/celery#10195).
         """
@@ -129,10 +122,7 @@ class TaskEndHandler:
         return _call_despite_soft_limit(lambda: self._commit_or_send(error, reference, exception), reference)
 
     def report_lost_task(self, error: Mapping[str, Any], raw_reference: Any) -> str:
-        """Report in the background that a task is lost: its process died, or the task ended the process.
-
-        Returns a short text for the log. A lost task does not count as failed.
-        """
+        """Report in the background that a task's process died, which is no failure. Returns a log text."""
         reference = TaskReference.read(raw_reference)
         if reference is None:
             return "noop: malformed reference"
@@ -186,10 +176,7 @@ class TaskEndHandler:
         listen(signals.task_rejected, self._handle_rejected)
 
     def _handle_postrun(self, sender: Any, task: Any, state: Any, retval: Any, **_: Any) -> None:
-        """Handle Ignore and Reject.
-
-        A state of None means that this process is being killed; the parent process reports that.
-        """
+        """Handle Ignore and Reject. If this process is being killed (state None), its parent reports that."""
         if sender.app is not self._app or state not in (states.IGNORED, states.REJECTED):
             return
         raw_reference = task.request.get(REFERENCE_HEADER)
@@ -234,11 +221,7 @@ class TaskEndHandler:
 
 
 def _find_task_exception(exception: BaseException) -> BaseException:
-    """The task's own exception, found in the context of an exception that the result backend raised later.
-
-    It is the oldest exception that reached Celery's tracer. Exceptions that the backend or the task caught did not
-    reach it.
-    """
+    """The task's own exception before that of the result backend: the oldest that reached the tracer."""
     found, each = exception, exception.__context__
     while each is not None:
         if each.__traceback__ is not None and each.__traceback__.tb_frame.f_code.co_filename == trace.__file__:
@@ -248,10 +231,9 @@ def _find_task_exception(exception: BaseException) -> BaseException:
 
 
 def _call_despite_soft_limit(commit: Callable[[], T], reference: TaskReference) -> T:
-    """Call ``commit``, and call it again if the soft time limit fires meanwhile; returns its result.
+    """Call ``commit``, and again if the soft time limit fires meanwhile, which it does once; returns its result.
 
-    The task is over and its answer is known, so the limit must not become a second, different answer. The limit fires
-    only once, so it does not interrupt the second call.
+    The task is over and its answer is known, so the limit must not become a second, different answer.
     """
     try:
         return commit()

@@ -1,7 +1,6 @@
 """The bootstep of a Celery worker: it starts and stops this library's jobs, and finds dead pool processes early.
 
-The jobs are the heartbeat and the dispatcher. If a pool process dies, Celery notices it at once. The bootstep also
-removes the cancelled entries from the timer of the worker's main loop, which would keep them until their time.
+It also removes the cancelled entries from the timer of the worker's main loop, which would keep them until their time.
 """
 
 from __future__ import annotations
@@ -68,10 +67,7 @@ class DurableStep(bootsteps.StartStopStep):
 
 
 def check_for_dead_processes(pool: Any) -> None:
-    """Make Celery check its pool now if a process with an internal task is gone; Celery checks only every 5 s.
-
-    If only processes with other tasks are gone, Celery's own timing stays as it is (LAW 8).
-    """
+    """Make Celery check its pool now, not every 5 s, if a process with a task of ours is gone (LAW 8)."""
     from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 
     pids = {request.worker_pid for request in list(state.active_requests) if _is_internal_or_step_task(request)}
@@ -87,7 +83,6 @@ def _is_internal_or_step_task(request: Any) -> bool:
 
 
 _FEW = 1_000
-"""So many entries are left alone."""
 
 
 class CancelledTimers:

@@ -267,7 +267,7 @@ def _set_lock_timeout(connection: sa.Connection) -> None:
 
 
 def configure_transactions(engine: sa.Engine, *, owns_engine: bool) -> sa.Engine:
-    """Return an engine with the store's transactions; that of the application is copied, and shares its pool."""
+    """Return an engine with the store's transactions. An application's engine is copied, with its pool."""
     if database_from_url(engine.url) is SQLITE:
         writing = engine.execution_options()
         event.listen(writing, "begin", _begin_immediate)

@@ -1,8 +1,4 @@
-"""Held tasks: the tasks of steps that a worker has received and that have not ended.
-
-A signal of Celery reports each received task in the worker's parent process. The list is kept in memory alone; nothing
-is written per task.
-"""
+"""Held tasks: the tasks of steps that a worker has received and that have not ended, in memory alone."""
 
 from __future__ import annotations
 
@@ -42,28 +38,22 @@ class HeldTasks:
         self._kept_until = 0.0
 
     def record_received(self, request: Any, connection: Any) -> None:
-        """Record a received task, before it waits for an ETA or a rate limit.
-
-        ``connection``: the connection to the broker over which the task came.
-        """
+        """Record a task, and the connection over which it came, before it waits for an ETA or a rate limit."""
         reference = TaskReference.read(request.request_dict.get(REFERENCE_HEADER))
         if reference is not None:
             with self._lock:
                 self._requests[request] = reference, weakref.ref(connection)
 
     def references(self, consumer: Any, now: float) -> Sequence[TaskReference]:
-        """The tasks that the worker holds now, from any thread.
+        """The tasks that the worker holds now, from any thread. ``consumer`` None: the worker shuts down.
 
-        Celery has no list of all held tasks. A task that waits for its ETA or a rate limit is neither reserved nor
-        active, but its message is not acknowledged. A task that has ended is acknowledged and is in neither set.
+        Celery has no list of them. A task that waits for its ETA or a rate limit is neither reserved nor active, but
+        its message is not acknowledged. A task that has ended is acknowledged and is in neither set.
 
-        When a connection is lost, Celery drops what waits, and the broker delivers it again, maybe to another worker.
-        The dropped request is never acknowledged. It is part of a reference cycle, so it exists until Python's garbage
-        collector runs, which an idle worker may not do for hours. So a message of an earlier connection is not held,
-        unless the worker's pool has it: Celery drops nothing there, and a pool of threads has all tasks without an ETA.
-
-        ``consumer``: the worker's Celery consumer. None: the worker shuts down, and any connection counts. ``now``: a
-        monotonic time.
+        When a connection is lost, Celery drops what waits, and the broker delivers it again. The dropped request is
+        never acknowledged, and exists until Python's garbage collector breaks its cycle, maybe after hours. So a
+        message of an earlier connection is not held, unless the worker's pool has it: Celery drops nothing there, and a
+        pool of threads has all tasks without an ETA.
         """
         from celery.worker import state  # noqa: PLC0415  # a process that is no worker does not need Celery's
 

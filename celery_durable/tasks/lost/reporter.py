@@ -1,9 +1,8 @@
 """A worker's reports of the tasks that it holds, in its heartbeat row, from which dispatchers detect its death.
 
 A job of its own (LAW 8) renews the row every two seconds, and every second while the tasks change. It also reports
-whether Celery's main loop turns: a message that lies in the worker's socket is in no list yet. A solo pool's loop runs
-the bodies of tasks, so it may not turn for hours. Another loop that does not turn is stuck, and nothing else in the
-worker shows that. Then the log shows its stack.
+whether Celery's main loop turns: a message in the worker's socket is in no list yet. A solo pool's loop runs the bodies
+of tasks, so it may not turn for hours. Another loop that does not turn is stuck, and the log shows its stack.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ _STACK_FRAMES = 16
 
 
 class HeldTaskReporter:
-    """Reports the held tasks of one worker, from `start` to `stop`.
-
-    ``heartbeat_id`` returns the id of the worker's heartbeat row, or None if there is none.
-    """
+    """Reports the held tasks of one worker, from `start` to `stop`."""
 
     def __init__(self, store: Callable[[], Store], runtime: Runtime, *, heartbeat_id: Callable[[], str | None]) -> None:
         self.held, self._job = HeldTasks(), Job("durable-held-tasks", self._try_report, lane=LANE)
@@ -56,12 +52,10 @@ class HeldTaskReporter:
         self._loop_thread = 0
 
     def start(self, consumer: Callable[[], Any]) -> None:
-        """Start the job; ``consumer`` returns the worker's Celery consumer, or None if it receives no messages."""
         self._consumer, self._loop_thread = consumer, threading.get_ident()
         self._job.start()
 
     def stop(self, timeout: float) -> None:
-        """End the job, and wait for it for at most ``timeout`` seconds."""
         self._job.stop(timeout)
 
     def _try_report(self) -> float:

@@ -1,11 +1,10 @@
 """The dispatcher's search for lost tasks: it finds dead workers and missing messages in the lists of the workers.
 
-What a dead worker held by its last list is lost. What it received after that list is in no list. So a task is also lost
-if its message has left the queue, no worker holds it, and every worker of the queue has listed its tasks since that was
-noticed. A message has left the queue if the queue is empty, or if a later message has been taken from it.
+What a dead worker held by its last list is lost. A task is also lost if its message has left the queue, no worker holds
+it, and every worker of the queue has listed its tasks since that was noticed (docs/design.md).
 
-All that is remembered is in the database: when a worker was first noticed to be silent, and a message to be missing. So
-any number of dispatchers may search, and each may end at any time. Several reports of a loss have one effect.
+All that is remembered is in the database. So any number of dispatchers may search, and each may end at any time.
+Several reports of a loss have one effect.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ _BATCH_SIZE, _MAX_REPORTED = 50, 1_000
 LOSS_REASON = "no worker holds it, and its message is gone"
 
 Destination = tuple[str, int]
-"""The queue and the priority of a task's messages."""
 Lost = tuple[TaskReference, datetime]
 """A lost delivery, and by when it was sent."""
 Hands = frozenset[tuple[RunRef, str]]
@@ -81,7 +79,7 @@ class LostTaskSearch:
         self._offset, self._had_outage = 0, False
 
     def record_outage(self) -> None:
-        """Record that the database did not answer: workers that have been silent may have been unable to write."""
+        """Record that the database did not answer: silent workers may have been unable to write."""
         self._had_outage = True
 
     def check(self) -> None:
@@ -118,10 +116,9 @@ class LostTaskSearch:
     # --- dead workers ---------------------------------------------------------------------------
 
     def _notice_silence(self, workers: Iterable[WorkerRow], now: datetime) -> None:
-        """Record which workers have become silent.
+        """Record which workers have become silent: they count as dead if not seen again in the rest of the time.
 
-        An outage of the database silences all workers. So a worker counts as dead only if it was noticed to be silent,
-        and was not seen again in the rest of the time. After an outage that this process saw, it is noticed anew.
+        An outage of the database silences all. After an outage that this process saw, silence is noticed anew.
         """
         since = now - _SILENT
         silent = [each.id for each in workers if each.silent_at is None and each.seen_at <= since]

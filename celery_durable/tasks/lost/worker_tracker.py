@@ -28,10 +28,7 @@ class LossReporter(Protocol):
 
 
 class WorkerLossTracker:
-    """Listens to Celery's signals in a worker, for one app.
-
-    ``heartbeat_id`` returns the id of the worker's heartbeat row.
-    """
+    """Listens to Celery's signals in a worker, for one app."""
 
     def __init__(
         self,
@@ -65,10 +62,7 @@ class WorkerLossTracker:
         signals.task_retry.connect(retried, weak=False)
 
     def record_process_death(self, reference: object, *, why: str) -> bool:
-        """Report in the background that a task's pool process died or that the task ended the process.
-
-        Celery's main loop calls this. Returns False if the reference is malformed or the background queue is full.
-        """
+        """Report the death of a task's pool process in the background. False: it cannot be reported."""
         found = TaskReference.read(reference)
         if found is None:
             return False
@@ -80,11 +74,7 @@ class WorkerLossTracker:
         return self._background.add(report, what=f"A task of {found.ref} whose process died")
 
     def record_replacement(self, request: Any) -> None:
-        """Record that a task has replaced itself.
-
-        The tasks that replace it carry its callbacks (of a chain, only the last task does) and may have other ids. So
-        the search no longer looks for this task.
-        """
+        """Record that a task has replaced itself: no search can find those that do its work now."""
         self._record(request, lost_tasks.record_replacement)
 
     def _record(self, request: Any, note: Callable[[Tx, TaskReference], None]) -> None:

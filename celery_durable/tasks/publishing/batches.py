@@ -15,10 +15,7 @@ logger = logging.getLogger("celery_durable.tasks")
 
 @dataclass(slots=True, eq=False)
 class BatchItem:
-    """One message, and its position in the list of states that the caller reads.
-
-    ``errors``: where the error of an unsendable message is kept. None: a message that is tried again after any error.
-    """
+    """One message, and its position in the caller's list of states. Without ``errors``, it is always tried again."""
 
     states: list[SendState]
     index: int
@@ -37,11 +34,7 @@ class BatchItem:
 
 @dataclass(slots=True, eq=False)
 class DestinationBatch:
-    """The messages to one exchange with one routing key, in order.
-
-    ``queue``: the name under which an outage is recorded; None for Celery's own events. ``error``: why some messages
-    were not sent, or an empty string.
-    """
+    """The messages to one exchange with one routing key. ``queue`` names an outage; Celery's own events have none."""
 
     exchange: str
     routing_key: str

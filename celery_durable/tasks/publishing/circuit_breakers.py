@@ -1,7 +1,6 @@
 """Circuit breakers: pause sending to a broker or a queue that does not take messages, each time for longer (LAW 7).
 
-While an outage of the broker is on record, no caller waits for the broker. The sending thread probes it in the
-background. Messages are sent again only after the broker has answered a probe.
+Meanwhile no caller waits for the broker. The sending thread probes it; an answer lets messages be sent again.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from celery_durable.tasks.publishing.report import BrokerOutage
 logger = logging.getLogger("celery_durable.tasks")
 
 MAX_BROKER_PAUSE_SECONDS, MAX_QUEUE_PAUSE_SECONDS = 5.0, 30.0
-"""The longest pauses. Pauses start at 1 s and double.
-
-The broker's pause is short: no caller waits for its probes, and a fail-over must be noticed soon.
-"""
+"""The longest pauses; they start at 1 s. No caller waits for probes of the broker, and a fail-over is noticed soon."""
 _PROBE_TIMEOUT_SECONDS = 6.0
 _LOG_INTERVAL_SECONDS = 60.0
 

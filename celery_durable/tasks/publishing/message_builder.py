@@ -102,10 +102,7 @@ _MAX_NAME_LENGTH = 240
 
 
 class MessageBuilder:
-    """Makes messages on the caller's thread; raises any error of routes, serializers and signal receivers.
-
-    Each result is a sequence: the message of the task, followed by Celery's own events about it.
-    """
+    """Makes a task's message, followed by Celery's own events about it; raises any error of the application's code."""
 
     def __init__(
         self,
@@ -148,10 +145,7 @@ class MessageBuilder:
         return make
 
     def build_outbox_messages(self, message: OutboxMessage) -> Sequence[RecordedMessage]:
-        """The messages for a row of the outbox; always recorded, since each row has its own options.
-
-        Empty if the task's own ``apply_async`` sent nothing. Raises TaskRefused if a step waits for the task's result.
-        """
+        """The messages for a row of the outbox; none if the task's ``apply_async`` sent nothing."""
         if message.kind is OutboxKind.EVENT:
             id_ = {"task_id": f"{message.id}:{self._nonce()}"}
             return self._record_internal(self._deliver, (message.id,), message.name, self._queue(), id_)
@@ -171,8 +165,7 @@ class MessageBuilder:
     def build_answer_options(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The options that make a worker of any application answer when the task has ended; {} if no step waits.
 
-        Celery calls no callback if the message is unreadable or its task unknown. Then a worker reads the header, which
-        has the same reference.
+        The header is for a message that is unreadable or whose task is unknown: Celery then calls no callback.
         """
         reference = TaskReference.read(body.get("reference"))
         if reference is None:

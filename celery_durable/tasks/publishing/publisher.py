@@ -1,7 +1,6 @@
 """The publisher: sends messages within a bounded time, keeps failures to one queue, and raises no broker errors.
 
-A caller waits at most 3 s, and not at all while an outage of the broker is on record (LAW 7). An unsent message only
-delays an instance until a dispatcher publishes it again (LAW 1).
+A caller waits at most 3 s, and not at all while an outage of the broker is on record (LAW 7).
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ _JOB_SIZE = 1000
 
 
 class Publisher:
-    """Publishes messages for one app: `advance`, `deliver` for outbound events, and the tasks that steps send.
-
-    ``answer_task_names``: the internal task for the results of a step's tasks, and the internal task for their errors.
-    """
+    """Publishes messages for one app: `advance`, `deliver` for outbound events, and the tasks that steps send."""
 
     def __init__(
         self,
@@ -119,7 +115,6 @@ class Publisher:
         return response
 
     def close(self) -> None:
-        """End the sending thread and close its connection."""
         if "_sender" in self.__dict__:
             self._sender.close()
 
@@ -180,8 +175,8 @@ class Publisher:
     ) -> list[DestinationBatch]:
         """Make the messages, each with its index in ``states``; messages to paused queues are refused at once.
 
-        Making a message runs the application's code and uses no broker. So an error here is the application's own, and
-        final for its task, unless `_is_broker_error`. Internal messages are tried again in any case.
+        It runs the application's code and uses no broker. So an error here is final for its task, unless
+        `_is_broker_error`. Internal messages are tried again in any case.
         """
         batches: dict[tuple[str, str], DestinationBatch] = {}
         refused: list[tuple[T, Exception]] = []
@@ -223,8 +218,7 @@ class Publisher:
     def _is_broker_error(self, exc: Exception) -> bool:
         """Whether the connection to a broker failed, or this process cannot use its broker at all.
 
-        A task's own ``apply_async`` may use a connection, for example for a lock. Transports also list OSError, which
-        says nothing about a connection.
+        A task's own ``apply_async`` may use a connection. OSError, which transports list too, says nothing about one.
         """
         try:
             listed = self._app.connection_for_write().transport.connection_errors
@@ -248,7 +242,6 @@ class Publisher:
         self._circuit_breakers.record_probe_answer()
 
     def reset_in_child(self) -> None:
-        """Reset the state that a forked child must not keep."""
         self._circuit_breakers.reset_in_child()
         self._message_builder.templates.clear()
 

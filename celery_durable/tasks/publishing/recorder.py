@@ -1,7 +1,7 @@
 """The recorder: records the messages that Celery and kombu would send, instead of sending them.
 
-Recording runs all that `send_task` runs: routes, serializers, the task protocol, signals, and patches of
-instrumentation libraries. It runs on the caller's thread, which has the trace context and the current task.
+It runs all that `send_task` runs: routes, serializers, signals, and patches of instrumentation libraries, on the
+caller's thread, which has the trace context and the current task.
 """
 
 from __future__ import annotations
@@ -85,11 +85,9 @@ class Recorder(Producer):
         return True
 
     def prepare_message(self, *args: Any) -> tuple[Any, ...]:
-        """Return the arguments as they are; the transport's channel prepares the message later."""
         return args
 
     def basic_publish(self, message: tuple[Any, ...], exchange: str, routing_key: str, **_: Any) -> None:
-        """Record the message instead of publishing it."""
         self.messages.append(RecordedMessage(message, exchange, routing_key, tuple(self._entities)))
         self._entities = []
 
@@ -97,10 +95,9 @@ class Recorder(Producer):
 def prevent_result_subscription(app: Celery) -> None:
     """Keep the application's result backend from subscribing to the results of recorded messages.
 
-    The Redis backend subscribes when a task is sent, over a connection of its own. It waits for 20 s if the connection
-    is refused and for minutes if it hangs. It keeps the subscription as long as the process lives. No internal code
-    reads the result; an application that reads it subscribes then. The RPC backend declares its reply queue through the
-    producer, so the recorder records that.
+    The Redis backend subscribes when a task is sent, for the life of the process, over a connection of its own: it
+    waits for 20 s if it is refused and for minutes if it hangs. An application that reads the result subscribes then.
+    The RPC backend declares its reply queue through the producer, so the recorder records that.
     """
     backend: Any = app.backend
     subscribe = backend.on_task_call
@@ -120,10 +117,9 @@ class _SubscribeUnlessRecorder:
 
 
 def is_publish_observed(app: Celery) -> bool:
-    """Whether other code observes or changes published messages; then no templates are used.
+    """Whether other code observes or changes published messages, as Sentry does by patches; then no templates are used.
 
-    Sentry patches `Celery.send_task` and `Producer.publish`; OpenTelemetry uses the signals. A patch is
-    recognized by the file of the function's code: functools.wraps copies the other attributes.
+    A patch is recognized by the file of its code, as functools.wraps copies the other attributes.
     """
     is_patched = _is_patched(type(app).send_task, "celery/app/base.py")
     is_patched = is_patched or _is_patched(Producer.publish, "kombu/messaging.py")

@@ -1,7 +1,4 @@
-"""Reports: the state of each message after a publish, and the outages of brokers and queues.
-
-A message counts as sent only if the broker has certainly taken it (LAW 7).
-"""
+"""Reports: the state of each message after a publish, and outages. A sent message was certainly taken (LAW 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ class SendState(StrEnum):
     """The state of one message after a publish."""
 
     SENT = "sent"
-    """The broker has taken it."""
     REFUSED = "refused"
     """The broker did not take it; other queues are not affected."""
     UNSENDABLE = "unsendable"
@@ -31,11 +27,7 @@ class SendState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerOutage:
-    """A broker, or one of its queues, that does not take messages.
-
-    ``where``: the broker's URL with the password masked, or the queue's name. ``since``: the first failure, in UTC, by
-    this machine's clock. ``error``: the last error in the broker's own words, with its class.
-    """
+    """A broker (``where``: its URL without a password), or one of its queues, that takes no messages."""
 
     where: str
     since: datetime

@@ -1,7 +1,6 @@
 """The sender: one thread per process that sends on a connection of its own (LAW 8), while callers wait with a timeout.
 
-So the timeout holds even if a name resolver hangs or a client library has no timeouts. The thread opens the connection
-at first use, and closes it after a minute without messages. A forked child starts without a thread and a connection.
+So the timeout holds even if a name resolver hangs or a client library has no timeouts.
 
 Two switches between threads take as long as the message itself. So a caller with a single message sends it itself, on
 the same connection, while that is open, unused and quick. Then the timeouts of the socket limit how long it waits.
@@ -41,10 +40,7 @@ _Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", sel
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A caller's request: send messages, or store what ``request`` returns for the transport in ``response``.
-
-    ``may_run_on_caller``: whether the thread that calls `Sender.run` may run the job itself.
-    """
+    """A caller's request: send messages, or store what ``request`` returns for the transport in ``response``."""
 
     batches: Sequence[DestinationBatch] = ()
     request: Callable[[Transport], Any] | None = None
@@ -57,10 +53,8 @@ class Job:
 class Sender:
     """Starts the thread when there are jobs, and gives all waiting jobs to the transport as one batch.
 
-    One thread at a time has the connection: the sender's own, or a caller that has borrowed it.
-
-    A fork waits while the thread creates a connection object. Creating it imports modules, and a child would inherit
-    the locked import lock.
+    The sender's thread or a caller has the connection. A fork waits while the thread creates a connection object: that
+    imports modules, and a child would inherit the locked import lock.
     """
 
     def __init__(
@@ -87,10 +81,7 @@ class Sender:
     # --- callers --------------------------------------------------------------------------------
 
     def run(self, job: Job, seconds: float) -> bool:
-        """Run a job and wait for it; returns False if the job is not done in time.
-
-        Then the job was removed from the queue, unless the thread had started it. A started job continues.
-        """
+        """Run a job and wait for it. Returns False if it is late; then it was removed, unless it had started."""
         if job.may_run_on_caller and self._run_on_caller(job):
             return True
         if not self.submit(job):
@@ -115,8 +106,7 @@ class Sender:
     def _run_on_caller(self, job: Job) -> bool:
         """Run a job on a borrowed connection; returns False if the thread has to run it.
 
-        A connection with unread input was closed by the broker, or has an answer to nothing. To replace it may take as
-        long as it takes to find the broker's address.
+        A connection with unread input was closed by the broker, or has an answer to nothing. To replace it takes long.
         """
         with self._changed:
             transport = self._idle_transport

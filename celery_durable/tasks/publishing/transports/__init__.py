@@ -15,9 +15,8 @@ from celery_durable.tasks.publishing.transports.redis import RedisTransport
 def find_transport_class(app: Celery) -> type[Transport]:
     """The transport class for the application's broker.
 
-    `Transport` is the fallback if this version of kombu lacks the private names that the other classes use. It is also
-    the class for a ``broker_url`` that cannot be used, as without the package redis: then no message can be built, and
-    the log has the error.
+    `Transport` is the fallback if this kombu lacks the private names that the others use, or if ``broker_url`` cannot
+    be used: then no message can be built, and the log has the error.
     """
     try:
         transport = app.connection_for_write().transport

@@ -1,8 +1,8 @@
 """RabbitMQ over py-amqp: one channel per destination, all messages written before a confirm is read.
 
-py-amqp raises a channel's error from the read that happens to be running. So there are three phases. First the sender
-declares the entities of each batch in turn: no message is in flight, so an error belongs to the current batch. Then it
-writes all messages, by a method that does not read, as `basic_publish` does. Then it reads until all are confirmed.
+py-amqp raises a channel's error from the read that happens to be running. So the sender first declares the entities of
+each batch in turn, while no message is in flight. Then it writes all messages, by a method that does not read, as
+`basic_publish` does. Then it reads until all are confirmed.
 """
 
 from __future__ import annotations
@@ -105,10 +105,7 @@ class AmqpTransport(Transport):
             raise ConnectionError(_ALARM if self.is_blocked else silence) from exc
 
     def _read_pending_frames(self) -> None:
-        """Read the frames that arrived while the connection was idle: closed, blocked or unblocked.
-
-        Raises ConnectionError if the connection is blocked.
-        """
+        """Read the frames that arrived while the connection was idle; raises ConnectionError if it is blocked."""
         with contextlib.suppress(BlockingIOError):
             try:
                 while True:
@@ -235,8 +232,8 @@ class AmqpTransport(Transport):
     def probe(self) -> None:
         """Publish a message that the broker must return: only that proves that the broker takes messages.
 
-        During an alarm, RabbitMQ reads one message, then reports that the connection is blocked. It does not answer
-        when the channel is closed.
+        During an alarm, RabbitMQ reads one, then reports that it is blocked. It does not answer when the channel is
+        closed.
         """
         with self._explain_timeout(), self._throwaway_channel() as channel:
             self._read_pending_frames()

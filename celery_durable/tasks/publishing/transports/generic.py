@@ -23,16 +23,13 @@ NACK = "basic.nack: the queue is full or not available"
 
 
 class Transport:
-    """A connection that one thread uses.
+    """A connection that one thread uses. Its exceptions are failures of the broker; a destination's are in its batch.
 
-    An error of one destination sets the states of its batch. Any exception that a method raises is a failure of the
-    broker. The connection keeps the application's URL, user, TLS and virtual host, and overrides each option that sets
-    a time. ``failure_count``: the number of earlier failures, which selects the next URL and the next address of a
-    host.
+    It keeps the application's URL, user, TLS and virtual host, and overrides each option that sets a time.
+    ``failure_count``: the number of earlier failures, which selects the next URL and address.
     """
 
     supports_templates: ClassVar[bool] = False
-    """Whether the transport can send messages made from templates."""
     has_socket_timeouts: ClassVar[bool] = False
     """Whether each answer of the broker has a timeout of its own, whatever the broker does."""
 
@@ -57,7 +54,6 @@ class Transport:
         return {"confirm_publish": True} if self._is_py_amqp else {}
 
     def open(self) -> None:
-        """Connect to the broker."""
         for _ in range(self._failure_count % max(len(self.connection.alt), 1)):
             self.connection.maybe_switch_next()
         self._choose_address()
@@ -68,7 +64,6 @@ class Transport:
         """Do nothing; a transport that connects to a host's name overrides this."""
 
     def send(self, batches: Sequence[DestinationBatch]) -> None:
-        """Send all batches, and set the state of each message."""
         for batch in batches:
             self._send_one_by_one(batch)
 
@@ -118,8 +113,7 @@ class Transport:
 def resolve_address(connection: Any, failure_count: int) -> str | None:
     """The ``failure_count``-th address of a connection's host; None if the connection has to use the host's name.
 
-    A client library tries the next address of a name only if connecting fails. So an address that accepts the
-    connection and then hangs would hide the other addresses.
+    A client library tries the next address only if connecting fails, not if one accepts the connection and hangs.
     """
     host = connection.hostname
     if not host or connection.ssl or "/" in host:  # TLS compares names; a path is a local socket

@@ -139,10 +139,7 @@ class RedisTransport(Transport):
         return str(dumps(message))
 
     def queue_length(self, queue: str) -> int | None:
-        """The total length of the queue's lists, one per priority; a missing list counts as 0.
-
-        None if Redis denies access to the key, or if the key is not a list.
-        """
+        """The total length of the queue's lists, one per priority; None if Redis denies it."""
         try:
             return int(self.channel._size(queue))  # noqa: SLF001
         except self.channel.ResponseError as exc:
