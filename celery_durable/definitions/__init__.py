@@ -1,8 +1,4 @@
-"""Workflows as data: name, function, types and defaults; and what the engine needs to know of a step's function.
-
-A definition knows no app and no database, so the decorated function can be imported anywhere. The handle with
-``.create()`` is in `handles`.
-"""
+"""Workflows as data: name, function, types and defaults. A definition knows no app and no database."""
 
 from celery_durable.definitions.definition import Definition
 from celery_durable.definitions.linear import LinearDefinition, LinearStep, define_linear

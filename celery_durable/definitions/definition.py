@@ -17,11 +17,10 @@ _MAX_DURATION = timedelta(days=36_500)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition(abc.ABC):
-    """A workflow that is registered under a name.
+    """A workflow that is registered under a name. ``queue``: None for the app's.
 
-    ``queue``: None for the app's. ``retention``: how long an ended instance is kept, None for forever, UNSET for the
-    app's. ``max_run_duration``, ``max_suspend_duration``: how long a run, and a single suspension, may take. None is
-    for no limit; linear workflows have none. ``hooks``: the tasks to send when a run has ended.
+    ``retention``: how long an ended instance is kept, None for forever, UNSET for the app's. ``max_run_duration``,
+    ``max_suspend_duration``: None for no limit. ``hooks``: the tasks to send when a run has ended.
     """
 
     name: str

@@ -74,7 +74,6 @@ class StepFunction:
     name: str | None
     wants_tx: bool
     orm: bool
-    """Whether a body that takes `StepTx` runs inside the step's transaction, if the store wants that."""
     config: StepConfig | None
     result: Codec
 
@@ -162,10 +161,7 @@ def build_resolved_codec(annotation: Any, what: str) -> Codec:
 
 
 def resolve_annotation_or_warn(fn: Callable[..., Any], name: str) -> Any:
-    """The annotated type of a parameter or of "return"; None without an annotation.
-
-    If the annotation cannot be resolved, logs a warning once and returns None.
-    """
+    """The annotated type of a parameter or of "return"; None, with one warning, if it cannot be resolved."""
     found = resolve_annotation(fn, name)
     if isinstance(found, str):
         _warn_unresolved_once(f"{fn.__module__}.{fn.__qualname__}", found)
@@ -174,10 +170,7 @@ def resolve_annotation_or_warn(fn: Callable[..., Any], name: str) -> Any:
 
 
 def resolve_annotation(fn: Callable[..., Any], name: str) -> Any:
-    """Resolve one annotation on its own, so that another one that cannot be resolved does no harm.
-
-    Returns its text if it cannot be resolved itself, and None if there is none.
-    """
+    """Resolve one annotation on its own, apart from those that cannot be; else return its text, or None without one."""
     try:
         annotation = fn.__annotations__[name]
     except (AttributeError, KeyError, NameError):

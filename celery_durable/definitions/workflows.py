@@ -69,10 +69,7 @@ def define(
     on_complete: Any = None,
     on_failure: Any = None,
 ) -> WorkflowDefinition:
-    """Check a workflow function, ``fn(event: WorkflowEvent[P], step: Step) -> R``, and return its definition.
-
-    Raises DefinitionInvalid, and AsyncNotSupported for a coroutine function.
-    """
+    """Check a workflow function and return its definition; raises DefinitionInvalid, and AsyncNotSupported."""
     if not inspect.isfunction(fn):
         raise DefinitionInvalid(f"{fn!r} cannot be a workflow: decorate a plain function.")
     refuse_async("Workflow", fn)
@@ -141,10 +138,7 @@ class Registry:
         self._parent = parent
 
     def add(self, definition: Definition) -> None:
-        """Register a definition. A reloaded module replaces its own definition.
-
-        Raises WorkflowNameTaken if other code has this name.
-        """
+        """Register a definition. A reloaded module replaces its own; WorkflowNameTaken if other code has this name."""
         existing = self.find(definition.name)
         if existing is not None and existing.source_location != definition.source_location:
             raise WorkflowNameTaken(definition.name, existing.source_location, definition.source_location)

@@ -1,7 +1,4 @@
-"""The checks of an installation: settings, servers and processes.
-
-Each check yields findings. It does not raise for the problems that it looks for.
-"""
+"""The checks of an installation: settings, servers and processes. What they look for they yield, and do not raise."""
 
 from __future__ import annotations
 
@@ -182,10 +179,7 @@ def _describe_broker_error(url: str, error: str) -> Finding:
 
 
 def _check_read_timeout(transport: str, options: dict[str, Any]) -> Finding:
-    """Check that reads from the broker have a timeout.
-
-    Without one, Celery waits forever for a broker that stops responding, also in the main loop of a worker.
-    """
+    """Check that reads from the broker have a timeout: else Celery's main loop may wait forever for it, too."""
     about, wanted = _READ_TIMEOUT_OPTIONS[transport]
     if seconds := options.get(about):
         return Finding(Level.OK, about, f"Celery gives up on a broker that stops responding after {seconds:g} s.")

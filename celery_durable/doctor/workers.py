@@ -17,10 +17,7 @@ _PING_SECONDS = 1.0
 def check_workers(
     durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool, must_reply: bool
 ) -> Iterator[Finding]:
-    """Check that workers are running, and that they consume the queues and know the workflows.
-
-    With ``must_reply``, it is a problem if no worker replies over the broker.
-    """
+    """Check that workers run, consume the queues, know the workflows and, if they must, reply over the broker."""
     working = [beat for beat in beats if beat.kind == "worker" and not beat.is_silent(now)]
     current = leave_out_replaced(working)
     replying = _find_replying_workers(durable) if has_broker else {}

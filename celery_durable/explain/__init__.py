@@ -1,7 +1,6 @@
 """Explain why an instance does not move: turn facts from the database into one diagnosis for a person.
 
-This package is pure: it uses no SQL, no Celery and no clock. Any facts have exactly one diagnosis. Only diagnoses use
-heartbeats; the engine decides nothing by them.
+This package is pure: it uses no SQL, no Celery and no clock. Any facts have exactly one diagnosis.
 """
 
 from __future__ import annotations

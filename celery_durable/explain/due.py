@@ -119,10 +119,7 @@ def is_pooler_rejection(error: str) -> bool:
 
 
 def find_remedy(error: str, *, of: Literal["broker", "database"] = "broker") -> str:
-    """Return one sentence that says how to fix this error, or where to look if the error is unknown.
-
-    ``of``: what raised it, the database or the broker with its queues.
-    """
+    """Return one sentence that says how to fix this error of the broker or database, or where to look."""
     remedies, unknown = (
         (_DATABASE_REMEDIES, _UNKNOWN_DATABASE_ERROR) if of == "database" else (_BROKER_REMEDIES, _UNKNOWN_BROKER_ERROR)
     )
@@ -195,10 +192,7 @@ def _explain_stopped_claims(facts: Facts, since: str) -> Diagnosis | None:
 
 
 def _find_outage(facts: Facts) -> Outage | None:
-    """Return the outage that keeps dispatchers from publishing: of its queue, else of the broker or the database.
-
-    If a message was sent before the outage, only an outage of the broker matters.
-    """
+    """Return the outage of its queue, else of the broker or the database; if a message was sent, of the broker only."""
     found = [outage for beat in facts.heartbeats if not beat.is_silent(facts.now) for outage in beat.outages]
     row = facts.instance
     for what in ("full", "queue", "broker", "database") if row.sent_at is None else ("broker",):

@@ -24,10 +24,7 @@ from celery_durable.model import (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """An instance and the heartbeats of dispatchers and workers, as one transaction read them.
-
-    ``now`` is the time of the database.
-    """
+    """An instance, and the heartbeats of dispatchers and workers, as one transaction of the database read them."""
 
     now: datetime
     instance: InstanceRow

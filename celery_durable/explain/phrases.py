@@ -156,10 +156,7 @@ def shorten(message: str | None) -> str:
 
 
 def locate_error(facts: Facts, step_key: str | None) -> str:
-    """Return a sentence, with a leading space, that says where the last failed attempt raised its error.
-
-    It is empty if that was an attempt of another step, or if the place is unknown.
-    """
+    """Return where the last failed attempt raised its error, as a sentence after a space; empty if unknown."""
     attempt = facts.last_attempt
     if attempt is None or attempt.location is None or attempt.step_key not in (None, step_key):
         return ""

@@ -30,11 +30,7 @@ _CALLS_ITS_ARGUMENT = {"sorted", "min", "max", "map", "filter", "sort", "reduce"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class WorkflowCode:
-    """One function that runs on every pass.
-
-    ``workflow``: the name of the workflow's function. ``step_names``: the names under which the code has its `Step`.
-    ``bodies``: the functions that it passes to step methods.
-    """
+    """One function that runs on every pass, the names of its `Step`, and the functions it passes to step methods."""
 
     source: Source
     function: Function

@@ -1,8 +1,7 @@
 """Map steps: one step that runs a Celery task for each item of a list.
 
-Each item is a row of its own (`store.runs.items`). The process that accepts the answer of one item
-(`operations.answers`) sends the next item. The instance stays suspended until all items have answered, or until a pass
-must retry or fail one of them.
+Each item is a row (`store.runs.items`). The process that accepts an item's answer (`operations.answers`) sends the
+next. The instance stays suspended until all items have answered, or until a pass must retry or fail one.
 """
 
 from __future__ import annotations
@@ -83,10 +82,7 @@ class MapKind(StepKind[MapCall]):
                     _check_items(context, execution, execution.call, row)
 
     def decode(self, context: ExecutionContext, execution: StepExecution, row: StepRow) -> list[Any]:
-        """Return the results of the items.
-
-        For a failed item, the list contains the failure if the call returns exceptions. Otherwise this raises it.
-        """
+        """Return the results of the items. A failed item's is its failure, or is raised."""
         results: list[Any] = []
         for index, (answer, attempts) in enumerate(_read_item_answers(context, execution, row)):
             error = values.read_answer_error(answer)
@@ -172,8 +168,7 @@ def _start(context: ExecutionContext, execution: StepExecution, call: MapCall, o
 def _check_items(context: ExecutionContext, execution: StepExecution, call: MapCall, row: StepRow) -> None:
     """Retry or fail items, and send those that are due. Finish the step if no item is open, else keep waiting.
 
-    `MapState.needs_pass` first checks without a lock, which avoids a commit if nothing has changed. The commit that
-    suspends the instance checks it again under the lock.
+    Without the lock, `MapState.needs_pass` avoids a commit. The commit that suspends the instance checks it again.
     """
     map_step = _build_map_step(context, execution, call)
     assert row.wake_at is not None
@@ -243,10 +238,7 @@ def _prepare_outcomes(
 def _choose_retry(
     context: ExecutionContext, execution: StepExecution, item: FailedItem
 ) -> tuple[str, timedelta | None]:
-    """Return the answer of an item whose attempt failed, and the delay of its retry; None if it is not retried.
-
-    The step's policy decides, as for the body of `step.do`: the item is retried, or it fails.
-    """
+    """Return the answer of an item whose attempt failed, and the delay of its retry by the step's policy, or None."""
     policy, answer = execution.policy, item.answer
     if answer is None:
         timeout = format_limit(policy.timeout or context.env.settings.max_sleep)

@@ -1,7 +1,7 @@
 """Task steps and child steps: remote steps, whose work a Celery task or a child workflow does.
 
-The answer of the task or child arrives as an event that only this step waits for. So deadlines, races, gathers and
-rewinds work as for every wait. The commit that records the step also writes the task's message or creates the child.
+The answer arrives as an event that only this step waits for. So deadlines, races, gathers and rewinds work as for every
+wait. The commit that records the step also writes the task's message or creates the child.
 """
 
 from __future__ import annotations

@@ -50,11 +50,10 @@ DECLINED = "noop: this worker takes no runs now, and leaves the run to a later s
 class Runner:
     """Advances runs of the workflows in ``registry``, over one store.
 
-    ``publish_runs`` and ``send_messages`` are called after a commit, with the runs that became due and the messages
-    that it wrote; a sweep repeats a lost call. ``should_stop`` is called before each claim and at every step call, and
-    returns True while the worker shuts down. ``stops_process`` returns whether an exception, such as SystemExit, stops
-    the process and so fails no step. ``groups_commits``: whether passes run at the same time, and commit together.
-    ``kinds``: the kinds of steps besides bodies, sleeps and waits.
+    ``publish_runs`` and ``send_messages`` are called after a commit; a sweep repeats a lost call. ``should_stop`` is
+    called before each claim and at every step call, and returns True while the worker shuts down. ``stops_process``
+    returns whether an exception, such as SystemExit, stops the process and so fails no step. ``groups_commits``:
+    whether passes run at the same time, and commit together.
     """
 
     def __init__(
@@ -94,11 +93,9 @@ class Runner:
     def advance(self, ref: RunRef, *, task_id: str, node: str, max_steps: int | None = None) -> PassResult:
         """Run one pass: claim the run, and execute its steps until it waits, ends or is released.
 
-        Any process may call this at any time. If the run is not due, the call changes nothing.
-
-        ``max_steps``: release the run after this many step commits. Concurrent branches are finished first, so the
-        number may be exceeded. Raises the error that broke the pass, such as a database error; a sweep then finds the
-        run again.
+        Any process may call this at any time. ``max_steps``: release the run after this many step commits, or more if
+        branches are open. Raises the error that broke the pass, such as a database error; a sweep then finds the run
+        again.
         """
         definition = self._registry.find(ref.workflow)
         if definition is None or self._env.should_stop():
@@ -192,11 +189,9 @@ class Runner:
     # --- the replay check -----------------------------------------------------------------------
 
     def check_replay(self, recorded: RecordedRun, on_step: OnStep | None = None) -> ReplayResult:
-        """Replay a recorded run with the current code, up to its first unfinished step.
+        """Replay a recorded run with the current code, up to its first unfinished step, without bodies and writes.
 
-        It runs no body and writes nothing. ``on_step`` is called at each step call.
-
-        Raises WorkflowNotFound, and ValueRefused for a linear workflow.
+        ``on_step`` is called at each step call. Raises WorkflowNotFound, and ValueRefused for a linear workflow.
         """
         definition = self._registry.get(recorded.ref.workflow)
         if not isinstance(definition, WorkflowDefinition):

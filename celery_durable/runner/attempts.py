@@ -1,7 +1,4 @@
-"""The executor of attempts: it runs the bodies of function and linear steps, and has their outcomes recorded.
-
-How an attempt ends is decided here, once. What is then written is the step's business (`AttemptedStep`).
-"""
+"""The executor of attempts: it runs bodies and has their outcomes recorded. It alone decides how an attempt ends."""
 
 from __future__ import annotations
 
@@ -61,9 +58,7 @@ class AttemptedStep(Protocol):
     may_repeat: bool
     """Whether the body may be called again after an attempt whose end is unknown."""
 
-    def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
-        """Build the attempt: the call of the body, and what it receives."""
-        ...
+    def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt: ...
 
     def succeed(self, attempt: StepAttempt, value: Any) -> None:
         """Commit what the body returned; raises AttemptFailed, StepEffectFailed and BodyRerunRequired."""
@@ -125,10 +120,7 @@ class Attempts:
             step.fail(attempt, AttemptFailure("StepTransactionLost", text))
 
     def record_interrupted(self) -> None:
-        """Record the attempts that the end of the process has interrupted and that may not be repeated.
-
-        Call it before the claim is released. If it fails, keep the claim: its lease then expires, which counts.
-        """
+        """Record interrupted attempts that may not be repeated, before the release; if that fails, keep the claim."""
         for step, attempt in list(self._unrecorded.values()):
             step.fail(attempt, AttemptFailure.unknown(f"attempt {attempt.number} was interrupted: its worker stopped"))
 
@@ -219,7 +211,6 @@ class Attempts:
         self._forget(step)
 
     def _forget(self, step: AttemptedStep) -> None:
-        """Note that the end of an attempt is recorded."""
         if not step.may_repeat:
             self._set_unrecorded({key: begun for key, begun in self._unrecorded.items() if key != step.key})
 

@@ -34,8 +34,6 @@ logger = logging.getLogger("celery_durable.runner")
 
 
 class BodyKind(StepKind[BodyCall]):
-    """Steps with a body: a function of the author."""
-
     type, call_type, has_attempts, has_bodies = StepType.DO, BodyCall, True, True
 
     def identify(self, call: BodyCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
@@ -63,7 +61,6 @@ class BodyKind(StepKind[BodyCall]):
         return compare_timeout(execution, row)
 
     def advance(self, context: ExecutionContext, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
-        """Run the bodies that are due."""
         due: list[FunctionStep] = []
         counted: list[FunctionStep] = []
         for execution in executions:
@@ -101,10 +98,7 @@ class BodyKind(StepKind[BodyCall]):
 
 @hot_dataclass(eq=False)
 class CallFingerprint:
-    """The work of a `step.do` call: its code, the values captured with it, and its arguments.
-
-    Two calls with one name in one pass must have equal fingerprints.
-    """
+    """The work of a `step.do` call. Two calls with one name in one pass must have equal fingerprints."""
 
     code: Any
     captured_values: tuple[Any, ...]
@@ -151,10 +145,7 @@ def _read_cell(cell: Any) -> Any:
 
 
 def _count_in_advance(context: ExecutionContext, steps: Sequence[FunctionStep]) -> None:
-    """Commit an attempt of each of these steps before the bodies run.
-
-    With several open steps, a crash cannot be attributed to one of them.
-    """
+    """Commit an attempt of each of these steps before the bodies run: a crash cannot be attributed to one of them."""
     commit_id = next(context.lease.commit_ids)
     writes = [
         context.build_write(step.execution, StepStatus.PENDING, attempts=step.number, commit_id=commit_id)
@@ -175,8 +166,8 @@ def _fail_without_attempt(
 def _build_exhausted_error(context: ExecutionContext, execution: StepExecution, attempts: int) -> tuple[str, str]:
     """The error of a step with no attempts left.
 
-    If the last attempt failed, this is its recorded error. That attempt did not fail the step, so a deploy has
-    lowered the limit since. Otherwise the worker of the last attempt died.
+    If it is recorded, that attempt did not fail the step: a deploy has lowered the limit since. Otherwise the worker
+    died.
     """
     row = context.replay_state.rows.get(execution.key)
     if row is not None and row.error_name is not None and row.attempts == attempts:

@@ -1,7 +1,7 @@
 """The timer that interrupts a body on the main thread: one alarm signal for all bodies of a pass.
 
-Setting a handler and an alarm for each body would cost 24 us per step. The alarm stays armed between bodies instead.
-If it goes off too early for the body that runs then, the handler arms it again.
+A handler and an alarm for each body would cost 24 us per step. The alarm stays armed between bodies; if it goes off too
+early, the handler arms it again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The parts of a commit: what it does besides writing the rows of its steps. A new effect is a new part.
 
-A commit may be tried several times. So a part keeps nothing of a try: what it has done is in the `OpenCommit`, which
-each try begins anew. Values are encoded before the transaction: a model's validators and serializers are user code,
-which must not run while the instance is locked.
+A commit may be tried several times. So what a try has done is in its `OpenCommit`. Values are encoded before the
+transaction: a model's validators are user code, which must not run while the instance is locked.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class LockTarget(NamedTuple):
 class OpenCommit:
     """One try of a commit, after the guard. Its parts write in it, and add what follows the commit.
 
-    ``writes``: the rows of the steps. ``later_targets``: the instances to lock that come after the run's own.
+    ``later_targets``: the instances to lock that come after the run's own.
     """
 
     tx: Tx
@@ -87,7 +86,6 @@ class OpenCommit:
 
     @property
     def step_key(self) -> str | None:
-        """The key of the step that the commit records."""
         return self.writes[0].key if self.writes else None
 
     @property

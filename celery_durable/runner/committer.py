@@ -1,8 +1,7 @@
 """Commits under one claim. A transaction can write every commit; `lanes` write the frequent ones in less.
 
-A commit without the body's transaction is *retryable*: it is repeated after a deadlock. It is also repeated after a
-commit in doubt, such as after a lost connection, if the database shows that the commit did not happen. A commit in the
-body's transaction cannot be repeated: the body runs again.
+A commit without the body's transaction is repeated after a deadlock, or if it was in doubt and the database shows that
+it did not happen. One in the body's transaction cannot be repeated: the body runs again.
 """
 
 from __future__ import annotations
@@ -142,8 +141,8 @@ class DatabaseCommitter:
     def _write(self, tx: Tx, step_commit: StepCommit, parts: Sequence[CommitPart]) -> Committed:
         """Write the rows of user code first, then the instances' rows, locked by ascending id (docs/design.md).
 
-        With the guard first, this would deadlock with a web transaction that updates an application row and then sends
-        an event.
+        With the guard first, this would deadlock with a web transaction that updates an application row, then sends an
+        event.
         """
         claim = self._claim
         for part in parts:
@@ -249,10 +248,7 @@ class DatabaseCommitter:
         raise error
 
     def find_committed(self, tx: Tx, step_commit: StepCommit) -> Committed | None:
-        """Return what a commit in doubt has done, or None if it was rolled back; raises Superseded.
-
-        It locks the instance first, and so waits until the database has committed or rolled back the commit.
-        """
+        """Return what a commit in doubt has done, None if rolled back, after a wait for the lock; raises Superseded."""
         is_held = claims.is_held(tx, self._claim)
         rows = step_rows.find_commit(tx, self._claim, commit_id=step_commit.commit_id) if step_commit.commit_id else ()
         if not is_held:

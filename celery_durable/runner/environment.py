@@ -51,10 +51,7 @@ class ClaimedRun:
 
 
 def encode_log_data(settings: Settings, message: str, category: str, data: dict[str, Any]) -> str | None:
-    """Encode the data of a log line as JSON text, None if it has none.
-
-    Raises for a message that is not text, an invalid category, and for data that is not JSON or too large.
-    """
+    """Encode the data of a log line as JSON text, None if it has none; raises if the line is invalid or too large."""
     values.require_text("Log message", message)
     values.check_text_name("Log category", category, settings.max_log_category)
     if category == "system":

@@ -1,8 +1,8 @@
 """Failed attempts of steps: what is recorded and logged about them, and how long a step waits before the next one.
 
-An error in a log record has the exception, and `extra` with workflow, instance_id, run_number, step and attempt. The
-records are logged after the commit, so superseded and rolled-back work logs nothing. If a step has failed, its attempts
-have printed the traceback: the end of the run prints only the lines of the workflow that called the step.
+Log records have the exception, and `extra` with workflow, instance_id, run_number, step and attempt. They are written
+after the commit, so superseded and rolled-back work logs nothing. The attempts of a failed step have printed the
+traceback: the end of the run prints only the lines of the workflow that called the step.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ logger = logging.getLogger("celery_durable.runner")
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailure:
-    """Why an attempt failed, as it is recorded.
+    """Why an attempt failed, as it is recorded. ``is_final``: a retry would fail again.
 
-    ``error``: the exception, if there was one. ``is_final``: a retry would fail again. ``retry_in``: the delay before
-    the retry; None for that of the step's policy. ``interruption``: the exception by which a timeout interrupted the
-    body, which shows where the body was.
+    ``retry_in``: the delay before the retry; None for that of the step's policy. ``interruption``: the exception by
+    which a timeout interrupted the body, which shows where the body was.
     """
 
     name: str
@@ -216,10 +215,7 @@ def plan_retry(
     step: str,
     attempt: int,
 ) -> tuple[AttemptFailure, timedelta | None]:
-    """Return the failure of a body to record, and how long to wait after it; None if no retry follows.
-
-    ``is_last``: whether the step may have no further attempt.
-    """
+    """Return the failure of a body to record, and how long to wait after it; None if no retry follows."""
     if is_last or failure.is_final:
         return failure, None
     if failure.retry_in is not None:

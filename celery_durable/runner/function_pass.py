@@ -71,10 +71,7 @@ class FunctionPass:
         return None if reason is None else StepCommit(ending=RunOutcome(Status.TERMINATED, reason=reason))
 
     def execute(self) -> StepCommit:
-        """Call the workflow function; returns the commit that ends the pass.
-
-        Raises Superseded, the error that broke the pass, and the exception that stops the process.
-        """
+        """Call the function; returns the commit that ends the pass. Raises what broke the pass or stops the process."""
         context = self._context
         try:
             output = self._call_workflow()
@@ -147,11 +144,7 @@ class FunctionPass:
         raise reason
 
     def _end_after_swallowing(self, reason: Interruption) -> StepCommit:
-        """Return the last commit of a function that swallowed its interruption.
-
-        If the interruption was a suspension, the run fails with SuspensionSwallowed. Any other interruption is handled
-        as if the function had raised it.
-        """
+        """Return the last commit of a function that swallowed its interruption: if a Suspend, SuspensionSwallowed."""
         if isinstance(reason, Suspend):
             return StepCommit(ending=build_error_outcome(SuspensionSwallowed(self._definition.name)))
         return self._end_after_interruption(reason)

@@ -1,12 +1,11 @@
 """Group commit: passes of one process that commit at the same time share a statement.
 
 A commit that finds no other under way is written alone, at once. Commits that arrive meanwhile form a group: the first
-of them leads it, and writes in one transaction what waits when its turn comes. Then it hands the lead to the first that
-has arrived since. So no commit waits for a timer, and there is no thread of its own.
+of them leads it, writes in one transaction what waits when its turn comes, and hands the lead to the first that has
+arrived since. So no commit waits for a timer, and there is no thread.
 
-A group skips what it cannot write without waiting (`store.runs.step_groups`). Such a commit, and each commit of a
-group that failed, is written alone by its own pass. If the group's commit is in doubt, the statement of each pass
-decides: it finds its row by its commit id, or writes it.
+What a group cannot write without waiting (`store.runs.step_groups`), and each commit of a group that failed or is in
+doubt, its own pass writes alone, or finds by its commit id.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ T = TypeVar("T")
 logger = logging.getLogger("celery_durable.runner")
 
 MAX_GROUP = 100
-"""Steps of one group. The others wait for the next."""
 
 
 class _Waiting:
@@ -51,10 +49,7 @@ class GroupCommit:
         """In order of arrival. If it is not empty, there is a leader."""
 
     def commit(self, step: GroupedStep, commit_alone: Callable[[], T]) -> WrittenStep | T:
-        """Commit a step, with those of other passes if they commit at the same time.
-
-        Returns what the group has written for it, or what ``commit_alone`` returns. Raises only what that raises.
-        """
+        """Commit a step, with those of other passes if they commit now. Only ``commit_alone`` raises."""
         waiting = self._join(step)
         if waiting is None:
             try:

@@ -1,10 +1,9 @@
 """Leases: one job per process renews the leases of all its passes, as long as they make progress.
 
-The commits of a pass renew its lease too (`claims.guard`). A lost lease may repeat a body, but it never corrupts data:
-only the claim with the current token can write. The renewer renews a lease while user code or its transaction runs,
-however long that takes. In engine code it renews the lease only while the pass makes progress (LAW 7 of
-docs/design.md). Otherwise a pass that hangs would keep its claim forever, although other workers could take the run.
-The renewer revokes the claim of such a pass.
+The commits of a pass renew its lease too (`claims.guard`). A lost lease may repeat a body, but it never corrupts data.
+The renewer renews a lease while user code or its transaction runs, however long that takes, and in engine code only
+while the pass makes progress (LAW 7 of docs/design.md). Otherwise it revokes the claim: a pass that hangs would keep it
+forever.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ class Lease:
     def is_renewal_due(self) -> bool:
         """Whether less than two thirds of the lease are left, so that the next commit has to renew it.
 
-        The renewer passes over a row that is locked, and a pass with many short steps has its row locked most of the
-        time. So its commits cannot leave the renewal to the renewer.
+        The renewer passes over a locked row, and a pass with many short steps has its row locked most of the time.
         """
         return self._monotonic() >= self._renewal_due_at
 
@@ -130,10 +128,7 @@ class Lease:
         self._renewal_due_at = max(self._renewal_due_at, requested_at + self._renewal_seconds)
 
     def ensure_held(self, store: Store) -> None:
-        """Check that the claim is still held, before a body starts; raises Superseded if it is not.
-
-        If the lease may have expired, this renews it in the database.
-        """
+        """Check, in the database if the lease may be over, that the claim is still held; raises Superseded."""
         if self.is_lost:
             raise Superseded(str(self.claim.ref))
         requested_at = self._monotonic()
@@ -142,10 +137,7 @@ class Lease:
             self.extend(requested_at=requested_at)
 
     def wait_for_database(self, store: Store) -> bool:
-        """Wait until the database renews the lease, after it lost a transaction. Returns whether it was away.
-
-        Raises Superseded if the claim is no longer held, and StoreUnavailable.
-        """
+        """Wait until the database renews the lease after a lost transaction. Returns whether it was away."""
         requested_at, was_away = self._monotonic(), False
         try:
             store.transact_once(self._renew, timeouts=PASS)
@@ -187,7 +179,6 @@ class LeaseRenewer:
         reset_in_child(self)
 
     def reset_in_child(self) -> None:
-        """Forget the leases, which are the parent's."""
         self._leases: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._is_running = False
@@ -232,10 +223,7 @@ class LeaseRenewer:
         return True
 
     def _revoke(self, lease: Lease, stalled: float) -> None:
-        """Revoke the claim of a pass that made no progress for ``stalled`` seconds.
-
-        If that fails, the lease expires, because the renewer no longer renews it.
-        """
+        """Revoke the claim of a pass that has stalled. If that fails, the lease expires, as no one renews it."""
         error = PassStalled(str(lease.claim.ref), stalled)
         cooldown = self._length * _COOLDOWN_RATIO
         try:
@@ -274,10 +262,7 @@ class LeaseRenewer:
 
 
 def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: timedelta) -> None:
-    """Release the claim of a stalled pass. It counts as no crash, since no worker died.
-
-    No process publishes the run afterwards, so ``grace`` is 0: the sweep publishes it right after the cooldown.
-    """
+    """Release the claim of a stalled pass, which is no crash; no process publishes it, so the sweep does at once."""
     guard_result = claims.guard(tx, lease.claim, lease=lease.length, resets_crash_count=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
     outputs.write_logs(tx, lease.claim, guard_result, [line], remaining=1)
@@ -285,10 +270,7 @@ def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: time
 
 
 def release_for_shutdown(ref: RunRef, release: Callable[[], object]) -> None:
-    """Call ``release``, which releases the claim so that another worker continues. Log it if that fails.
-
-    The caller then raises what stops the worker.
-    """
+    """Call ``release``, and log if it fails. The caller then raises what stops the worker."""
     try:
         release()
     except Superseded:

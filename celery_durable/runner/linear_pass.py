@@ -1,8 +1,4 @@
-"""A pass over a run of a linear workflow: the rows decide the next step, and its handler returns the outcome.
-
-Each change of a row is a commit under the claim's token. The definition provides the handlers, and never decides which
-step follows.
-"""
+"""A pass over a run of a linear workflow: the rows alone decide the next step, and its handler returns the outcome."""
 
 from __future__ import annotations
 
@@ -77,10 +73,7 @@ class LinearPass:
         return linear_rows.build_failure_commit(row, self._new_commit_id(), (type(error).__name__, str(error)))
 
     def execute(self) -> StepCommit | None:
-        """Run steps; returns the commit that ends the pass, None if the commit of a step has ended it.
-
-        Raises Superseded, the error that broke the pass, and the exception that stops the process.
-        """
+        """Run steps; returns the commit that ends the pass, None if a step's has. Raises as `FunctionPass.execute`."""
         try:
             return self._run_steps()
         except PassInterrupted as stopped:
@@ -123,9 +116,8 @@ class LinearPass:
     def _complete_run(self) -> StepCommit:
         """Complete the run, because all its steps are done.
 
-        Normally the commit of the last step ends the run. All steps are done here if a person completed the last one
-        with set-result, or if another worker took over the run before this pass read the rows. In the second case the
-        commit fails with Superseded.
+        Normally the commit of the last step does. Here a person completed that step with set-result, or another worker
+        took over the run before this pass read the rows: then the commit fails with Superseded.
         """
         return StepCommit(ending=RunOutcome(Status.COMPLETE, output=self.rows.rows[-1].result))
 
@@ -160,10 +152,7 @@ class LinearPass:
         self._attempts.run([LinearStep(self, row)])
 
     def _release_before_stopping(self) -> None:
-        """Release the run. A step that was RUNNING is READY again: it counts neither as an attempt nor as a crash.
-
-        A step that may not be repeated fails the run instead.
-        """
+        """Release the run; a RUNNING step is READY again, or fails if it may not be repeated."""
         self._attempts.record_interrupted()
         if self._result is not None:
             return
@@ -177,8 +166,8 @@ class LinearPass:
     def _check_wait(self, row: StepRow) -> None:
         """Check a waiting step under the lock.
 
-        If its event has arrived, the step becomes READY with that event. If its deadline has passed, it becomes RUNNING
-        without an event. Otherwise it keeps waiting, and the same commit suspends the instance.
+        If its event has arrived, the step becomes READY with it. If its deadline has passed, it becomes RUNNING without
+        an event. Otherwise the same commit suspends the instance.
         """
         commit_id, due_at, event_type = self._new_commit_id(), row.wake_at, row.wait_event_type
         assert due_at is not None
@@ -203,7 +192,6 @@ class LinearPass:
     # --- commits --------------------------------------------------------------------------------
 
     def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
-        """Run a commit, apply it to the rows, and announce it."""
         committed = self._commit(step_commit, attempt)
         self.committer.announce(committed)
         return committed
@@ -221,11 +209,9 @@ class LinearPass:
         return committed
 
     def run_or_interrupt(self, operation: Callable[[], Any]) -> Any:
-        """Call a database operation (`AttemptingPass`). Its error ends the pass."""
         return operation()
 
     def interrupt(self, reason: Interruption) -> Interruption:
-        """Return the interruption to raise (`AttemptingPass`)."""
         return reason
 
     def _new_commit_id(self) -> str:

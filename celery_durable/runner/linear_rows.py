@@ -1,7 +1,6 @@
 """The rows of a linear run, and the writes by which its steps go from one status to the next.
 
-``READY -> RUNNING -> DONE | WAITING | READY | DEAD``. If a new pass finds a row RUNNING, the worker of that attempt has
-died.
+``READY -> RUNNING -> DONE | WAITING | READY | DEAD``. If a new pass finds a row RUNNING, its worker has died.
 """
 
 from __future__ import annotations

@@ -54,9 +54,7 @@ class LinearStepPass(Protocol):
     rows: LinearRows
     committer: Committer
 
-    def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
-        """Run a commit, and apply it to the rows."""
-        ...
+    def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed: ...
 
 
 class LinearStep:

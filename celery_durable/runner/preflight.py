@@ -33,7 +33,6 @@ class Preflight:
         return self._registry.find(workflow) is not None
 
     def count_open_runs(self, workflow: str | None = None) -> dict[str, int]:
-        """Count the open runs of each workflow in the store."""
         return self._store.read(lambda tx: open_runs.count(tx, workflow=workflow))
 
     def check_open_runs(self, workflow: str, *, sample: int | None = None) -> Iterator[ReplayResult]:
@@ -51,7 +50,6 @@ class Preflight:
                     yield self.check(read_again[pk])
 
     def check(self, recorded: RecordedRun) -> ReplayResult:
-        """Check one run, of any kind of workflow."""
         definition = self._registry.find(recorded.ref.workflow)
         if definition is None:
             return _build_result(recorded, [_UNKNOWN])
@@ -101,7 +99,6 @@ class Occurrences:
     examples: list[str] = field(default_factory=list)
 
     def add(self, instance_id: str) -> None:
-        """Count another run."""
         self.count += 1
         if len(self.examples) < _EXAMPLES:
             self.examples.append(instance_id)
@@ -109,11 +106,7 @@ class Occurrences:
 
 @dataclass(slots=True)
 class WorkflowReport:
-    """What the preflight has found about the runs of one workflow.
-
-    ``changed``: the number of runs that go on although an open step changed. They are part of ``continuing``.
-    ``differences`` and ``open_step_changes`` have the sentences as keys.
-    """
+    """What the preflight has found about one workflow. ``continuing`` includes ``changed`` runs."""
 
     continuing: int = 0
     changed: int = 0
@@ -122,7 +115,6 @@ class WorkflowReport:
     open_step_changes: dict[str, Occurrences] = field(default_factory=dict)
 
     def add(self, result: ReplayResult) -> None:
-        """Count a run."""
         if result.matches:
             self.continuing += 1
             self.changed += bool(result.open_step_changes)

@@ -1,7 +1,6 @@
 """The values that a running pass publishes: the newest value of each key, for any client to read.
 
-Publishing is best effort and is not a step. The engine never reads a published value, and a failed write never fails a
-body. A value that is not written at once stays pending, and the next commit of the pass writes it.
+The engine never reads one, and a failed write never fails a body: the next commit of the pass writes it.
 """
 
 from __future__ import annotations
@@ -56,11 +55,7 @@ class PublishedValues(CommitPart):
         self._last_attempt_at: dict[str, float] = {}
 
     def publish(self, key: str, text: str) -> None:
-        """Write a value now, or keep it pending.
-
-        It stays pending if its key was just written, if the write fails, or if a step of this process holds SQLite's
-        write lock. Raises Superseded if the pass has lost its claim.
-        """
+        """Write a value now, or keep it pending, if it cannot be written or its key just was; raises Superseded."""
         if self._lease.is_lost:
             raise Superseded(str(self._lease.claim.ref))
         now = self._monotonic()

@@ -36,10 +36,9 @@ _MAX_RUN_NUMBER = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One recorded run.
+    """One recorded run. ``claim`` has an empty token, so nothing can be written under it.
 
-    ``claim``: a claim with an empty token, so nothing can be written under it. ``error_name``: the name of the error
-    that ended the run. ``is_partial``: the run is a rewind or fork whose earlier run is not part of the record, so its
+    ``error_name``: of the error that ended the run. ``is_partial``: a rewind or fork without its earlier run, so its
     time and random numbers are unknown.
     """
 
@@ -51,7 +50,6 @@ class RecordedRun:
 
     @property
     def ref(self) -> RunRef:
-        """The workflow, instance id and number of the run."""
         return self.claim.ref
 
 
@@ -104,7 +102,6 @@ def _build_row(step: StepRecord, position: int) -> StepRow:
 
 
 def _get_awaited_type(step: StepRecord, position: int) -> str | None:
-    """The event type that the step's row waits for."""
     if step.wait_topic is not None:
         return topic_event_type(step.wait_topic, position)
     if step.task is not None:

@@ -1,7 +1,7 @@
 """The step calls of one pass: each call of the workflow function replays, runs or waits for a step.
 
-`ReplayContext` is the `StepContext` of the function's `Step`. Once the pass is interrupted, by `Suspend` or an error,
-every further step call raises the interruption again and does nothing. So ``finally: step.do(...)`` does no harm.
+Once `Suspend` or an error interrupts the pass, every further step call raises it again. So ``finally: step.do(...)``
+does no harm.
 """
 
 from __future__ import annotations
@@ -146,10 +146,7 @@ class ReplayContext:
         return self._now()
 
     def _now(self) -> datetime:
-        """Return when the last step finished whose result the code received, the same in every pass.
-
-        Before the first step, return when the run was created.
-        """
+        """Return when the last step ended whose result the code received, or the creation: the same in every pass."""
         return max(self._last_finished_at, self._context.current_ancestor.created_at)
 
     def random_source(self) -> random.Random:

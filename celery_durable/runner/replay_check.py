@@ -1,7 +1,6 @@
 """The replay check: it replays a recorded run with the current code, and stops before it would do anything new.
 
-Step calls return their recorded results, by the same rules as in every pass. The check reports what the code would do
-next. It runs no body and writes nothing.
+Step calls follow the same rules as in every pass. The check runs no body and writes nothing.
 """
 
 from __future__ import annotations
@@ -31,15 +30,11 @@ _KEEP_STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a replay check. All steps are in call order.
+    """The result of a replay check, in call order. ``replayed`` steps returned their recorded result.
 
-    Attributes:
-        replayed: The steps that returned their recorded result.
-        next_steps: The names of the steps that the code calls next, and would run or wait for.
-        uncalled: The recorded steps that the code did not call, without those that ``differences`` has already.
-        end: A sentence that says where the replay ended.
-        differences: Where the code does not follow the record.
-        open_step_changes: Changes of open steps. The run can continue with them.
+    ``next_steps``: the names of those that the code would run or wait for. ``uncalled``: those that the code did not
+    call, without those in ``differences``. ``end``: a sentence about where the replay ended. The run can continue with
+    ``open_step_changes``.
     """
 
     ref: RunRef
@@ -67,11 +62,9 @@ class DryRunCommitter:
             self.run_outcome = step_commit.ending
         return Committed(run_outcome=self.run_outcome)
 
-    def announce(self, committed: Committed) -> None:
-        """Do nothing: nothing was committed."""
+    def announce(self, committed: Committed) -> None: ...
 
-    def publish(self, key: str, text: str) -> None:
-        """Do nothing: the caller has checked the value."""
+    def publish(self, key: str, text: str) -> None: ...
 
 
 OnStep = Callable[[StepExecution, Callable[[], NoReturn]], None]
@@ -92,7 +85,6 @@ class ReplayCheck(ReplayContext):
         self._on_step = on_step
         self.next_steps: tuple[StepExecution, ...] = ()
         self.differences: dict[str, Difference] = {}
-        """Keyed by step name."""
         self.open_step_changes: list[Difference] = []
         self._last_called: StepRow | None = None
         """Of the finished rows that the code has called, the one that was called last in the record."""

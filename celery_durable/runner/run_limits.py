@@ -15,10 +15,7 @@ _MIN_CHECK_DELAY = timedelta(minutes=1)
 
 
 class RunLimits:
-    """The time limits of one run, for one pass. A worker claims a suspended run when it reaches a limit.
-
-    ``is_satisfied``: returns whether what an open step waits for is there, before its time.
-    """
+    """The time limits of one run, for one pass. A worker claims a suspended run when it reaches a limit."""
 
     def __init__(
         self,
@@ -57,17 +54,14 @@ class RunLimits:
     def next_check(self, now: datetime) -> OpenWait:
         """When a run that is suspended now checks the conditions of its waits although nothing has woken it.
 
-        The process that meets a condition wakes the run in a second transaction. If it dies in between, this check
-        finds it. The longer the run has waited, the later the next check: a day takes about ten.
+        A process may die before it wakes the run. The longer the run has waited, the later: a day takes about ten
+        checks.
         """
         waited = now - (self._suspended_since or now)
         return OpenWait(now + max(_MIN_CHECK_DELAY, waited))
 
     def termination_reason(self, tx: Tx) -> str | None:
-        """Return why the run that was just claimed must be terminated; None if it may continue.
-
-        A run that was suspended for too long still continues if one of its waits is satisfied.
-        """
+        """Return why the claimed run must end. After too long a suspension, a satisfied wait saves it."""
         now, limit = self._claim.claimed_at, self._definition.max_suspend_duration
         if self.is_over(now):
             assert self._max_run is not None
@@ -84,9 +78,6 @@ class RunLimits:
 
 
 def find_waiting_start(row: StepRow) -> datetime:
-    """Return when an open step started to wait: when it was recorded, or when its last attempt started.
-
-    The later of the two counts. The end of an attempt that is retried is not stored, only its start.
-    """
+    """Return when an open step started to wait: its recording or last start, as the end of an attempt is not stored."""
     times = [at for at in (row.created_at, row.started_at) if at is not None]
     return max(times)

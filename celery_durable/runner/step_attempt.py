@@ -1,7 +1,6 @@
 """One attempt of a step's body: its call, its transaction, its timeout, its log lines and its outcome.
 
-The attempt returns an outcome, and the pass commits it. The pass abandons a body that runs past its timeout: the later
-writes of that body are not committed.
+The pass commits the outcome. It abandons a body that runs past its timeout, and commits none of its later writes.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ current_run: contextvars.ContextVar[RunRef | None] = contextvars.ContextVar("cel
 
 
 class StepAttempt:
-    """One attempt of a step's body. ``number`` counts the attempts from 1; ``step`` is the name of the step.
-
-    ``session_lock``: serializes the sessions of bodies that run concurrently, where the database needs it.
-    """
+    """One attempt of a step's body. ``session_lock``: serializes concurrent sessions where the database needs it."""
 
     def __init__(
         self,
@@ -85,7 +81,6 @@ class StepAttempt:
         self._lock = threading.Lock()
         self._is_over = self._is_abandoned = self._is_transaction_closed = False
         self.opening_error: BaseException | None = None
-        """Why the transaction could not be opened."""
         self._started_at: float | None = None
 
     def run(self) -> BodyOutcome:
@@ -216,9 +211,9 @@ def _call_nothing() -> None:
 class SessionLock:
     """Serializes the sessions of concurrent bodies on SQLite, where one session at a time holds the write lock.
 
-    A body on its own thread acquires this lock before it opens its session, and holds it until the session is closed.
-    The outcome of a body that ends meanwhile is recorded later, so that the pass's thread does not block. A body on
-    the pass's own thread skips `acquire`: no other body runs then, or the thread holds the lock already.
+    A body on its own thread holds this lock while its session is open. The outcome of a body that ends meanwhile is
+    recorded later, so that the pass's thread does not block. A body on that thread skips `acquire`: no other body runs
+    then, or the thread holds the lock already.
     """
 
     def __init__(self) -> None:

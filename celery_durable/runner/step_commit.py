@@ -53,14 +53,9 @@ class Decision:
 class StepCommit:
     """The content of one commit. All its rows have the same ``commit_id``, which is empty if it cannot write any.
 
-    ``parts``: what it does besides writing rows and log lines.
-
-    ``decide``: called after the guard has locked the instance; returns what to write in addition.
-
-    ``ending``: how the pass leaves the run; the pass continues without one. A function is called with the rows as they
-    were recorded.
-
-    ``shows_progress``: whether the commit shows that the run's crashes are over; None if its rows say so.
+    ``parts``: what it does besides writing rows and log lines. ``decide``: called after the guard has locked the
+    instance; returns what to write in addition. ``ending``: how the pass leaves the run, or a function of the recorded
+    rows. ``shows_progress``: whether the commit shows that the run's crashes are over; None if its rows say so.
     """
 
     commit_id: str = ""
@@ -135,10 +130,7 @@ class Committed:
     """What a commit did. ``rows``: as recorded, in the order of the writes.
 
     ``released``: the state of the instance if the commit released it. ``until``: when its earliest wait is due.
-    ``run_outcome``: how the commit ended the run. ``writes`` and ``failures``: the rows and failed attempts for which
-    `notify` sends signals. ``announcements`` sends those of the parts. ``renews_lease``: whether the commit is known to
-    have renewed the lease.
-
+    ``writes`` and ``failures``: what `notify` sends signals for. ``announcements`` sends those of the parts.
     ``is_certain``: False if the commit was in doubt, the claim is gone, and no row shows that it happened: another
     worker may have taken over.
     """
@@ -177,9 +169,7 @@ class Committer(Protocol):
     """Commits the steps and the end of one run, under one claim."""
 
     def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
-        """Run one commit.
-
-        If the transaction of ``attempt`` is open, this commit ends it.
+        """Run one commit, which ends the open transaction of ``attempt``.
 
         Raises Superseded, StepEffectFailed and, with a transaction, BodyRerunRequired.
         """
@@ -189,6 +179,4 @@ class Committer(Protocol):
         """Send the signals of a commit, and publish its due runs and messages. The pass has recorded the commit."""
         ...
 
-    def publish(self, key: str, text: str) -> None:
-        """Publish a value, given as JSON text."""
-        ...
+    def publish(self, key: str, text: str) -> None: ...

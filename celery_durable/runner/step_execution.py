@@ -1,7 +1,4 @@
-"""The execution of one step call, and races of several.
-
-A branch is a step call that was submitted with `Step.submit`. Each branch is a `StepExecution`, like every other call.
-"""
+"""The execution of one step call, or branch (`Step.submit`), and races of several."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ from celery_durable.values import Codec, StepPolicy, ValidationFailed
 
 
 class StepExecution:
-    """One step call in this pass. ``kind``: its `StepKind`.
+    """One step call in this pass, of a ``kind``.
 
-    ``finished_row``: the step's row, once the step has finished. ``wait``: what the step waits for, unless the pass
-    has set `ExecutionContext.pending_suspension` for it. ``cause``: the exception that the body raised in this pass.
-    ``decoded``: a tuple of the result, decoded from its JSON, until the workflow function receives it; often empty.
+    ``finished_row``: the step's row, once the step has finished. ``wait``: what it waits for, unless the pass has a
+    `pending_suspension` for it. ``cause``: the exception of the body. ``decoded``: a tuple of the result until the
+    workflow function receives it; often empty.
     """
 
     __slots__ = ("call", "cause", "decoded", "entry", "finished_row", "fn", "key", "kind", "name", "policy", "wait")

@@ -1,7 +1,6 @@
 """The kinds of steps: what a call of each kind means, and what its rows mean for a commit.
 
-Bodies, sleeps and waits are the core. Every other kind is registered: `Runner` takes the kinds as an argument. A kind
-keeps no state: what a pass knows is in its `ExecutionContext`.
+Bodies, sleeps and waits are the core; `Runner` takes the others. What a pass knows is in its `ExecutionContext`.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ class CallIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference between the code and the recorded run: ``sentence`` names both.
-
-    ``advice``: what to do about it, or what happens in the next pass.
-    """
+    """A difference between the code and the recorded run, and what to do about it or what happens next."""
 
     sentence: str
     advice: str

@@ -1,7 +1,6 @@
 """Ticks: passes in the caller's own process, for deployments that use a scheduler such as cron instead of workers.
 
-The claim makes concurrent ticks safe: a tick never takes a run that another process holds (LAW 2 of docs/design.md).
-Ticks and workers may run at the same time.
+They may run beside each other and beside workers: the claim makes that safe (LAW 2 of docs/design.md).
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class Ticker:
     def tick(self, *, max_instances: int, max_steps: int | None = None) -> int:
         """Advance each due run once, resumed runs first; returns the number of passes.
 
-        It ends when no more runs are due, or after ``max_instances`` passes. Once it has taken
-        ``durable_pass_seconds``, it ends with the current pass.
+        It ends after ``max_instances`` passes, or with the pass in which ``durable_pass_seconds`` are over.
         """
         if not self._settings.is_execution_enabled:
             return 0
@@ -87,11 +85,7 @@ class Ticker:
         ]
 
     def _advance(self, due: DueRun, max_steps: int | None) -> int:
-        """Run one pass and return 1.
-
-        Returns 0 if this process did not execute the run, because another one claimed it first or must execute it, or
-        because the database failed for a moment. Then a sweep or a later tick finds the run again.
-        """
+        """Run one pass and return 1; 0 if another process has the run, or the database failed for a moment."""
         task_id = f"tick:{self._runtime.new_token()}"
         try:
             result = self._advance_run(due.ref, task_id=task_id, node=socket.gethostname(), max_steps=max_steps)

@@ -46,10 +46,7 @@ _NO_DEADLINE = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class WaitOutcome:
-    """What becomes of a step at its event or its timeout.
-
-    ``columns``: the other arguments of `ExecutionContext.build_write`. ``parts``: what the commit does besides.
-    """
+    """What becomes of a step at its event or its timeout: arguments of `build_write`, and parts of the commit."""
 
     status: StepStatus
     columns: Mapping[str, Any]
@@ -60,9 +57,8 @@ class WaitOutcome:
 class WaitSpec:
     """What a step waits for, and the outcome of its event (``on_event``) or its timeout (``on_timeout``).
 
-    The two functions may call user code: a schema, a function that chooses a delay, the redaction.
-    ``timeout``: the length of a wait that has no row yet. A recorded wait keeps the deadline in its row.
-    ``has_same_type``: the recorded row waits for this event type, with this ``payload_type``.
+    The two functions may call user code. ``timeout``: the length of a wait that has no row yet; a recorded one keeps
+    its deadline. ``has_same_type``: the recorded row waits for this event type, with this ``payload_type``.
     """
 
     event_type: str
@@ -210,9 +206,9 @@ def _build_wait(context: ExecutionContext, execution: StepExecution, call: WaitC
 def check_wait(context: ExecutionContext, execution: StepExecution, wait: WaitSpec, other_steps: OtherSteps) -> None:
     """Record the event if it has arrived, or the timeout if it has passed; otherwise keep waiting.
 
-    User code runs before the commit, which locks the instance, and it runs once although a commit may be repeated.
-    If something else has come by then, such as an answer at the last moment, the run keeps waiting. The commit that
-    ends the pass finds that the wait is over, under the lock, and the next pass records it.
+    User code runs before the commit, which locks the instance and may be repeated. If something else has come by then,
+    such as an answer at the last moment, the run keeps waiting. The commit that ends the pass finds that the wait is
+    over, under the lock, and the next pass records it.
     """
     row, commit_id = execution.entry.row, next(context.lease.commit_ids)
     wake_at = None if row is None else row.wake_at
@@ -233,10 +229,7 @@ def check_wait(context: ExecutionContext, execution: StepExecution, wait: WaitSp
 
 
 def _prepare_outcome(context: ExecutionContext, wait: WaitSpec, wake_at: datetime | None) -> PreparedOutcome | None:
-    """Build the outcome of the event if there is one, or of the timeout if it has passed; None: the wait is open.
-
-    ``wake_at``: the deadline in the row of the wait, if it has one.
-    """
+    """Build the outcome of the event if there is one, or of the timeout if it has passed; None: the wait is open."""
     event = _find_event(context, wait.event_type, _NO_DEADLINE if wake_at is None else wake_at)
     is_open = wake_at > context.now if wake_at is not None else wait.timeout > timedelta(0)
     if event is None and is_open:

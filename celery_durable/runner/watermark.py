@@ -1,8 +1,8 @@
 """The watermark of each queue: the send time of the newest dispatch message that led to a claim.
 
-Dispatchers conclude from it that older messages of the queue are lost. Each process keeps the watermark in memory and
-writes it at most every few seconds, so most passes need no extra statement. If a process ends before it writes, a lost
-message is found later: after the next claim, or when the queue is empty.
+Dispatchers conclude from it that older messages of the queue are lost. Each process writes it at most every few
+seconds, so most passes need no extra statement. If it ends before, a lost message is found later: after the next claim,
+or when the queue is empty.
 """
 
 from __future__ import annotations

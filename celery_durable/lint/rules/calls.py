@@ -15,8 +15,7 @@ from celery_durable.lint.workflow_code import WorkflowCode
 class CallTable:
     """Functions that workflow code may not call, by their full names or the prefixes of these.
 
-    ``effect``: what the call does, which follows "which" in the sentence. ``without_arguments``: functions that break
-    the rule only if fewer arguments are given than this.
+    ``effect`` follows "which" in the sentence. ``without_arguments``: wrong only with fewer arguments than this.
     """
 
     rule: Rule
