@@ -1,7 +1,4 @@
-"""The linter: source text of a module in, mistakes in its workflows out.
-
-The room is pure: it imports no code that it checks, and nothing of this package.
-"""
+"""The linter: source text of a module in, mistakes in its workflows out. It imports neither that nor this package."""
 
 from celery_durable.lint.checking import check
 from celery_durable.lint.findings import Finding, Rule

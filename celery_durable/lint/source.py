@@ -32,10 +32,7 @@ class Source:
                 yield node
 
     def scopes(self, node: ast.AST) -> Iterator[Scope]:
-        """Yield the functions around a node from the innermost outwards, then the module.
-
-        Decorators, default values and annotations belong to the scope outside of their function.
-        """
+        """Yield the functions around a node, then the module. Decorators, defaults, annotations lie outside theirs."""
         child, parent = node, self.parent(node)
         while parent is not None:
             if isinstance(parent, _FUNCTIONS) and _runs_inside(parent, child):

@@ -1,7 +1,7 @@
 """Operations on instances from outside a pass: create, read, control, emit, rewind, intervene.
 
-Each operation checks its input, runs one transaction, and then wakes the workers. If the database cannot do it, each
-raises StoreUnavailable. If the broker is down, work is delayed, but no call fails (LAW 1).
+Each checks its input, runs one transaction, and wakes the workers. Without the database it raises StoreUnavailable. If
+the broker is down, work is delayed, but no call fails (LAW 1).
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ class Operations:
         self.answers = AnswerOperations(context)
 
     def restrict_to(self, scope: Scope | None) -> Operations:
-        """Return the same operations for a caller that may reach only one scope.
-
-        Instances outside the scope are not found.
-        """
+        """Return the operations of a caller that finds only the instances of one scope."""
         return Operations(dataclasses.replace(self._context, scope=scope))
 
     def new_id(self) -> str:

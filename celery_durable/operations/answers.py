@@ -1,7 +1,4 @@
-"""Accepting the answers of Celery tasks, for `step.task` and `step.map`; the last one wakes the workflow.
-
-A lost task is sent again, or its step gets an error.
-"""
+"""Accepting the answers of Celery tasks, for `step.task` and `step.map`; the last one wakes the workflow."""
 
 from __future__ import annotations
 
@@ -58,8 +55,8 @@ class AnswerOperations:
     def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
         """Return whether no step will take the answer of a task: its run was terminated, or another has replaced it.
 
-        If its message ``may_be_copy``, also whether no step waits for it any more. Not so for other tasks: a server of
-        a cluster may not have the commit yet that sent the task.
+        If its message ``may_be_copy``, also whether no step waits for it any more. Other tasks are not asked that: a
+        server of a cluster may lack the commit that sent the task.
         """
         ref = reference.ref
 
@@ -85,8 +82,8 @@ class AnswerOperations:
     ) -> AnswerResult:
         """Accept the answer of a Celery task for the step or map item that waits for it, once.
 
-        ``payload`` is what `values.encode_answer` returns. ``is_direct``: the caller is the process of the task, which
-        waits for the database for 2 s in all. ``exception`` is what the task raised in this process.
+        ``payload``: of `values.encode_answer`. ``is_direct``: the caller is the process of the task, which waits for 2
+        s in all. ``exception``: what the task raised in this process.
         """
         context, ref, event_type = self._context, reference.ref, reference.event_type
         event_id, item = context.runtime.new_id(), ItemRef.read(event_type)
@@ -133,9 +130,8 @@ class AnswerOperations:
     ) -> TaskFailure | None:
         """Describe the error of a failed task as its attempt stores it; None if the task has not failed.
 
-        This calls the application's redaction, so it happens before the transaction that locks the instance. It has a
-        traceback if the answer is committed in the process of the task. An answer that comes as a message has none:
-        the worker that sends it may not have the application's redaction of errors.
+        This calls the application's redaction, so it comes before the transaction that locks the instance. Only an
+        answer in the process of the task has a traceback: a worker that sends one may lack the redaction of errors.
         """
         error = values.read_answer_error(payload)
         if error is None:
@@ -152,9 +148,9 @@ class AnswerOperations:
     def _record_result(self, reference: TaskReference, item: ItemRef, payload: str, timeouts: Timeouts) -> bool:
         """Record the result of a map item without the instance's lock; returns False if `accept` must take the lock.
 
-        The items of one map then do not wait for each other. Whether the map needs a pass is checked after the commit:
-        of two results at the same time, neither transaction sees the other one, but the later check sees both. The
-        wake-up is a transaction of its own, since a pass locks the instance first and its items then.
+        Whether the map needs a pass is checked after the commit: of two results at the same time, neither transaction
+        sees the other one, but the later check sees both. The wake-up is a transaction of its own, since a pass locks
+        the instance first and its items then.
         """
         if values.read_answer_error(payload) is not None:
             return False
@@ -177,10 +173,9 @@ class AnswerOperations:
         return answers.wake_for_map(tx, row, reference, item, grace=self._context.grace)
 
     def report_lost(self, lost: Sequence[LostDelivery], *, why: str) -> int:
-        """Report lost deliveries: each task is sent again, or its step gets the error TaskLost.
+        """Report lost deliveries: each task is sent again, or its step gets the error TaskLost. Returns how many.
 
-        A task is given up if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses. ``why`` becomes
-        part of the error. Returns how many tasks of waiting steps were sent again or given up.
+        A task is given up if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses.
         """
         settings = self._context.settings
         given_up: list[tuple[TaskReference, GiveUp]] = []

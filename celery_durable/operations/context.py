@@ -59,9 +59,9 @@ def _find_no_queue(_: str) -> None:
 class OperationContext:
     """The parts that every group of operations uses.
 
-    ``publish_runs`` and ``send_messages`` are called after a commit, with the runs that became due and the messages
-    that it wrote. ``find_task_queue`` returns the queue of an encoded task, None if it is unknown. ``scope``: the only
-    instances that the caller may reach; None means all. ``read_store``: the database for lists and counts.
+    ``publish_runs`` and ``send_messages`` are called after a commit, with what it made due and wrote.
+    ``find_task_queue`` returns the queue of an encoded task. ``scope``: the only instances that the caller may reach.
+    ``read_store``: the database for lists and counts.
     """
 
     store: Store
@@ -152,10 +152,7 @@ class OperationContext:
 
 
 def require_possible_id(workflow: str, instance_id: str) -> str:
-    """Return the id, or raise InstanceNotFound if no instance can have it.
-
-    Such an id never reaches the database, because databases treat a NUL or a number differently.
-    """
+    """Return the id, or raise InstanceNotFound for one that databases would treat differently, such as a NUL."""
     if not is_possible_id(workflow, instance_id):
         raise InstanceNotFound(workflow, instance_id)
     return instance_id

@@ -1,7 +1,7 @@
 """Continuations: what a run starts with if it continues another run. Pure functions on the rows of that run.
 
-A replay run keeps copies of finished steps, and its code finds the position again. A linear run has no such code, so
-all its rows are inserted: finished steps as copies, the others as planned when the first run started.
+The code of a replay run finds its position from copies of finished steps. A linear run gets all its rows: finished
+steps as copies, the others as planned when the first run started.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from celery_durable.store.runs.runs import Continuation, SourceRun
 
 
 def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
-    """Return a step of the current run by its key.
-
-    A step of a linear run is also found by its name, which is unique in the run.
-    """
+    """Return a step of the current run by its key, or of a linear run by its name."""
     values.require_text("Step", key)
     is_linear = row.kind is WorkflowKind.LINEAR
     for found in (lambda step: step.step_key == key, lambda step: is_linear and step.name == key):
@@ -53,10 +50,7 @@ def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Cont
 
 
 def build_continuation_after(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:
-    """Return the continuation for a run in which an operator completes the failed ``step``.
-
-    It is that of `build_continuation_from_failure`, but the new run does not execute ``step`` again.
-    """
+    """Return the continuation for a run in which an operator completes the failed ``step``."""
     continuation = build_continuation_from_failure(row, source)
     if row.kind is not WorkflowKind.LINEAR:
         return dataclasses.replace(
@@ -104,8 +98,7 @@ def _build_linear_before(row: InstanceRow, source: SourceRun, step: StepRow) -> 
 def _build_linear_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
     """Return the continuation in which the failed step continues as last called, with fresh attempts.
 
-    Its committed effects are kept. A step that waited for an event keeps its deadline. If the deadline has passed, its
-    handler is called with the timeout again.
+    Its committed effects and its deadline are kept. If that has passed, its handler is called with the timeout again.
     """
     step = find_current_step(source.steps)
     if step is None:
@@ -131,10 +124,7 @@ def _build_linear(
 
 
 def _plan_steps(source: SourceRun, seq: int, *, is_first_ready: bool = True) -> tuple[StepRow, ...]:
-    """Return the rows from position ``seq`` on, as they were when their run started.
-
-    If ``is_first_ready``, the first of them is READY. All others are PENDING.
-    """
+    """Return the rows from position ``seq`` on, as they were when their run started."""
     first = StepStatus.READY if is_first_ready else StepStatus.LINEAR_PENDING
     return tuple(
         _reset_step(step, first if step.seq == seq else StepStatus.LINEAR_PENDING)

@@ -60,10 +60,7 @@ class CreateOperations:
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
     ) -> str:
-        """Record a new instance and make it due.
-
-        If it raises, nothing is written.
-        """
+        """Record a new instance and make it due. If it raises, nothing is written."""
         self._context.check_create_enabled()
         definition = self._get_definition(workflow)
         if if_exists not in ("error", "return"):
@@ -120,10 +117,7 @@ class CreateOperations:
         )
 
     def batch(self, workflow: str, batch: Sequence[CreateOptions[Any]], *, session: Session | None = None) -> list[str]:
-        """Record up to ``durable_max_batch`` instances in one transaction.
-
-        Existing ids and repetitions in the batch are skipped. One invalid item rejects the whole batch.
-        """
+        """Record up to ``durable_max_batch`` instances in one transaction, without ids that exist."""
         self._context.check_create_enabled()
         definition = self._get_definition(workflow)
         settings = self._context.settings
@@ -170,10 +164,9 @@ class CreateOperations:
         reason: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> RestartOrCreateResult:
-        """Restart the instance with this id if it is in one of these statuses, or create it.
+        """Restart the instance with this id if it is in one of these statuses, or create it; else leave it "unchanged".
 
-        An instance in another status stays as it is ("unchanged"). A restart keeps the first parameters and the labels.
-        Of several concurrent callers, only one starts the run.
+        A restart keeps the first parameters and the labels. Of several concurrent callers, only one starts the run.
         """
         self._context.check_create_enabled()
         definition = self._get_definition(workflow)

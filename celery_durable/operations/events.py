@@ -95,8 +95,8 @@ class _Sending:
     def commit(self) -> tuple[bool, list[DueRun]]:
         """Insert the event in its own transaction: in one statement, if that can do it.
 
-        A statement that waits for a lock may be applied after its connection was lost. The lock timeout of the store's
-        own connections ends it in time, so an application's engine gets the transaction.
+        A statement that waits for a lock may be applied after its connection was lost, unless the lock timeout of the
+        store's own connections ends it. So an application's engine gets the transaction.
         """
         store, budget = self.context.store, TimeBudget(ORDINARY)
         is_plain = not self.may_be_repeated and self.if_version is None and self.context.scope is None
@@ -110,8 +110,8 @@ class _Sending:
     def check_payload(self, tx: Tx | None = None) -> None:
         """Raise EventRefused if the run waits for a payload of another type, and has not accepted this event before.
 
-        The type is user code, so it is called before the instance is locked. A process that has not imported it cannot
-        check. Then the wait does, when it consumes the event. Raises InstanceNotFound outside the caller's scope.
+        The type is user code, so it is called before the instance is locked. If this process has not imported it, the
+        wait checks. Raises InstanceNotFound outside the caller's scope.
         """
         if not is_possible_id(self.workflow, self.instance_id):
             return
@@ -155,10 +155,7 @@ class _Sending:
         return True, [] if sent.due_run is None else [sent.due_run]
 
     def find_sent(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
-        """Return the result of `send_in_one_statement` if it was applied although its connection was lost.
-
-        No other sender has this event's id.
-        """
+        """Return the result of `send_in_one_statement` if it was applied although its connection was lost."""
         row = self.context.lock_row(tx, self.workflow, self.instance_id)
         self.inserted = run_events.find_event(tx, row, event_id=self.event_id)
         return None if self.inserted is None else (True, [DueRun(row.ref, row.queue)])

@@ -39,9 +39,7 @@ T = TypeVar("T")
 
 
 class HistoryLists:
-    """The lists of a history, from the cursors of one request on.
-
-    A cursor contains the number of its run, and it is valid only for the same order and filter."""
+    """The lists of a history, from the cursors of one request on: each is valid for its run, order and filter."""
 
     def __init__(
         self,
@@ -117,7 +115,6 @@ class HistoryLists:
 
 
 _MAX_RUN_NUMBER = 2**31 - 1
-"""The column has 32 bits."""
 _MAX_NUMBER = 2**63 - 1
 
 
@@ -184,8 +181,7 @@ class HistoryOperations:
     ) -> HistoryPage:
         """Return a page of a run's steps, events, log lines and failed attempts. Each list has its own cursor.
 
-        A cursor belongs to one run, order and filter. Without ``run``, a cursor continues with its own run, even after
-        a restart.
+        Without ``run``, a cursor continues with its own run, even after a restart.
         """
         check_limit(limit)
         lists = HistoryLists(

@@ -54,11 +54,10 @@ class InterventionOperations:
         reason: str | None = None,
         if_version: Versions = None,
     ) -> int:
-        """Complete a step with a result.
+        """Complete a step with a result; a wait gets it as the payload of an event.
 
-        The step is either open, in an instance that has not ended: its run continues, and the run's worker loses its
-        claim. Or the step ended an errored instance: then a new run continues, as with `retry`. A wait gets ``value``
-        as the payload of an event. A linear step gets it as its result, even while it waits.
+        The step is open, in an instance that has not ended: then its worker loses its claim. Or it ended an errored
+        instance: then a new run continues, as with `retry`. A linear step gets a result even while it waits.
         """
         text = values.encode(value, what=f"Result of step {step!r}", limits=self._context.settings.limits)
         intervention = self._new_intervention("set_result", text, by, reason)
@@ -74,11 +73,7 @@ class InterventionOperations:
         reason: str | None = None,
         if_version: Versions = None,
     ) -> int:
-        """Complete a step without a result.
-
-        The step's result is None. A wait gets an event without payload, and a sleep ends at once. Otherwise as
-        `set_result`.
-        """
+        """Complete a step with the result None. A sleep ends at once; otherwise as `set_result`."""
         return self._intervene(
             workflow, instance_id, step, self._new_intervention("skip", None, by, reason), if_version
         )

@@ -33,11 +33,7 @@ class RetentionOperations:
     def prune(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
     ) -> int:
-        """Delete instances that ended long ago, with all their runs.
-
-        It uses one small transaction for each batch, so an interruption keeps the deletions made so far. Instances that
-        have not ended are never deleted.
-        """
+        """Delete instances that ended long ago, with their runs, in small transactions, each of which is kept."""
         ended = _select_ended(older_than, workflow, statuses, self._context.scope)
         if ended is None:
             return 0

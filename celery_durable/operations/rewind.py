@@ -1,7 +1,7 @@
 """Rewinding: restart an instance from its first step or a later one, retry what failed, fork.
 
-Ended runs never change. To continue from the middle, a new run starts with copies of the steps that it keeps. A worker
-that still runs the earlier run loses its claim. The earlier run stays readable.
+Ended runs never change: a new run starts with copies of the steps that it keeps. A worker that still runs the earlier
+run loses its claim.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class RewindOperations:
     ) -> int:
         """Start a new run with the same parameters, from any status.
 
-        With ``from_step``, the new run keeps the steps that had finished before that step was called, and all events,
-        also those that later steps consumed. A linear run without ``from_step`` follows the plan of the workflow's code
-        in this process. With ``from_step``, it follows the rows of the run that it continues.
+        With ``from_step``, it keeps the steps that had finished before that step was called, and all events, also
+        consumed ones; a linear run then follows the rows of the run that it continues, otherwise the plan of this
+        process.
         """
 
         def continuation(tx: Tx, row: InstanceRow) -> Continuation | None:
@@ -60,8 +60,7 @@ class RewindOperations:
     ) -> int:
         """Retry the steps that ended an errored instance, with fresh attempts, in a new run.
 
-        The new run keeps the steps that finished before the failure was raised. The failed step of a linear run
-        continues as last called: with the event that it had, or in its wait.
+        The failed step of a linear run continues as last called: with the event that it had, or in its wait.
         """
 
         def continuation(tx: Tx, row: InstanceRow) -> Continuation:
@@ -82,10 +81,9 @@ class RewindOperations:
         *,
         id: str | None = None,  # the public name
     ) -> str:
-        """Create an instance that continues before a step of another instance's current run.
+        """Create an instance that continues before a step of another instance's current run, which does not change.
 
-        It has the same parameters and labels, copies of the steps that had finished before, and the events. The other
-        instance does not change.
+        It has the same parameters and labels, copies of the steps that had finished before, and the events.
         """
         context = self._context
         context.check_create_enabled()

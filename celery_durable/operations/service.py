@@ -14,10 +14,7 @@ if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
 
 
 class WorkflowService(Protocol):
-    """The interface that package authors depend on.
-
-    The application passes them `Durable.service`; their tests pass a harness's.
-    """
+    """The interface that package authors depend on: `Durable.service`, and in their tests a harness's."""
 
     def create_instance(
         self,

@@ -21,10 +21,7 @@ class StatsOperations:
         self._context = context
 
     def read(self, queues: Mapping[str, int | None] | None = None) -> Stats:
-        """Count the instances by workflow and status, and the due runs. ``queues``: the lengths of queues by name.
-
-        Each count ends at 10,000, so the cost does not grow with the number of instances.
-        """
+        """Count instances by workflow and status, and due runs, to 10,000. ``queues``: the lengths of queues."""
 
         def work(tx: Tx) -> Stats:
             return Stats(

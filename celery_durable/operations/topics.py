@@ -69,9 +69,8 @@ class TopicOperations:
     def emit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:  # the public name
         """Send a payload to all waits that are open on a topic now.
 
-        Waits are served in batches. Each event is recorded before its run is woken, and each wait gets only one. If
-        this process dies in between, a dispatcher continues. If `emit` raises an error about an argument, nothing is
-        written.
+        Waits are served in batches, each once. If this process dies in between, a dispatcher continues. If `emit`
+        raises an error about an argument, nothing is written.
         """
         values.check_topic(topic)
         emission_id = (
@@ -130,10 +129,7 @@ class TopicOperations:
 
 
 def continue_abandoned_emission(store: Store) -> bool:
-    """Deliver one batch of an emission whose emitter has died. Returns False if there is none.
-
-    A dispatcher calls it in each sweep until it returns False. It wakes no worker: the next sweep finds the runs due.
-    """
+    """Deliver a batch of an emission whose emitter died; False if there is none. The sweep wakes runs."""
     abandoned = store.read(emissions.find_abandoned)
     if abandoned is None:
         return False

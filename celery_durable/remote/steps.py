@@ -136,10 +136,7 @@ def _build_task_wait(context: ExecutionContext, execution: StepExecution, row: S
     assert row.wait_event_type is not None
 
     def build_failure(error: AnswerError) -> WaitOutcome:
-        """Build the outcome of a failed attempt.
-
-        The step's policy decides, as for the body of `step.do`: the row records a retry or the step's failure.
-        """
+        """Build the outcome of a failed attempt, by the step's policy: a retry, or the step's failure."""
         policy, error_text = execution.policy, (error.name, error.message)
         is_used_up = policy.max_attempts is not None and row.attempts >= policy.max_attempts
         columns: dict[str, Any] = {"attempts": row.attempts}

@@ -1,8 +1,4 @@
-"""Kills workers, and drops and repeats messages, to test on your staging that no instance is lost.
-
-It kills only workers that it has started, drops only messages of its own dispatcher, and checks the tables by reading
-them.
-"""
+"""Kills its own workers, and drops and repeats messages, to test on your staging that no instance is lost."""
 
 from __future__ import annotations
 
@@ -164,10 +160,7 @@ _CHILDREN_KILLED, _WORKERS_KILLED = "pool processes killed", "workers killed"
 
 
 class ChaosRun:
-    """One chaos run: its workers, its dispatcher, the injected faults, and the runs that they interrupted.
-
-    ``app`` names the Celery app for the workers, as with -A. ``log`` gets the progress, as sentences.
-    """
+    """One chaos run: its workers, its dispatcher, the injected faults, and the runs that they interrupted."""
 
     def __init__(self, durable: Durable, rng: random.Random, app: str | None, log: Callable[[str], None]) -> None:
         self._durable, self._rng, self._app, self._log = durable, rng, app, log

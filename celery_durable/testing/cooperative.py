@@ -1,7 +1,7 @@
 """Concurrent runners as threads of which one runs at a time, so that a test does the same every time.
 
-A thread runs only while the test waits for it in `go`. It returns control when a barrier holds it, at a checkpoint at
-which another thread may run first, and when it ends.
+A thread runs while the test waits for it in `go`. It returns control when a barrier holds it, at a checkpoint at which
+another thread may run first, and when it ends.
 """
 
 from __future__ import annotations

@@ -27,9 +27,8 @@ _HOLDS_NO_LOCK = ("claimed", "before-body", "after-commit")
 class CrashSchedule:
     """The faults in one run of the workflow.
 
-    ``crashes``: the first runner dies at its checkpoint of the first number, the next runner at its checkpoint of the
-    second number, and so on. ``freeze``: the first runner is frozen beyond its lease at this checkpoint, and continues
-    when another runner has finished the work.
+    ``crashes``: the checkpoints at which one runner after the other dies. ``freeze``: the first runner is frozen beyond
+    its lease at this checkpoint, and continues when another runner has finished the work.
     """
 
     crashes: tuple[int, ...] = ()

@@ -1,8 +1,5 @@
 """assert_crash_safe: a test that a workflow has the same result wherever its workers die.
 
-    def test_order_is_crash_safe():
-        assert_crash_safe(order, {"cents": 100}, events=[("approval", {"by": "eve"})], side_effects=Shop.metadata)
-
 It runs the workflow once undisturbed, then once for each schedule of faults. A runner dies before or after a commit, a
 publishing or a step's function, or freezes there until another runner has taken over. Messages arrive twice and in
 another order, at two runners at once, or not at all. The result must be the same each time.

@@ -1,7 +1,7 @@
 """The database of a harness: a SQLite file in memory, or a database that the test names.
 
-It is a file because a harness has several processes and threads: an in-memory database of SQLite belongs to one
-connection, or locks whole tables between connections. The file is in /dev/shm if that exists, and is never synced.
+An in-memory database of SQLite belongs to one connection, or locks whole tables between connections. So it is a file,
+in /dev/shm if that exists, and never synced.
 """
 
 from __future__ import annotations
@@ -105,10 +105,7 @@ def use_dev_store(durable: Durable) -> None:
 
 
 def join_dev_store(durable: Durable) -> None:
-    """Use the file of a `durable dev` that runs in another process.
-
-    That process gets no messages from this one. The short grace time makes its dispatcher find the work soon.
-    """
+    """Use the file of a `durable dev` in another process, which soon finds this process's work by a short grace."""
     use_dev_store(durable)
     use_memory_broker(durable.app)
     _set(durable, grace_seconds=_DEV_GRACE_SECONDS)
@@ -120,10 +117,7 @@ def use_no_store(durable: Durable) -> None:
 
 
 def use_memory_broker(app: Any) -> str | None:
-    """Use a broker in the memory of this process. Returns the URL of the broker that it replaces, or None.
-
-    Call it before the app connects for the first time.
-    """
+    """Use a broker in memory, before the app connects. Returns the URL of the broker that it replaces, or None."""
     configured = app.conf.broker_write_url or ""
     if not isinstance(configured, str):
         configured = ";".join(configured)
@@ -142,8 +136,8 @@ def use_memory_broker(app: Any) -> str | None:
 def run_dispatcher_in_worker(durable: Durable) -> None:
     """Run the dispatcher in this worker. Its broker is in the memory of this process.
 
-    The lease is short, so that it soon recovers the runs of a killed process. A run that another process has created or
-    woken is published at once, because the message of that process went to another broker.
+    The lease is short, to recover the runs of a killed process soon. Runs of other processes are published at once,
+    because their messages went to another broker.
     """
     lease = min(durable.internals.settings.lease_seconds, _MAX_LEASE_SECONDS)
     _set(durable, dispatcher="worker", lease_seconds=lease)

@@ -1,6 +1,6 @@
 """The debugger of recorded runs: pdb at each step, forward and back. It runs no step and writes nothing.
 
-To go back, it leaves the replay and begins another one, which stops earlier: a replay comes out the same each time.
+To go back, it leaves the replay and begins another one, which stops earlier.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ _ENGINE = __name__.partition(".")[0] + "."
 
 
 class StepDebugger(pdb.Pdb):
-    """Stops at each step call of a replay, in the frame of the code that makes it.
-
-    ``input_``: where commands are read from; None: the terminal, with its line editing.
-    """
+    """Stops at each step call of a replay, in the frame of the code that makes it. Reads commands from ``input_``."""
 
     def __init__(self, steps: Sequence[StepRow], *, input_: TextIO | None, output: TextIO) -> None:
         super().__init__(stdin=input_, stdout=None if input_ is None else output, nosigint=True)

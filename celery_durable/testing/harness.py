@@ -1,8 +1,8 @@
 """DurableHarness: a whole installation in one test, with its own clock and no broker.
 
-The replay state, runner, store, operations and sweep are those of production. The harness replaces what is around
-them. Time is a `Clock` that the test moves, random values come from a seed, messages are captured, and functions of
-steps run one at a time. So a test does exactly the same every time.
+The replay state, runner, store, operations and sweep are those of production. Time is a `Clock` that the test moves,
+random values come from a seed, messages are captured, and functions of steps run one at a time. So a test does exactly
+the same every time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A worker in this process, with its dispatcher, for `durable dev`.
-
-Messages in the memory of the process are lost when it stops. Instances continue at the next start, because the
-database has their state (LAW 1).
-"""
+"""A worker in this process, with its dispatcher, for `durable dev`. Its messages are lost when it stops (LAW 1)."""
 
 from __future__ import annotations
 
@@ -27,9 +23,8 @@ _POLL_SECONDS = 0.1
 class LocalWorker:
     """Runs a worker of threads beside the main thread, until a signal or the worker's exit ends both.
 
-    All callbacks run on the main thread. ``on_start`` is called when signals are handled and before the worker
-    starts; ``on_progress`` again and again, with the runs that the worker advances, or has advanced since the last
-    call; ``on_stop`` when the first signal arrives. A second signal ends the process.
+    Callbacks run on the main thread: ``on_start`` before the worker starts; ``on_progress`` again and again, with the
+    runs that the worker has advanced since the last call; ``on_stop`` at the first signal. A second ends the process.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """`DurableHarness.mocks`: what replaces the function of a step, shortens its wait, or sends its event.
 
-Mocks do not touch what is stored. A mocked result is encoded, checked, committed and replayed as if the function had
-returned it. A forced timeout is a failed attempt with its retries. A mocked event is really sent.
+A mocked result is encoded, checked, committed and replayed as if the function had returned it. A forced timeout is a
+failed attempt with its retries. A mocked event is really sent.
 """
 
 from __future__ import annotations

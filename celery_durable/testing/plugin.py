@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures `durable_harness`, `durable_store` and `durable_golden`, and the marker `durable`.
 
 pytest loads it in every project that has celery_durable installed. So it imports nothing else of this package until a
-fixture is used. Its names begin with ``durable``, and none is a name of pytest-celery.
+fixture is used, and its names are none of pytest-celery's.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class ProcessTx(Tx):
 class SharedCache(dict[Any, Any]):
     """What SQLAlchemy has compiled for one driver, shared by the engines of all processes.
 
-    SQLAlchemy's key begins with the engine's own dialect object. Here the version of its server stands for it. What
-    else decides the SQL is in the rest of the key, such as the tables, which belong to one schema and prefix.
+    SQLAlchemy's key begins with the engine's dialect object. Here the version of its server stands for it; what else
+    decides the SQL, such as schema and prefix, is in the rest of the key.
     """
 
     _MOST = 1000
@@ -87,7 +87,6 @@ def _without_engine(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _shared_caches: defaultdict[str, SharedCache] = defaultdict(SharedCache)
-"""By the name of the driver."""
 
 
 class Process:
@@ -231,10 +230,7 @@ AnyProcess = TypeVar("AnyProcess", bound=Process)
 
 
 class Processes:
-    """Starts processes over one database and one clock. ``web`` is the test's own process, which calls the operations.
-
-    They share what they compile.
-    """
+    """Starts processes over one database and one clock. ``web`` is the test's own, which calls the operations."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """The Celery tasks that steps of a harness send. No task is run: the mocks of the steps answer.
 
-The harness makes the message of each task as Celery would, and sends nothing. So a task that refuses its own call fails
-its step here too.
+The message of each task is made as Celery would. So a task that refuses its own call fails its step here too.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ from celery_durable.values import PayloadLimits
 
 
 class SentTasks:
-    """The sent tasks without an answer. A task whose step has no mock never answers, so its step times out.
-
-    Tasks are looked up in Celery's current app.
-    """
+    """The sent tasks without an answer. A task whose step has no mock never answers, so its step times out."""
 
     def __init__(self, operations: Callable[[], Operations], mocks: Mocks, limits: PayloadLimits) -> None:
         self._operations, self._mocks, self._limits = operations, mocks, limits
@@ -40,10 +36,7 @@ class SentTasks:
         self._refused: dict[str, Exception] = {}
 
     def sent(self, message: OutboxMessage) -> Exception | None:
-        """Remember a task that was sent, and return the error if it refuses its own call.
-
-        A second message with its id changes nothing.
-        """
+        """Remember a task that was sent, once, and return the error if it refuses its own call."""
         error = _check_call(message)
         if message.id not in self._known and "reference" in message.content:
             self._known.add(message.id)
@@ -131,8 +124,7 @@ def _check_call(message: OutboxMessage) -> Exception | None:
     return None
 
 
-def _no_body() -> None:
-    """In place of the step's function: a task does this step."""
+def _no_body() -> None: ...
 
 
 def _no_runner() -> None:

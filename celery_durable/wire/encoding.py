@@ -1,6 +1,4 @@
-"""Records as JSON, and back; and the JSON of a whole run.
-
-A run is what HTTP sends in pages, what `export` and `-o json` print, and what a golden history is."""
+"""Records as JSON, and back; and that of a whole run, for HTTP's pages, `export`, `-o json` and golden histories."""
 
 from __future__ import annotations
 
