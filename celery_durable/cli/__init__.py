@@ -1,7 +1,6 @@
 """`celery -A proj durable ...`: the command group.
 
-Celery imports this module for every `celery` command, so it imports only click. The module of a command is imported
-when the command is called.
+Celery imports this module for every `celery` command, so it imports only click, and a command's module at its call.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ def program_name(ctx: click.Context) -> str:
 class CommandGroup(click.Group):
     """A group that imports the module of a command when the command is called.
 
-    ``module_by_command``: the module of each command, in the order of the help: ``module``, or ``module.function`` if
-    the function has another name.
+    ``module_by_command``: in the order of the help, as ``module`` or ``module.function``.
     """
 
     aliases: Mapping[str, str] = {"cancel": "terminate", "create": "start"}
@@ -78,11 +76,9 @@ class CommandGroup(click.Group):
         self.module_by_command = module_by_command
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
-        """Return the names of the commands, without importing their modules."""
         return [*self.commands, *self.module_by_command]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import the module of a command and return the command."""
         cmd_name = self._without_alias(cmd_name)
         if cmd_name not in self.module_by_command:
             return self.commands.get(cmd_name)
@@ -106,7 +102,6 @@ class CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the epilog, with the program that the user called."""
         if self.epilog:
             formatter.write_paragraph()
             with formatter.indentation():

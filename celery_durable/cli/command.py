@@ -21,10 +21,7 @@ from celery_durable.errors import DurableError
 
 
 def command(*examples: str, options: Sequence[Callable[..., Any]] = ()) -> Callable[[Callable[..., Any]], Command]:
-    """Make a command of a function, with its name and its docstring.
-
-    Each parameter is annotated with `Option`, `Given`, or a decorator of click. ``options`` follow them.
-    """
+    """Make a command of a function, with its name, docstring and annotated parameters. ``options`` follow these."""
 
     def declare(fn: Callable[..., Any]) -> Command:
         hints = get_type_hints(fn, include_extras=True)
@@ -135,7 +132,6 @@ class Command(click.Command):
                 yield position
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, with the program that the user called."""
         name = program_name(ctx)
         formatter.write_paragraph()
         formatter.write("  Examples:\n")
@@ -143,7 +139,6 @@ class Command(click.Command):
             formatter.write(f"    {name} {example}\n")
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. A DurableError becomes a CliError."""
         try:
             for workflow, instance_id, run in ctx.meta.get(_RUNS, ()):
                 _check_is_current(open_backend(ctx), workflow, instance_id, run)
@@ -166,8 +161,7 @@ class Command(click.Command):
 def _split_targets(ctx: click.Context, names: Sequence[str], *, has_run: bool) -> tuple[str, list[str], str | None]:
     """Return the workflow, the ids and the run of names such as WORKFLOW/ID#RUN.
 
-    Those of another workflow than the first stay WORKFLOW/ID. A command without --run works on current runs, and checks
-    that before it begins.
+    Those of another workflow than the first stay WORKFLOW/ID. A command without --run checks that runs are current.
     """
     first, ids, shown_run = "", [], None
     for name in names:
@@ -212,10 +206,7 @@ def _name_unknown_workflow(ctx: click.Context, error: CliError) -> CliError:
 
 
 def convert_arguments_to_options(command: Command, group: str, name: str) -> Command:
-    """Return the same command with options instead of arguments.
-
-    ``show order o-1`` becomes ``instances get --workflow order --id o-1``.
-    """
+    """Return the command with options: ``show order o-1`` becomes ``instances get --workflow order --id o-1``."""
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     options = {param.name: _make_option(param) for param in arguments}
     params = [options.get(param.name, param) for param in command.params]

@@ -33,7 +33,6 @@ class CliError(click.ClickException):
         self._ctx = click.get_current_context(silent=True)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the error. Click calls this."""
         file = sys.stderr if file is None else file
         no_color = self._ctx is not None and getattr(self._ctx.obj, "no_color", False)
         for prefix, color, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
@@ -51,7 +50,7 @@ def convert_error(exc: DurableError) -> CliError:
 
 
 def make_cli_error(message: str, *, code: str, http_status: int, target: Sequence[str]) -> CliError:
-    """Make an error from a message: its first sentence is the error, the rest is the hint.
+    """Make an error: the first sentence of the message is the error, the rest is the hint.
 
     ``http_status`` decides the exit code. ``target``: the workflow and the instance that suggested commands name.
     """

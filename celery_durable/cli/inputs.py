@@ -1,7 +1,6 @@
 """What commands take: types of options and arguments, and the parameters that several commands have.
 
-A command declares its parameters as annotations of its function, such as ``run: RunNumber``. The type of an option
-follows from the annotation.
+A command declares its parameters as annotations of its function, such as ``run: RunNumber``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class JsonInput(click.ParamType[Any]):
     name = "JSON|@file|-"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read and parse the JSON text."""
         if not isinstance(value, str):
             return value
         text, source = value, repr(value)
@@ -61,7 +59,6 @@ class DurationInput(click.ParamType[timedelta]):
     name = "DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Parse the duration; fails if it is out of range."""
         try:
             seconds: Any = float(value)
         except (TypeError, ValueError):
@@ -80,7 +77,6 @@ class WordInput(click.Choice[str]):
         super().__init__(list(self._by_text))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the member of the enumeration."""
         return self._by_text[super().convert(value, param, ctx)]
 
 
@@ -96,10 +92,9 @@ _SETTINGS_BY_TYPE: dict[Any, dict[str, Any]] = {
 
 
 class Option:
-    """Annotates a parameter that is an option. Help shows its default, if it has one.
+    """Annotates a parameter that is an option, with the ``settings`` of click.option. Help shows its default.
 
-    ``settings`` are those of click.option. The annotated type, such as ``timedelta | None``, decides those that are not
-    given: a bool is a flag, and a tuple is an option that the user may repeat.
+    The annotated type decides those that are not given: a bool is a flag, and a tuple may be repeated.
     """
 
     def __init__(self, *names: str, help: str, **settings: Any) -> None:
@@ -107,7 +102,6 @@ class Option:
         self._settings = {"help": help, "show_default": "default" in settings or None, **settings}
 
     def declare(self, annotated: Any) -> Callable[[Any], Any]:
-        """Return the decorator of click for a parameter of this type."""
         value_type, *_ = get_args(annotated) or (annotated,)
         settings = {"multiple": get_origin(annotated) is tuple, **_SETTINGS_BY_TYPE.get(value_type, {})}
         return click.option(*self._names, **settings | self._settings)

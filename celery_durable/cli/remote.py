@@ -1,7 +1,7 @@
 """`celery-durable`: the commands over the HTTP API, for machines without the app and its database.
 
-It imports no workflow, no Celery and no database driver. It has commands of `celery -A proj durable`, and the groups
-`workflows` and `instances`, whose commands take options instead of arguments.
+It imports no workflow, no Celery and no database driver. The groups `workflows` and `instances` take options instead of
+arguments.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ class HeaderInput(click.ParamType[tuple[str, str]]):
     name = "'NAME: VALUE'"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        """Return the name and the value."""
         if isinstance(value, tuple):
             return value
         name, colon, text = value.partition(":")
@@ -139,8 +138,6 @@ def _shared_commands(*names: str) -> dict[str, str]:
 
 
 class RemoteCommands(CommandGroup):
-    """The commands of `celery-durable`."""
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -154,7 +151,6 @@ class OptionCommands(CommandGroup):
     """Commands with options instead of arguments."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command with options."""
         found = super().get_command(ctx, cmd_name)
         return convert_arguments_to_options(found, self.name or "", cmd_name) if isinstance(found, Command) else None
 

@@ -1,6 +1,6 @@
 """Access control: every request passes the hooks of the application before anything else happens.
 
-A request is refused unless each of its hooks returns True or a `Scope`. A request without any hook is refused, too.
+A request is refused unless each of its hooks, at least one, returns True or a `Scope`.
 """
 
 from __future__ import annotations
@@ -112,10 +112,7 @@ def restrict_to_request_scope(operations: Operations) -> Operations:
 
 
 class AccessControl:
-    """The outermost layer of every route.
-
-    It calls the hooks, then checks the body's size, and turns every error into a problem response.
-    """
+    """The outermost layer of every route: it calls the hooks, checks the body's size, and makes errors problems."""
 
     def __init__(
         self,

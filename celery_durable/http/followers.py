@@ -55,9 +55,9 @@ class Followers:
     async def read_shared(
         self, operations: Operations, workflow: str, instance_id: str, *, within: float
     ) -> VersionedInstance:
-        """Return an instance and its tag from a read that began at most ``within`` seconds ago.
+        """Return an instance and its tag, InstanceNotFound otherwise, from a read at most ``within`` seconds old.
 
-        Clients that follow the same instance in the same scope share the read. Raises InstanceNotFound.
+        Clients that follow the same instance in the same scope share the read.
         """
         loop = asyncio.get_running_loop()
         key = (loop, operations.scope_text, workflow, instance_id)

@@ -109,10 +109,7 @@ def _status_phrase(status: int) -> str:
 
 
 def build_error_response(error: Exception) -> Response:
-    """Return the response to an error.
-
-    A refusal has the message of its error. An unexpected error is logged, and the response contains nothing of it.
-    """
+    """Return the response to an error. An unexpected one is logged, and nothing of it is sent."""
     match error:
         case DurableError() if error.http_status < 500 or isinstance(error, NotReady):
             return _build_refusal(error)

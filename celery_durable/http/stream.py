@@ -1,8 +1,7 @@
 """Streams: a client follows a run over server-sent events, and receives what the run records and publishes.
 
-A stream polls the instance. Between two polls it holds no thread and no database connection. The id of each message
-encodes the client's position, so a reconnected client continues there. Each state of a step that a poll finds is sent
-at least once.
+Between two polls of the instance, a stream holds no thread and no connection. A reconnected client continues at its
+position, the id of the last message. Each state of a step that a poll finds is sent at least once.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ _MAX_STREAM_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A client's position in the stream of a run.
-
-    ``log`` is the id of the last log line that was sent. ``seq`` and ``key`` name the step up to which,
-    in call order, all steps have ended. ``is_over``: the client has received the end of the run.
-    """
+    """A client's position in the stream of a run: its last log line, and the step up to which all have ended."""
 
     run: int
     log: int = 0

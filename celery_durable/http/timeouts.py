@@ -1,10 +1,8 @@
 """Time limits of a response: if the database is silent, every client gets a 503 within seconds (LAW 7).
 
-A request waits for one of the few threads that use the database, and then for the database, which `limit_database_time`
-bounds. The threads belong to this API: it takes none of the application's, and opens one connection for each at most.
-
-A client that follows an instance reads it again and again. The limits hold for each read. These reads have threads of
-their own, so that other requests never wait behind them.
+A request waits for one of the API's few threads, each with one connection, and then for the database, within
+`limit_database_time`. A client that follows an instance reads it again and again: the limits hold for each read, on
+threads of their own, so that other requests never wait behind them.
 """
 
 from __future__ import annotations
@@ -83,10 +81,7 @@ async def run_in_request_thread(do: Callable[P, T], *args: P.args, **kwargs: P.k
 
 
 def in_request_thread(endpoint: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-    """Return a coroutine function that runs a plain endpoint on a request thread.
-
-    FastAPI itself would run a plain endpoint on threads that belong to the application.
-    """
+    """Run a plain endpoint on a request thread; FastAPI would take one of the application's."""
 
     async def call(**given: Any) -> T:
         return await run_in_request_thread(endpoint, **given)
@@ -111,10 +106,7 @@ async def run_read(read: Callable[..., T], *args: Any) -> T:
 
 
 class HookThreads:
-    """Threads for the hooks of an application, so that a hook that hangs blocks nothing else.
-
-    A thread cannot be ended. A hook that hangs occupies its thread until it returns.
-    """
+    """Threads for the hooks of an application. A hook that hangs occupies its own until it returns."""
 
     def __init__(self, name: str, count: int = _HOOK_THREADS) -> None:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"durable-{name}")

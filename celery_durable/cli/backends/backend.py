@@ -1,10 +1,8 @@
 """`Backend`, the interface by which commands reach instances: in the app's database, or over the HTTP API.
 
-The commands that both `celery -A proj durable` and `celery-durable` have use only this interface. Its methods raise
-DurableError, or CliError if the database or the server cannot be used.
-
-The first program does not call the HTTP application in its own process: to import FastAPI and to build the routes would
-take almost as much CPU as `import celery.bin.celery`, and a history would come in pages, not in one transaction.
+Its methods raise DurableError, or CliError if the database or the server cannot be used. `celery -A proj durable` does
+not call the HTTP application in its own process: to import FastAPI and to build the routes would take almost as much
+CPU as `import celery.bin.celery`, and a history would come in pages, not in one transaction.
 """
 
 from __future__ import annotations
@@ -86,8 +84,7 @@ class Backend(Protocol):
         """Return the current time of the clock that wrote the stored times."""
 
     @property
-    def runtime(self) -> Runtime:
-        """The clock of this process."""
+    def runtime(self) -> Runtime: ...
 
     def workflows(self) -> list[WorkflowInfo]:
         """Return the workflows that the app knows, ordered by name."""
@@ -101,10 +98,7 @@ class Backend(Protocol):
     def wait_for_change(
         self, workflow: str, instance_id: str, version: object | None, *, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
-        """Return the state of an instance, or None if it is still at this version; raises InstanceNotFound.
-
-        It may wait up to ``wait_seconds`` for a change before it returns None.
-        """
+        """Return an instance, or None if it is still at this version after ``wait_seconds``."""
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
         """Return all steps and events of a run, by default of the current one; raises RunNotFound."""
@@ -127,15 +121,11 @@ class Backend(Protocol):
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         """Return why an instance does not move."""
 
-    def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
-        """Do a command, and return its response."""
+    def call(self, command: Command[Q, A], target: Target, body: Q) -> A: ...
 
 
 class Connection(abc.ABC):
-    """Opens the backend of one of the two programs. Commands of `celery-durable` find theirs in ``ctx.obj``.
-
-    ``name``: the program that the user typed, if it is not `celery`. ``list_workflows``: its command that does this.
-    """
+    """Opens the backend of one of the two programs. Commands of `celery-durable` find theirs in ``ctx.obj``."""
 
     name: str
     list_workflows = "workflows"
@@ -162,10 +152,10 @@ C = TypeVar("C")
 
 
 def make_tail(read_page: Callable[[C | None], tuple[Iterable[R], C | None, bool]]) -> Callable[[], Iterator[R]]:
-    """Return a reader of pages.
+    """Return a reader of pages: each record once, although a page may grow and be read twice.
 
-    ``read_page``: takes a cursor, None at first. Returns the records behind it, the cursor at which to continue, and
-    whether there are more now. A page may be read twice and grow meanwhile: each record is returned once.
+    ``read_page``: takes a cursor, None at first. Returns the records behind it, the next cursor, and whether there are
+    more now.
     """
     cursor: C | None = None
     last_id = 0

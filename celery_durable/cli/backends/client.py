@@ -1,7 +1,6 @@
-"""An HTTP client for the API.
+"""An HTTP client for the API. It repeats failed requests only if a repetition cannot have a second effect.
 
-Failed requests are repeated if a repetition cannot have a second effect. Redirects are not followed, so headers and
-credentials go only to the server that the user named.
+Redirects are not followed, so headers and credentials go only to the server that the user named.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _TEMPORARY = frozenset({429, 502, 503, 504})
 _RETRIED = _TEMPORARY | {500}
 _MAX_PAUSE_SECONDS = 30.0
 _MAX_BODY_BYTES = 256 * 2**20
-"""In bytes. A page has up to 100 steps, each with a result of up to 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +57,9 @@ class _HttpResponse:
 class Client:
     """A client of one API.
 
-    ``timeout_seconds``: for one request up to the last byte of its response, not counting the time of a long poll.
-    ``retries``: how often a request is repeated. ``retry_delay_seconds``: the first pause, which doubles each time.
-    ``max_body_bytes``: the largest accepted response. ``log_request``: is called with each request as a curl command,
-    without the values of the headers, which may be secrets.
+    ``timeout_seconds``: for one request up to the last byte of its response, without a long poll.
+    ``retry_delay_seconds``: the first pause, which doubles each time. ``log_request``: is called with each request as a
+    curl command, without the values of the headers, which may be secrets.
     """
 
     def __init__(
@@ -92,7 +89,7 @@ class Client:
     def get(
         self, *path: str, query: Mapping[str, Any] | None = None, known_etag: object = None, wait_seconds: float = 0
     ) -> Reply:
-        """Send a GET request. ``known_etag``: the reply has no data as long as the resource has this ETag.
+        """Send a GET request; the reply has no data as long as the resource has the ETag ``known_etag``.
 
         ``query``: None values are left out, and a list becomes one parameter per item.
         """
@@ -106,11 +103,7 @@ class Client:
     def post(
         self, *path: str, body: Mapping[str, Any] | None = None, is_idempotent: bool = False, new_id: str | None = None
     ) -> Reply:
-        """Send a POST request.
-
-        ``is_idempotent``: the request may be repeated after a failure. ``new_id``: the id of the instance that the
-        request creates, for error messages.
-        """
+        """Send a POST request. ``new_id``: of the instance that it creates, for error messages."""
         data = None if body is None else json.dumps(body).encode()
         headers = [] if body is None else [("Content-Type", "application/json")]
         target = "/".join(quote(each, safe="") for each in path)
@@ -158,10 +151,7 @@ class Client:
     def _send(
         self, method: str, target: str, data: bytes | None, headers: Sequence[tuple[str, str]], seconds: float
     ) -> _HttpResponse:
-        """Send one request; raises TimeoutError after ``seconds``.
-
-        The timeout of httpx limits only each read, and a server that sends single bytes would never exceed it.
-        """
+        """Send one request; raises TimeoutError after ``seconds``: httpx's own limits each read, even of a byte."""
         end, body = time.monotonic() + seconds, bytearray()
         try:
             with self._http.stream(

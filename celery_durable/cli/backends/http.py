@@ -52,12 +52,11 @@ class HttpBackend:
         return self._client.server_time or datetime.now(UTC)  # noqa: TID251  # there is no database here to ask
 
     def workflows(self) -> list[WorkflowInfo]:
-        """Return the workflows that the server knows."""
         found = parse(WorkflowList, self._client.get("workflows").data)
         return [WorkflowInfo(each.name, each.parameters) for each in found.workflows]
 
     def list(self, query: ListQuery) -> Page[InstanceSummary]:
-        """Return a page of instances. A large page takes several requests."""
+        """A large page takes several requests."""
         items: list[InstanceSummary] = []
         filters = {"status": query.status, "label": [f"{name}={value}" for name, value in query.labels.items()]}
         cursor = query.cursor
@@ -72,13 +71,11 @@ class HttpBackend:
         return Page(tuple(items), cursor)
 
     def read_snapshot(self, workflow: str, instance_id: str) -> InstanceSnapshot:
-        """Send one request."""
         return _snapshot(self._client.get(*_instances(workflow, instance_id)))
 
     def wait_for_change(
         self, workflow: str, instance_id: str, version: object | None, *, wait_seconds: float = 0.0
     ) -> InstanceSnapshot | None:
-        """Send one long poll."""
         query = {"wait": f"{wait_seconds:.3f}"} if version is not None and wait_seconds > 0 else {}
         reply = self._client.get(
             *_instances(workflow, instance_id), query=query, known_etag=version, wait_seconds=wait_seconds
@@ -86,7 +83,6 @@ class HttpBackend:
         return None if reply.data is None else _snapshot(reply)
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
-        """Read the history page by page."""
         path, query = _instances(workflow, instance_id, "history"), {"runNumber": run}
         page = found = self._history_page(path, query | {"includeRun": True, "includeAttempts": True})
         query["runNumber"] = found.run_number
@@ -109,7 +105,6 @@ class HttpBackend:
         return parse(HistoryResponse, self._client.get(*path, query={**query, "pageSize": _PAGE}).data)
 
     def tail(self, ref: RunRef, *, level: LogLevel | None = None, category: str | None = None) -> LogTail:
-        """Return a reader that continues at the API's cursors."""
         path = _instances(ref.workflow, ref.instance_id, "history")
         query = {"runNumber": ref.run_number, "logLevel": level, "logCategory": category, "includeLogs": True}
 
@@ -120,7 +115,6 @@ class HttpBackend:
         return make_tail(read_page)
 
     def tail_attempts(self, ref: RunRef) -> AttemptTail:
-        """Return a reader that continues at the API's cursors, as `tail` does."""
         path = _instances(ref.workflow, ref.instance_id, "history")
         query = {"runNumber": ref.run_number, "includeAttempts": True}
 
@@ -132,13 +126,11 @@ class HttpBackend:
         return make_tail(read_page)
 
     def published(self, ref: RunRef) -> dict[str, Published]:
-        """Return the published values."""
         path = _instances(ref.workflow, ref.instance_id, "published")
         found = parse(PublishedValues, self._client.get(*path, query={"runNumber": ref.run_number}).data)
         return dict(found.published)
 
     def stats(self) -> Stats:
-        """Return the counts and the queues of the server."""
         return parse(Stats, self._client.get("stats").data)
 
     def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
@@ -149,11 +141,10 @@ class HttpBackend:
         return parse(WaitList, self._client.get("waits", query=query).data).waits
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
-        """Return the diagnosis."""
         return parse(Diagnosis, self._client.get(*_instances(workflow, instance_id, "explain")).data)
 
     def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
-        """Send the command. The request is repeated only if a repetition has no effect."""
+        """The request is repeated only if a repetition has no effect."""
         data = body.to_dict()
         reply = self._client.post(
             *command.words(target),

@@ -140,27 +140,21 @@ class StoreConnection(Connection):
         self._ctx = ctx
 
     def open(self, *, needs_database: bool = True) -> StoreBackend:
-        """Return the backend, after checking that the tables are up to date."""
         return StoreBackend(open_durable(self._ctx) if needs_database else attached_durable(self._ctx))
 
     def explain(self, exc: Exception) -> None:
-        """Raise CliError if the database is unreachable."""
         if is_transient(exc):
             raise _unreachable(exc) from exc
 
 
 class StoreBackend:
-    """Instances in the database of a Durable, also those of workflows that this process does not know.
-
-    All values pass the application's redaction hook.
-    """
+    """Instances in the database of a Durable, of any workflow; all values pass the application's redaction hook."""
 
     def __init__(self, durable: Durable) -> None:
         self._durable, self._internals = durable, durable.internals
         self.runtime = self._internals.runtime
 
     def now(self) -> datetime:
-        """Return the time of the database."""
         return database_now(self._durable)
 
     def workflows(self) -> list[WorkflowInfo]:
@@ -173,7 +167,6 @@ class StoreBackend:
         ]
 
     def list(self, query: ListQuery) -> Page[InstanceSummary]:
-        """Return a page of instances of a workflow, or of all workflows."""
         found = self._internals.operations.queries.list(
             query.workflow, status=query.status, cursor=query.cursor, limit=query.limit, labels=query.labels
         )
@@ -190,7 +183,6 @@ class StoreBackend:
             raise WorkflowNotFound(name, [])
 
     def read_snapshot(self, workflow: str, instance_id: str) -> InstanceSnapshot:
-        """Read one row."""
         found = self._internals.operations.queries.read_with_tag(workflow, instance_id)
         row = found.instance
         return InstanceSnapshot(row.status, row.run_number, row.pause_requested, found.tag, row.created_at)
@@ -207,12 +199,10 @@ class StoreBackend:
         return None
 
     def history(self, workflow: str, instance_id: str, *, run: int | None = None) -> History:
-        """Read the history in one transaction."""
         found = self._internals.operations.history.read(workflow, instance_id, run=run)
         return self._internals.redaction(workflow, instance_id).redact_history(found)
 
     def tail(self, ref: RunRef, *, level: LogLevel | None = None, category: str | None = None) -> LogTail:
-        """Return a reader that continues after the last line's id."""
         levels = None if level is None else _LEVELS[_LEVELS.index(level) :]
 
         def read(**page: Any) -> list[LogRecord]:
@@ -221,7 +211,6 @@ class StoreBackend:
         return self._tail(ref, read, self._redaction(ref).redact_log)
 
     def tail_attempts(self, ref: RunRef) -> AttemptTail:
-        """Return a reader that continues after the last attempt's id."""
         return self._tail(ref, self._internals.operations.history.attempts, self._redaction(ref).redact_attempt)
 
     def _tail(
@@ -236,7 +225,6 @@ class StoreBackend:
         return make_tail(read_page)
 
     def published(self, ref: RunRef) -> dict[str, Published]:
-        """Read the published values in one transaction."""
         found = self._internals.operations.history.published(ref.workflow, ref.instance_id, run=ref.run_number)
         return self._redaction(ref).redact_published(found)
 
@@ -249,11 +237,9 @@ class StoreBackend:
         return self._internals.operations.stats.read(self._internals.queue_lengths())
 
     def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
-        """Read the waits in one transaction."""
         return self._internals.operations.stats.waits(workflow=workflow, event_type=event_type, limit=limit)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
-        """Diagnose the instance from the database alone."""
         facts = self._internals.operations.queries.facts(workflow, instance_id)
         return explain(self._internals.redaction(workflow, instance_id).redact_facts(facts))
 

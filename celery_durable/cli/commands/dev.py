@@ -141,7 +141,6 @@ class _Reloader:
 
     @property
     def is_due(self) -> bool:
-        """Whether to start again after the current steps."""
         return self._is_enabled and self._has_found_changes
 
     def disable(self) -> None:

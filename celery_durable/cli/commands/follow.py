@@ -37,8 +37,6 @@ _MAX_READS = 5
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A change of a run."""
-
     at: datetime
     cells: list[Cell]
     record: documents.Change
@@ -47,7 +45,7 @@ class Update:
 class Follower:
     """Follows one run. The cells of an update are kind (step, attempt, log, run), status, outcome or level, text.
 
-    The cells of a published value are "published", its key and the value. ``since``: updates before it are left out.
+    Of a published value: "published", its key and the value. ``since``: updates before it are left out.
     """
 
     def __init__(self, backend: Backend, ref: RunRef, *, since: datetime | None = None) -> None:
@@ -61,10 +59,7 @@ class Follower:
         self.has_ended = False
 
     def read_updates(self, *, wait_seconds: float = 0.0) -> list[Update]:
-        """The lines since the last call: of steps, of failed attempts, of logs, of published values, and of the end.
-
-        Where there are none, waits for up to ``wait_seconds`` seconds.
-        """
+        """The updates since the last call; if there are none, wait for up to ``wait_seconds``."""
         seen = self._wait_for_change(self._version, wait_seconds=wait_seconds)
         if seen is None:
             return []

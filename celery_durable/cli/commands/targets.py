@@ -1,7 +1,4 @@
-"""Commands on several instances: those that the user names, or all that match a condition.
-
-A condition is ``--where 'workflow=order status=errored error=CardDeclined since=2h'``.
-"""
+"""Commands on several instances: those that the user names, or all that match a condition of `--where`."""
 
 from __future__ import annotations
 
@@ -56,7 +53,6 @@ class WhereInput(click.ParamType[Condition]):
     name = "CONDITION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Condition:
-        """Parse the condition; fails if it is empty, or a key is unknown or given twice."""
         if isinstance(value, Condition):
             return value
         given: dict[str, Any] = {}
@@ -125,8 +121,8 @@ def on_targets(
 ) -> Callable[[Callable[..., Sequence[str]]], Command]:
     """Make a command of a function that changes one instance, and returns what it did, as cells.
 
-    The command has WORKFLOW ID... and --where. A condition selects the instances in one of ``statuses``; if it names a
-    status, those in one of ``if_named``.
+    It has WORKFLOW ID... and --where. A condition without a status selects ``statuses``, with one those in
+    ``if_named``.
     """
 
     def declare(change: Callable[..., Sequence[str]]) -> Command:

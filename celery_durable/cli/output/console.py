@@ -1,7 +1,6 @@
 """Output of the commands: tables for people on a terminal, tab-separated records in a pipe, or JSON.
 
-Control characters are removed from all stored text, because escape sequences could move the cursor, change the
-window's title or hide text.
+Control characters are removed from stored text: escape sequences could move the cursor or hide text.
 """
 
 from __future__ import annotations
@@ -44,11 +43,7 @@ class Styled:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A progress bar.
-
-    ``fraction``: the share that is done, from 0 to 1. ``label``: the text beside the bar. ``text``: the text that a
-    pipe gets instead of the bar.
-    """
+    """A progress bar: a pipe gets ``text`` instead. ``fraction``: the share that is done, from 0 to 1."""
 
     text: str
     fraction: float
@@ -56,7 +51,6 @@ class Bar:
 
     @property
     def for_terminal(self) -> str:
-        """The bar as ASCII text."""
         return f"[{'#' * int(self.fraction * _BAR_WIDTH):-<{_BAR_WIDTH}}] {self.label}"
 
 
@@ -67,10 +61,9 @@ Cell = str | Styled | Bar
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
+    """A column of a table. ``is_optional``: a terminal does not show it if all its cells are empty.
 
-    ``keeps_full_text``: the text is never shortened, because ids must stay complete. ``is_optional``: a terminal does
-    not show the column if all its cells are empty.
+    ``keeps_full_text``: it is never shortened, because ids must stay complete.
     """
 
     title: str
@@ -149,7 +142,7 @@ class Console:
         *,
         heading: str = "",
     ) -> None:
-        """Print a part of a document: for people a table, for programs a record of this kind for each row.
+        """Print a table for people, for programs a record of this kind for each row.
 
         ``values``: a title and a stored value for each row. People see those with a title below the heading.
         """
@@ -166,7 +159,6 @@ class Console:
                 self.print_block(title, value)
 
     def print_value(self, kind: str, value: Any) -> None:
-        """Print a stored value: for people below a heading, for programs as a record of this kind."""
         if self.is_for_people:
             self.print_heading(kind.upper())
             self.print_block("", value)
@@ -174,19 +166,16 @@ class Console:
             self.print_record(kind, to_compact_json(value))
 
     def print_block(self, title: str, value: Any) -> None:
-        """Print a stored value as indented JSON below a title, for people."""
         if title:
             self.print_line(title, indent=2)
         for text in json.dumps(value, ensure_ascii=False, indent=2).splitlines():
             click.echo(" " * (4 if title else 2) + _strip_control(text), color=self.has_color)
 
     def print_text(self, text: str) -> None:
-        """Print stored text of several lines, for people."""
         for line in text.splitlines():
             click.echo("  " + _strip_control(line), color=self.has_color)
 
     def print_heading(self, text: str) -> None:
-        """Print an empty line and the heading of a section."""
         click.echo()
         self.print_line(Styled(text, "dim"))
 
@@ -197,10 +186,7 @@ class Console:
     def print_list(
         self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, document: Callable[[], Any], if_empty: str
     ) -> None:
-        """Print what a command has read: the rows, or the document if the user wants JSON.
-
-        Building the document may import the API's models, so it is built only if it is printed.
-        """
+        """Print the rows, or the document if the user wants JSON: building it may import the API's models."""
         if self.is_json:
             self.print_json(document())
         elif rows:

@@ -1,6 +1,4 @@
-"""The JSON that commands print with ``-o json``.
-
-Its fields are those of the HTTP API. docs/reference/cli.md lists them.
+"""The JSON that commands print with ``-o json``: the fields of the HTTP API, in docs/reference/cli.md.
 
 What makes JSON of records is imported when a document is made: a table does not need it.
 """
