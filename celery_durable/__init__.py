@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from celery_durable.decorators import LinearWorkflow, durable_workflow
     from celery_durable.definitions import LinearStep, durable_step
     from celery_durable.errors import (
+        Cancelled,
         DurableError,
         EventPayloadInvalid,
         EventRefused,
@@ -74,6 +75,7 @@ __all__ = [
     "AttemptOutcome",
     "AttemptRecord",
     "AuditRecord",
+    "Cancelled",
     "Child",
     "Completed",
     "CreateOptions",

@@ -164,11 +164,13 @@ def _races(rows: Sequence[StepRow]) -> dict[str, _Race]:
 def _without_undecided_losers(kept: list[StepRow], races: dict[str, _Race]) -> list[StepRow]:
     """Remove the losers of races that are not kept, since they may win when the race runs again.
 
-    Also removes the steps that terminate() cancelled, which lost no race.
+    Also removes the steps that terminate() cancelled, which lost no race. Those that cancel() ended are kept.
     """
     keys = {row.step_key for row in kept}
     return [
         row
         for row in kept
-        if row.status is not StepStatus.CANCELLED or (row.commit_id in races and races[row.commit_id].row_key in keys)
+        if row.status is not StepStatus.CANCELLED
+        or row.is_cancelled
+        or (row.commit_id in races and races[row.commit_id].row_key in keys)
     ]

@@ -17,13 +17,14 @@
         StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid, RetryDelayInvalid
       StepFailed                           raised in the workflow by a failed step
         StepTimeout, StepLost, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
-      SuspensionSwallowed, WorkerCrashLoop  fail an instance as a whole
+      SuspensionSwallowed, CancellationSwallowed, WorkerCrashLoop  fail an instance as a whole
       PassStalled                            logged, never raised
-    Interruption (BaseException)           unwinds workflow code; not for users
-      Suspend, StepInterrupted, Superseded, PassBroken
+    Interruption (BaseException)           unwinds workflow code; only Cancelled is for users
+      Cancelled, Suspend, StepInterrupted, Superseded, PassBroken
 """
 
 from celery_durable.errors.base import (
+    Cancelled,
     DurableError,
     Interruption,
     PassBroken,
@@ -45,6 +46,7 @@ from celery_durable.errors.configuration import (
     WorkflowsRequired,
 )
 from celery_durable.errors.instances import (
+    CancellationSwallowed,
     InstanceAlreadyExists,
     InstanceNotErrored,
     InstanceNotFound,
@@ -119,6 +121,8 @@ __all__ = [
     "BatchTooLarge",
     "BindingKeyTaken",
     "BranchNeverGathered",
+    "CancellationSwallowed",
+    "Cancelled",
     "ConfigInvalid",
     "CreateDisabled",
     "CursorInvalid",

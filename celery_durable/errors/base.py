@@ -84,6 +84,21 @@ class Suspend(Interruption):
     """
 
 
+class Cancelled(Interruption):
+    """Raised by the next step call of a workflow that was cancelled.
+
+    Clean up in ``finally`` or in ``except Cancelled``, with steps if you like, and let the exception leave the
+    workflow. A workflow that catches it and returns fails with `CancellationSwallowed`.
+
+    Attributes:
+        reason: Why, as passed to ``cancel``; None if no reason was given.
+    """
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
+        super().__init__("cancelled" if reason is None else f"cancelled: {reason}")
+
+
 class StepInterrupted(Interruption):
     """Ends the function of a step whose timeout is over.
 

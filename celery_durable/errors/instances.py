@@ -67,7 +67,7 @@ class InstanceAlreadyExists(DurableError):
 
 
 class InstanceTerminal(DurableError):
-    """The operation needs an instance that has not ended, and this one has.
+    """The operation needs an instance that has not ended, and this one has, or is being cancelled.
 
     ``restart()`` starts a new run of it.
 
@@ -268,6 +268,21 @@ class SuspensionSwallowed(DurableError):
             f"Workflow {workflow!r} returned or raised although it is suspended: it caught celery_durable's "
             "suspension, which a bare `except:`, `except BaseException:` or a `return` in a `finally` does. "
             "Catch Exception instead, then restart the instance."
+        )
+
+
+class CancellationSwallowed(DurableError):
+    """The workflow caught `Cancelled` and returned a result. The instance fails.
+
+    Catch it to clean up, then raise it again.
+    """
+
+    code = "CANCELLATION_SWALLOWED"
+
+    def __init__(self, workflow: str) -> None:
+        super().__init__(
+            f"Workflow {workflow!r} returned although it was cancelled: it caught Cancelled. Clean up in "
+            "`except Cancelled:` or `finally:`, then let the exception leave the workflow with `raise`."
         )
 
 

@@ -61,6 +61,21 @@ class InstanceHandle(abc.ABC):
         """
         self._operations.lifecycle.resume(self._workflow_name, self.id)
 
+    def cancel(self, reason: str | None = None) -> None:
+        """Ask the instance to stop, so that its workflow can clean up.
+
+        Its next step call raises `Cancelled`. A function that runs now ends first, unless it asks `current_step`. A run
+        that has done nothing yet ends at once. So does an instance that is cancelled for the second time.
+
+        Args:
+            reason: Why, for the workflow and the history; cut to 2048 characters.
+
+        Raises:
+            InstanceTerminal: It has ended already.
+            StoreUnavailable: The database cannot do this now.
+        """
+        self._operations.lifecycle.cancel(self._workflow_name, self.id, reason=reason)
+
     def terminate(self, reason: str | None = None) -> None:
         """End the instance now, without a result. Nothing more of it is recorded.
 
@@ -261,6 +276,10 @@ class InstanceHandle(abc.ABC):
     async def aresume(self) -> None:
         """`resume` for async code, on a thread."""
         await self._call(self.resume)
+
+    async def acancel(self, reason: str | None = None) -> None:
+        """`cancel` for async code, on a thread."""
+        await self._call(lambda: self.cancel(reason))
 
     async def aterminate(self, reason: str | None = None) -> None:
         """`terminate` for async code, on a thread."""

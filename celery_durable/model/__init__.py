@@ -107,6 +107,7 @@ from celery_durable.model.rows import (
 )
 from celery_durable.model.scopes import Permission, Scope
 from celery_durable.model.states import (
+    CANCELLED,
     FINISHED_STEPS,
     LEASE_EXPIRED,
     OPEN_ITEMS,
@@ -150,6 +151,7 @@ from celery_durable.model.times import (
 )
 
 __all__ = [
+    "CANCELLED",
     "EPOCH",
     "FINISHED_STEPS",
     "HEARTBEAT_INTERVAL",

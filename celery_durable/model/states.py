@@ -113,6 +113,8 @@ OPEN_STEPS = frozenset(StepStatus) - FINISHED_STEPS - {StepStatus.LINEAR_PENDING
 WAITING_STEPS = frozenset({StepStatus.WAITING, StepStatus.READY, StepStatus.LINEAR_WAITING})
 OUTCOME_UNKNOWN = "OutcomeUnknown"
 """The name of the error of a step whose last attempt has an unknown end (`StepLost`)."""
+CANCELLED = "Cancelled"
+"""The name of the error of a step that ended because its run was cancelled."""
 LEASE_EXPIRED = "LEASE_EXPIRED"
 """The error of a linear step's attempt whose worker died."""
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from celery_durable.model.hot_dataclass import hot_dataclass
 from celery_durable.model.record import Milliseconds, Record, ShownStatus
 from celery_durable.model.records import Child, ErrorInfo, ItemCounts
-from celery_durable.model.states import FINISHED_STEPS, LEASE_EXPIRED, WAITING_STEPS, StepStatus, StepType
+from celery_durable.model.states import CANCELLED, FINISHED_STEPS, LEASE_EXPIRED, WAITING_STEPS, StepStatus, StepType
 
 
 @hot_dataclass()
@@ -107,6 +107,11 @@ class StepRow:
         A pass that takes such an attempt back restores the error of the attempt before it.
         """
         return self.status is StepStatus.PENDING and self.attempts > 0 and self.error_name is None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a cancel of the run ended the step. Other cancelled steps lost a race or were terminated."""
+        return self.status is StepStatus.CANCELLED and self.error_name == CANCELLED
 
     @property
     def is_timer_step(self) -> bool:

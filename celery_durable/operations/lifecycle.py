@@ -1,13 +1,15 @@
-"""The life cycle of existing instances: pause, resume, wake and terminate."""
+"""The life cycle of existing instances: pause, resume, wake, cancel and terminate."""
 
 from __future__ import annotations
 
 from celery_durable import notify, values
+from celery_durable.errors import Cancelled, InstanceTerminal
 from celery_durable.model import DueRun, InstanceRow, Status, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
 from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.runs import runs
 
 
 class LifecycleOperations:
@@ -24,6 +26,8 @@ class LifecycleOperations:
 
         def work(tx: Tx) -> tuple[InstanceRow, bool]:
             row = self._context.lock_unfinished(tx, workflow, instance_id, "pause", if_version)
+            if runs.is_cancel_requested(tx, row.pk, row.run_number):
+                raise InstanceTerminal(workflow, instance_id, "being cancelled", "pause")
             return row, lifecycle.pause(tx, row)
 
         row, is_paused_now = self._context.store.transact(work)
@@ -39,7 +43,7 @@ class LifecycleOperations:
             due = None
             if row.status is Status.PAUSED:
                 due = lifecycle.resume(tx, row, grace=self._context.grace)
-            elif row.pause_requested:
+            elif row.pause_requested and not runs.is_cancel_requested(tx, row.pk, row.run_number):
                 lifecycle.cancel_pause_request(tx, row)
             return row, [] if due is None else [due]
 
@@ -64,6 +68,15 @@ class LifecycleOperations:
         self._context.after_commit(lambda: self._context.publish_runs(due_runs))
         return bool(due_runs)
 
+    def cancel(
+        self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
+    ) -> None:
+        """Ask the instance to stop: its next step call raises Cancelled, so that the workflow can clean up.
+
+        A run that has done nothing yet, or that was asked before, ends at once.
+        """
+        self._stop(workflow, instance_id, reason, if_version, cleans_up=True)
+
     def terminate(
         self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
     ) -> None:
@@ -71,26 +84,40 @@ class LifecycleOperations:
 
         If a step of another instance created it, that step gets an error as its answer.
         """
+        self._stop(workflow, instance_id, reason, if_version, cleans_up=False)
+
+    def _stop(
+        self, workflow: str, instance_id: str, reason: str | None, if_version: Versions, *, cleans_up: bool
+    ) -> None:
         reason = self._context.clean_reason(reason)
+        operation, grace = "cancel" if cleans_up else "terminate", self._context.grace
         ended: InstanceRow | None = None
 
         def work(tx: Tx) -> list[DueRun]:
             nonlocal ended
-            parent = instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
+            ended, parent = None, instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
             # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
             answers.lock_parent(tx, parent)
-            ended = self._context.lock_unfinished(tx, workflow, instance_id, "terminate", if_version)
-            lifecycle.terminate(tx, ended, reason=reason)
+            row = self._context.lock_unfinished(tx, workflow, instance_id, operation, if_version)
+            has_begun = lifecycle.has_started(row) or runs.has_steps(tx, row)
+            if cleans_up and has_begun and not runs.is_cancel_requested(tx, row.pk, row.run_number):
+                due = lifecycle.request_cancel(tx, row, reason=reason, grace=grace)
+                return [] if due is None else [due]
+            ended, why = row, str(Cancelled(reason)) if cleans_up else reason
+            lifecycle.terminate(tx, row, reason=why)
             if parent is None:
                 return []
-            payload = values.encode_termination_answer(workflow, instance_id, reason)
-            event_id, grace = self._context.runtime.new_id(), self._context.grace
-            return answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=grace)
+            payload = values.encode_termination_answer(workflow, instance_id, why)
+            return answers.answer_parent(
+                tx, parent, payload=payload, event_id=self._context.runtime.new_id(), grace=grace
+            )
 
         def find_committed(tx: Tx) -> list[DueRun] | None:
             nonlocal ended
             row = self._context.lock_row(tx, workflow, instance_id)
-            if ended is not None and row.run_number != ended.run_number:
+            if ended is None:
+                return [] if runs.is_cancel_requested(tx, row.pk, row.run_number) else None
+            if row.run_number != ended.run_number:
                 ended = None  # a restart has started the next run meanwhile, which must not end
                 return []
             return [] if row.status is Status.TERMINATED else None  # a sweep finds the parent, which is due
@@ -99,7 +126,7 @@ class LifecycleOperations:
 
         def notify_and_wake() -> None:
             if ended is not None:
-                notify.send_workflow_terminated(ended.ref, reason=reason)
+                notify.send_workflow_terminated(ended.ref, reason=str(Cancelled(reason)) if cleans_up else reason)
             self._context.publish_runs(due_runs)
 
         self._context.after_commit(notify_and_wake)

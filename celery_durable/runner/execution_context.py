@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from celery_durable import values
 from celery_durable.ancestry import AncestorRun
-from celery_durable.errors import Interruption, PassBroken, StepMisuse, Suspend
-from celery_durable.model import LogLevel, LogLine, OpenWait, StepRow, StepStatus, StepType, StepWrite
+from celery_durable.errors import Cancelled, Interruption, PassBroken, StepMisuse, Suspend
+from celery_durable.model import CANCELLED, LogLevel, LogLine, OpenWait, StepRow, StepStatus, StepType, StepWrite
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.attempts import Attempts
 from celery_durable.runner.commit_parts import StepEffectFailed
@@ -60,6 +60,12 @@ class ExecutionContext:
         """
         self.counted_in_advance: list[tuple[StepExecution, StepRow | None]] = []
         """The steps whose attempts this pass counted before their bodies started, and their rows before that."""
+        self.cancellation = run.state.cancellation
+        """What the next unfinished step call raises, if the run was cancelled and no step call has raised it yet."""
+        self.is_cancelled = False
+        """Whether a step call of this pass has raised Cancelled."""
+        if any(row.is_cancelled for row in replay_state.rows.values()):
+            self.cancellation = None
         self.attempts = Attempts(self)
         self._thread: int | None = threading.get_ident()  # None: the function has returned or raised
         self._started = env.runtime.monotonic()
@@ -248,6 +254,36 @@ class ExecutionContext:
                 write = replace(write, error_name=before.error_name, error_message=before.error_message)
             writes.append(write)
         return writes
+
+    # --- cancellation ---------------------------------------------------------------------------
+
+    def cancel(self, executions: Sequence[StepExecution]) -> None:
+        """End the open steps of a call, if the run was cancelled and no call has raised it yet.
+
+        Their rows record that this call raises `Cancelled`, in every pass.
+        """
+        if self.cancellation is None:
+            return
+        commit_id, error = next(self.lease.commit_ids), (CANCELLED, self.cancellation.reason or "")
+        writes = []
+        for execution in executions:
+            row = self.replay_state.rows.get(execution.key)
+            attempts, event_type = (0, None) if row is None else (row.attempts, row.wait_event_type)
+            writes.append(
+                self.build_write(
+                    execution, StepStatus.CANCELLED, error=error, attempts=attempts, event_type=event_type,
+                    commit_id=commit_id,
+                )
+            )  # fmt: skip
+        self.cancellation = None
+        self.commit(StepCommit(commit_id, writes))
+        for execution in executions:
+            self._apply_to(execution)
+
+    def raise_cancelled(self, row: StepRow) -> NoReturn:
+        """Raise what the call of a cancelled step raises."""
+        self.is_cancelled = True
+        raise Cancelled(row.error_message or None)
 
     # --- races ----------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from celery_durable import values
 from celery_durable.ancestry import RunFailure
 from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import (
+    CancellationSwallowed,
+    Cancelled,
     DurableError,
     Interruption,
     PassBroken,
@@ -76,6 +78,8 @@ class FunctionPass:
         try:
             output = self._call_workflow()
             if context.interruption is None:
+                if context.is_cancelled:
+                    return StepCommit(ending=build_error_outcome(CancellationSwallowed(self._definition.name)))
                 return StepCommit(ending=self._build_outcome(output))  # calls the serializers of the output
         except BaseException as error:
             if isinstance(error, Superseded) or (isinstance(error, Interruption) and context.interruption is not None):
@@ -114,6 +118,8 @@ class FunctionPass:
 
     def _fail(self, error: BaseException) -> StepCommit:
         """Return the last commit of a function that raised. The attempt of a failed step is recorded already."""
+        if isinstance(error, Cancelled) and self._context.is_cancelled:
+            return StepCommit(ending=RunOutcome(Status.TERMINATED, reason=str(error)))
         step_commit = StepCommit(ending=build_error_outcome(error))
         if not isinstance(error, StepFailed):
             step_commit.parts = [FailedAttempts([record_run_error(self._env, self._context.run, error)])]

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from celery_durable.model import RunOutcome, Status, StepType, StepWrite
+from celery_durable.model import ReleaseOutcome, RunOutcome, Status, StepType, StepWrite
 from celery_durable.runner.commit_parts import RowKind
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.step_commit import Committed, StepCommit, build_suspension
@@ -117,13 +117,13 @@ class GroupLane(_Lane):
 
 
 class SleepLane(_Lane):
-    """A new sleep that suspends the run, which no limit may wake earlier: one statement (PostgreSQL)."""
+    """A new sleep that suspends the run, which no limit and no pause ends earlier: one statement (PostgreSQL)."""
 
     def commit(self, step_commit: StepCommit) -> Committed:
         if not self._is_sleep(step_commit) or self._limits.is_limited:
             return self._otherwise(step_commit)
-        self._limits.reset_suspension()
-        return self._run_statement(functools.partial(self._write, step_commit=step_commit), step_commit)
+        suspended = self._run_statement(functools.partial(self._write, step_commit=step_commit), step_commit)
+        return self._otherwise(step_commit) if suspended is None else suspended
 
     @staticmethod
     def _is_sleep(step_commit: StepCommit) -> bool:
@@ -132,11 +132,12 @@ class SleepLane(_Lane):
         [write] = step_commit.writes
         return write.type is StepType.SLEEP and write.is_new
 
-    def _write(self, tx: Tx, step_commit: StepCommit) -> Committed:
-        suspended = releases.suspend_for_sleep(tx, self._claim, step_commit.writes[0])
-        return Committed(
-            [suspended.row], released=suspended.released, until=suspended.row.wake_at, writes=step_commit.writes
-        )
+    def _write(self, tx: Tx, step_commit: StepCommit) -> Committed | None:
+        row = releases.suspend_for_sleep(tx, self._claim, step_commit.writes[0])
+        if row is None:
+            return None
+        self._limits.reset_suspension()
+        return Committed([row], released=ReleaseOutcome.WAITING, until=row.wake_at, writes=step_commit.writes)
 
 
 class EndLane(_Lane):

@@ -63,6 +63,8 @@ class LinearPass:
 
     def check_limits(self) -> StepCommit | None:
         """Return the commit that ends a run that killed too many workers or took too long; None if it may continue."""
+        if (cancelled := self.run.state.cancellation) is not None:
+            return StepCommit(ending=RunOutcome(Status.TERMINATED, reason=str(cancelled)))
         crashes, row = self.claim.crash_count, self.rows.current
         if crashes < self.env.settings.max_crashes or row is None:
             if not self.run.limits.is_limited:

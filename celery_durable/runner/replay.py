@@ -82,6 +82,7 @@ class ReplayContext:
         branches = self._take_branches(futures)
         if any(branch.finished_row is None for branch in branches):
             self._advance(branches)
+        self._check_cancelled(branches)
         open_ = [branch for branch in branches if branch.finished_row is None]
         if open_:
             self._suspend(open_)
@@ -219,6 +220,8 @@ class ReplayContext:
         self._advance_clock(execution)
         row = execution.finished_row
         assert row is not None
+        if row.is_cancelled:
+            self._context.raise_cancelled(row)
         if row.status is StepStatus.CANCELLED:
             raise StepCancelled(execution.name)
         if row.status is StepStatus.ERRORED:
@@ -228,8 +231,17 @@ class ReplayContext:
             raise failure from execution.cause
         return execution.kind.decode(self._context, execution, row)
 
+    def _check_cancelled(self, branches: list[StepExecution]) -> None:
+        """Raise Cancelled if a cancel has ended one of these branches."""
+        for branch in branches:
+            if branch.finished_row is not None and branch.finished_row.is_cancelled:
+                self._context.raise_cancelled(branch.finished_row)
+
     def _advance(self, executions: list[StepExecution]) -> None:
-        """Advance each step until it has finished or waits."""
+        """Advance each step until it has finished or waits. If the run was cancelled, end them instead."""
+        self._context.cancel([execution for execution in executions if execution.finished_row is None])
+        if all(execution.finished_row is not None for execution in executions):
+            return
         if len(executions) == 1:
             executions[0].kind.advance(self._context, executions, OtherSteps.NONE)
             return
@@ -242,6 +254,7 @@ class ReplayContext:
             kind.advance(self._context, list(steps), other_steps)
 
     def _decide_race(self, race: Race) -> None:
+        self._check_cancelled(race.branches)
         finished = [branch for branch in race.branches if branch.finished_row is not None]
         # A branch that lost an earlier race can win this one only if every branch lost an earlier race.
         candidates = [
@@ -255,3 +268,4 @@ class ReplayContext:
             return
         with suppress(RaceWon):
             self._advance(race.branches)
+            self._check_cancelled(race.branches)

@@ -135,6 +135,9 @@ class Instance:
     def resume(self) -> None:
         self.world.operations.lifecycle.resume(self.workflow, self.id)
 
+    def cancel(self, reason: str | None = None) -> None:
+        self.world.operations.lifecycle.cancel(self.workflow, self.id, reason=reason)
+
     def terminate(self, reason: str | None = None) -> None:
         self.world.operations.lifecycle.terminate(self.workflow, self.id, reason=reason)
 

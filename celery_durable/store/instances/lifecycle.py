@@ -91,9 +91,7 @@ def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
     A run that has not started keeps its start time. If that lies in the future, this returns None.
     """
     now = read_clock(tx)
-    # A run whose first pass crashed has started: its time is that of the next try.
-    has_started = row.priority != STARTING or row.crash_count > 0
-    if not has_started and row.run_at is not None and row.run_at > now:
+    if not has_started(row) and row.run_at is not None and row.run_at > now:
         _update(tx, row, status=Status.WAITING.value, next_check_at=to_us(row.run_at), sent_at=None)
         return None
     return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)
@@ -102,6 +100,28 @@ def resume(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
 def cancel_pause_request(tx: Tx, row: InstanceRow) -> None:
     """Cancel a requested pause."""
     _update(tx, row, pause_requested=False)
+
+
+def request_cancel(tx: Tx, row: InstanceRow, *, reason: str | None, grace: timedelta) -> DueRun | None:
+    """Ask the run to stop. Returns it if it is due now, None if a worker holds it: that leaves it at its next boundary.
+
+    It is not paused any more, and no pause follows.
+    """
+    r = tx.t.run
+    tx.execute(
+        sa.update(r)
+        .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
+        .values(cancel_requested_at=tx.store.clock(), reason=reason)
+    )
+    if row.claim_token is None:
+        return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)
+    _update(tx, row, pause_requested=True)
+    return None
+
+
+def has_started(row: InstanceRow) -> bool:
+    """Whether a pass of the run has begun. A run whose first pass crashed has started."""
+    return row.priority != STARTING or row.crash_count > 0 or row.claim_token is not None
 
 
 def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
@@ -140,7 +160,8 @@ def reclaim(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
 
     Returns None if the instance is paused, or if a pause was requested: then it is paused.
     """
-    is_paused = row.status is Status.PAUSED or row.pause_requested
+    stops = row.status is Status.PAUSED or row.pause_requested
+    is_paused = stops and not runs.is_cancel_requested(tx, row.pk, row.run_number)
     now = tx.store.clock()
     _update(
         tx,

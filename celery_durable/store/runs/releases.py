@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,6 +15,7 @@ from celery_durable.model import (
     OpenWait,
     ReleaseOutcome,
     RunOutcome,
+    Status,
     StepRow,
     StepWrite,
     WakeReason,
@@ -25,6 +25,7 @@ from celery_durable.model import (
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement, statement_for
+from celery_durable.store.runs import runs
 from celery_durable.store.runs.claims import RELEASED, RESUMING, GuardResult
 from celery_durable.store.runs.step_rows import hold_without_change, insert_values
 from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS
@@ -61,6 +62,8 @@ def suspend(
     transaction, and finds the waiting step (LAW 2b).
     """
     waits = list(waits)
+    if guard_result.pause_requested and runs.is_cancel_requested(tx, claim.pk, claim.ref.run_number):
+        return release(tx, claim, guard_result, grace=grace)
     next_at = min(wait.due_at for wait in waits)
     is_any_satisfied = _has_event_for(tx, claim, waits) or any(
         wait.condition.is_met(tx, guard_result.now) for wait in waits if wait.condition is not None
@@ -98,7 +101,8 @@ def _release_claim(
     next_check_at: datetime,
     wake_reason: WakeReason,
 ) -> ReleaseOutcome:
-    after = decide_release(is_due=is_due, pause_requested=guard_result.pause_requested)
+    pauses = guard_result.pause_requested and not runs.is_cancel_requested(tx, claim.pk, claim.ref.run_number)
+    after = decide_release(is_due=is_due, pause_requested=pauses)
     done = tx.run(
         _release,
         pk=claim.pk,
@@ -218,35 +222,26 @@ def mark_started(tx: Tx, claim: Claim) -> None:
 # suspended by `suspend`: whether an event is there must be read after the lock.
 
 
-@dataclass(frozen=True, slots=True)
-class Suspended:
-    """The row of the sleep as written, and how the instance was left: waiting or paused."""
-
-    row: StepRow
-    released: ReleaseOutcome
-
-
 @statement_for
 def _suspend_and_insert(s: Store, fields: Sequence[str]) -> Any:
-    i, r, held = s.tables.instance, s.tables.run, hold_without_change(s)
+    i, r = s.tables.instance, s.tables.run
+    held = hold_without_change(s, i.c.pause_requested == sa.false())
     values = insert_values(STEP_COLUMNS, fields, held.c.id, held.c.run_number, held.c.now_us)
     written = sa.insert(s.tables.step).from_select(list(values), sa.select(*values.values()).select_from(held))
-    until, is_paused = values["wake_at"], held.c.pause_requested
-    paused, waiting = (sa.literal(each.status.value) for each in (ReleaseOutcome.PAUSED, ReleaseOutcome.WAITING))
+    until = values["wake_at"]
     released = (
         sa.update(i)
         .where(i.c.id == held.c.id)
         .values(
             **RELEASED,
-            status=sa.case((is_paused, paused), else_=waiting),
+            status=Status.WAITING.value,
             run_at=until,
-            next_check_at=sa.case((is_paused, sa.null()), else_=until),
+            next_check_at=until,
             sent_at=None,
             wake_reason=WakeReason.TIMER.value,
             priority=RESUMING,
             dispatch_count=0,
             crash_count=0,
-            pause_requested=sa.false(),
             version=i.c.version + 1,
             updated_at=held.c.now_us,
         )
@@ -257,21 +252,20 @@ def _suspend_and_insert(s: Store, fields: Sequence[str]) -> Any:
         .values(started_at=param("started_us", sa.BigInteger))
     )
     changes = written.cte("written"), released.cte("released"), started.cte("started")
-    return sa.select(is_paused, held.c.now_us).add_cte(*changes)
+    return sa.select(held.c.now_us).add_cte(*changes)
 
 
-def suspend_for_sleep(tx: Tx, claim: Claim, write: StepWrite) -> Suspended:
-    """Write the row of a new sleep and release the instance until its end, or due, or paused; raises Superseded."""
+def suspend_for_sleep(tx: Tx, claim: Claim, write: StepWrite) -> StepRow | None:
+    """Write the row of a new sleep and release the instance until its end; raises Superseded.
+
+    Returns None, and writes nothing, if the claim is lost or a pause is requested.
+    """
     assert write.replaces is None
     parameters = STEPS.encode_write(write)
     fields = tuple(parameters)
     key = {"pk": claim.pk, "token": claim.token, "started_us": to_us(claim.claimed_at)}
     try:
-        found = tx.run(_suspend_and_insert(fields), **key, **parameters)
+        now_us = tx.run(_suspend_and_insert(fields), **key, **parameters).scalar()
     except IntegrityError as error:  # another worker has inserted the row
         raise Superseded(str(error.orig)) from error
-    if not found:
-        raise Superseded(str(claim.ref))
-    [(pause_requested, now_us)] = found
-    released = decide_release(is_due=False, pause_requested=pause_requested)
-    return Suspended(STEPS.to_written_row(write, fields, from_us(now_us)), released)
+    return None if now_us is None else STEPS.to_written_row(write, fields, from_us(now_us))

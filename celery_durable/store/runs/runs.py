@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.ancestry import Ancestry, RunFailure
+from celery_durable.errors import Cancelled
 from celery_durable.model import (
     PRIVATE_TYPE_PATTERN,
     InstanceRow,
@@ -49,6 +50,34 @@ class Continuation:
     plan: RunPlan = field(default_factory=RunPlan)
     reopened: tuple[StepRow, ...] = ()
     planned: tuple[StepRow, ...] = ()
+
+
+# --- cancel ---------------------------------------------------------------------------------------
+
+
+@statement
+def _select_cancel_requested(s: Store) -> Any:
+    r = s.tables.run.c
+    is_it = (r.instance_pk == param("pk", sa.BigInteger), r.run_number == param("run", sa.Integer))
+    return sa.select(r.reason).where(*is_it, r.cancel_requested_at.is_not(None))
+
+
+def find_cancellation(tx: Tx, pk: int, run_number: int) -> Cancelled | None:
+    """Return what a step call of a run that was asked to stop raises; None if nobody asked."""
+    found = tx.run(_select_cancel_requested, pk=pk, run=run_number).first()
+    return None if found is None else Cancelled(found.reason)
+
+
+def is_cancel_requested(tx: Tx, pk: int, run_number: int) -> bool:
+    """Return whether somebody asked a run to stop."""
+    return find_cancellation(tx, pk, run_number) is not None
+
+
+def has_steps(tx: Tx, row: InstanceRow) -> bool:
+    """Return whether the current run of an instance has recorded a step, or begins with some."""
+    st = tx.t.step.c
+    query = sa.select(st.seq).where(st.instance_pk == row.pk, st.run_number == row.run_number).limit(1)
+    return tx.execute(query).first() is not None
 
 
 # --- start ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from celery_durable.ancestry import Ancestry
-from celery_durable.errors import Superseded
+from celery_durable.errors import Cancelled, Superseded
 from celery_durable.model import (
     Claim,
     LogLine,
@@ -53,6 +53,8 @@ class RunState:
     ancestry: Ancestry
     steps: tuple[StepRow, ...]
     definition_version: int | None = None
+    cancellation: Cancelled | None = None
+    """What the next unfinished step call raises: somebody has asked the run to stop."""
 
     @classmethod
     def of_new_run(cls, ref: RunRef, new_run: NewRun) -> RunState:
@@ -78,7 +80,8 @@ def _select_run_and_steps(s: Store) -> Any:
         sa.select(
             sa.case((is_first, r.c.params)).label("params"), r.c.created_at.label("run_created_at"),
             r.c.started_at.label("run_started_at"), r.c.log_count, r.c.definition_version,
-            sa.case((is_first, r.c.ancestry)).label("ancestry"),
+            sa.case((is_first, r.c.ancestry)).label("ancestry"), r.c.cancel_requested_at,
+            sa.case((is_first, r.c.reason)).label("reason"),
             *STEPS.select(st),
         )
         .select_from(joined)
@@ -100,6 +103,7 @@ def load(tx: Tx, claim: Claim) -> RunState:
         log_count=first.log_count,
         ancestry=Ancestry.parse(first.ancestry, ref=claim.ref, created_at=from_us(first.run_created_at)),
         definition_version=first.definition_version,
+        cancellation=None if first.cancel_requested_at is None else Cancelled(first.reason),
         steps=tuple(STEPS.read(row[-len(STEP_COLUMNS) :]) for row in rows if row.step_key is not None),
     )
 
@@ -213,10 +217,10 @@ def _hold(s: Store) -> Any:
     return guard_update(s).returning(i.id, i.run_number, i.pause_requested, s.clock().label("now_us")).cte("held")
 
 
-def hold_without_change(s: Store) -> Any:
+def hold_without_change(s: Store, *conditions: Any) -> Any:
     """Build the CTE of a guard that locks the row and writes nothing to it, with the time after the wait (LAW 4)."""
     i = s.tables.instance.c
-    locked = lock_held(s, i.id, i.run_number, i.pause_requested).cte("locked")
+    locked = lock_held(s, i.id, i.run_number, i.pause_requested).where(*conditions).cte("locked")
     # Not in the SELECT that locks: it computes its columns before it waits for the lock (LAW 4).
     return sa.select(locked, s.clock().label("now_us")).cte("held")
 

@@ -18,7 +18,7 @@ from celery_durable.model import DueRun, RunRef, Status, WakeReason, crash_delay
 from celery_durable.redispatch import MIN_LOST_AGE, NOTHING_KNOWN, QueueProgress, Redispatch
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
-from celery_durable.store.runs import attempts, schedule
+from celery_durable.store.runs import attempts, runs, schedule
 from celery_durable.store.runs.claims import MAX_CLAIMANT, RELEASED, due_conditions
 from celery_durable.store.schema import dialects
 
@@ -110,13 +110,14 @@ def _release_crashed(
     """Release the claim of a dead worker, and count and record the crash. Returns the run if it is due at once."""
     i = tx.t.instance
     delay = crash_delay(row.crash_count + 1)
-    is_due = not row.pause_requested and not delay
+    pauses = row.pause_requested and not runs.is_cancel_requested(tx, row.id, row.run_number)
+    is_due = not pauses and not delay
     changes = {
         **RELEASED,
         "crash_count": row.crash_count + 1,
-        "status": (Status.PAUSED if row.pause_requested else Status.ACTIVE).value,
+        "status": (Status.PAUSED if pauses else Status.ACTIVE).value,
         "run_at": to_us(now + delay),
-        "next_check_at": None if row.pause_requested else to_us(now + (recheck_after if is_due else delay)),
+        "next_check_at": None if pauses else to_us(now + (recheck_after if is_due else delay)),
         "sent_at": to_us(now) if is_due and is_published else None,
         "pause_requested": False,
         "dispatch_count": dispatch_count if is_due else 0,

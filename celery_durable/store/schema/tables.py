@@ -42,7 +42,7 @@ from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import Database, big_id, choose_options, full_index_only, long_text
 from celery_durable.store.schema.step_format import STEP_COLUMNS
 
-REVISION = "0002"
+REVISION = "0003"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
@@ -149,6 +149,7 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         # checked.
         sa.Column("dispatch_count", sa.Integer, nullable=False),
         sa.Column("crash_count", sa.Integer, nullable=False),
+        # Whether the worker that holds it leaves it at the next step boundary: for a pause, or to be cancelled.
         sa.Column("pause_requested", sa.Boolean, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("queue", sa.String(255), nullable=False),
@@ -222,6 +223,8 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         sa.Column("commit_id", sa.String(36), nullable=False),
         sa.Column("log_count", sa.Integer, nullable=False),
         sa.Column("dropped_log_count", sa.Integer, nullable=False),
+        # When the run was asked to stop.
+        sa.Column("cancel_requested_at", sa.BigInteger),
         # Ended runs in the order of their ends, to find the oldest ones.
         partial_index(
             f"{prefix}ix_workflow_run_completed",
