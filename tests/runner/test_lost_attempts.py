@@ -392,6 +392,25 @@ def test_a_pass_that_stalls_before_it_records_the_end_keeps_its_claim_until_the_
     assert (instance.error, shop.calls) == (DIED, [1])
 
 
+def test_a_process_that_froze_beyond_its_lease_records_nothing_when_it_continues(world: World) -> None:
+    shop = Shop(world)
+    frozen, other = world.new_worker(), world.new_worker()
+    instance = shop.flow.create()
+    ended = []
+
+    def freeze() -> None:
+        world.clock.advance(LEASE.total_seconds())
+        world.sweeper.sweep()
+        other.advance(instance.ref)
+        ended.append((instance.error, instance.step("charge")))
+
+    shop.act = freeze
+    frozen.advance(instance.ref)
+    world.run_after(timedelta(hours=1))
+    assert (shop.calls, instance.error) == ([1], DIED)
+    assert ended == [(DIED, instance.step("charge"))]
+
+
 # --- retries=0, linear workflows ----------------------------------------------------------------
 
 

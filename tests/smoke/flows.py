@@ -141,22 +141,27 @@ def chain(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     """``steps`` steps in a row, every second one with tx.session; the body of ``hold`` waits to be let go."""
     here = (event.instance_id, event.run_number)
     given = event.payload
+    config = StepConfig(on_lost=given.get("on_lost", "resend"))
     done = []
     for number in range(given["steps"]):
         is_held = given.get("hold") == number
         if number % 2 == 0:
-            done.append(step.do(f"book {number}", traces.book, *here, number, is_held=is_held))
+            done.append(step.do(f"book {number}", config, traces.book, *here, number, is_held=is_held))
         else:
-            done.append(step.do(f"plain {number}", traces.plain, *here, number, is_held=is_held))
+            done.append(step.do(f"plain {number}", config, traces.plain, *here, number, is_held=is_held))
     return done
 
 
 def once(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
-    """A step whose body waits to be let go and may not be called again, alone or beside another branch."""
-    given = (StepConfig(on_lost="fail"), traces.plain, event.instance_id, event.run_number, 1)
+    """A step that may not be called again once its end is unknown, alone or beside another branch.
+
+    Its first attempt raises, and the second one waits to be let go.
+    """
+    config = StepConfig(on_lost="fail", retries=Retries(limit=5, delay=0))
+    given = (config, traces.pay, event.instance_id, event.run_number)
     if event.payload == "alone":
-        return step.do("pay", *given, is_held=True)
-    return step.gather(step.submit("pay", *given, is_held=True), step.submit("other", lambda: 2))[0]
+        return step.do("pay", *given)
+    return step.gather(step.submit("pay", *given), step.submit("other", lambda: 2))[0]
 
 
 def nap(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
@@ -296,6 +301,12 @@ class Traces:
     def plain(self, tx: StepTx, instance: str, run: int, value: Any, is_held: bool = False) -> Any:
         self._begin(tx, instance, run, is_held=is_held)
         return value
+
+    def pay(self, tx: StepTx, instance: str, run: int) -> int:
+        self._begin(tx, instance, run, is_held=tx.attempt > 1)
+        if tx.attempt == 1:
+            raise OSError("declined")
+        return tx.attempt
 
     def flaky(self, tx: StepTx, instance: str, run: int) -> str:
         self._begin(tx, instance, run, is_held=False)

@@ -140,28 +140,40 @@ def proxy(store_url: str) -> Iterator[TcpProxy]:
 CUTS = [("book 0", "cut-before"), ("book 0", "cut-after"), ("plain 1", "cut-before"), ("plain 1", "cut-after")]
 
 
+@pytest.mark.parametrize("on_lost", ["resend", "fail"])
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_a_commit_whose_connection_is_cut_is_decided_once(
-    make_site: MakeSite, broker_url: str, store_url: str, proxy: TcpProxy
+    make_site: MakeSite, broker_url: str, store_url: str, proxy: TcpProxy, on_lost: str
 ) -> None:
-    """Before the server got it: done again. After it: seen to be done. A body runs again only for its session."""
+    """Before the server got it: done again. After it: seen to be done. A body runs again only for its session.
+
+    If that body may not be called again, its step fails, because the end of the attempt is unknown.
+    """
     through_proxy = sa.make_url(store_url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
     site = make_site(broker_url, through_proxy, bodies_url=store_url, control_port=proxy.control_port)
     site.beat(wait=False)
     worker = site.worker(concurrency=1)
     for number, (step, cut) in enumerate(CUTS):
-        instance = site.create("chain", {"steps": 3, "hold": number // 2})
+        instance = site.create("chain", {"steps": 3, "hold": number // 2, "on_lost": on_lost})
         site.wait_for_body(instance, step)
         site.order(f"child.{cut}")
         site.let_go()
-        assert instance.result("20 seconds") == [0, 1, 2], (step, cut)
+        until("its end", lambda instance=instance: instance.status().status.is_terminal, 20)
         assert len(proxy.cuts) == number + 1
-        again = [(step, 1)] if (step, cut) == ("book 0", "cut-before") else []
-        assert sorted(site.bodies(instance)) == sorted([("book 0", 1), ("plain 1", 1), ("book 2", 1), *again])
+        status = instance.status()
+        if (step, cut) == ("book 0", "cut-before") and on_lost == "fail":
+            assert status.error is not None
+            assert status.error.name == "OutcomeUnknown"
+            assert status.error.message.startswith("the database lost the transaction of attempt 1 (")
+            assert site.bodies(instance) == [(step, 1)]
+        else:
+            assert status.output == [0, 1, 2], (step, cut)
+            again = [(step, 1)] if (step, cut) == ("book 0", "cut-before") else []
+            assert sorted(site.bodies(instance)) == sorted([("book 0", 1), ("plain 1", 1), ("book 2", 1), *again])
         site.hold_again()
     assert proxy.cuts == [cut for _, cut in CUTS]
     assert "The outcome of a commit is unknown, looking it up" in worker.text()
-    site.finish(reruns=1)
+    site.check(reruns=1 if on_lost == "resend" else 0)
 
 
 # --- dispatchers --------------------------------------------------------------------------------
