@@ -1,8 +1,7 @@
 """Runs that start with steps of another run: which steps they keep, and what their code sees while it replays them.
 
-The module is pure. A run that continues another one holds copies of its finished rows, so its code must take the same
-path up to the last copy. Until then it sees the time and random numbers of the other run. A retried step keeps the
-idempotency key that it had there.
+The module is pure. The code must take the same path up to the last copied row. Until then it sees the time and random
+numbers of the other run. A retried step keeps the idempotency key that it had there.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from celery_durable.model import RunRef, StepRow, StepStatus, from_us, to_us
 
 @dataclass(frozen=True, slots=True)
 class AncestorRun:
-    """The run whose time and random numbers the code sees before call number ``until_seq`` (None: to its end).
-
-    ``run`` is ``workflow/instance/number``; ``created_at`` is when it was created.
-    """
+    """The run whose time and random numbers the code sees before call number ``until_seq`` (None: to its end)."""
 
     run: str
     created_at: datetime
@@ -31,10 +27,9 @@ class AncestorRun:
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """Where a run comes from.
+    """Where a run comes from: ``ancestors`` in order, the last is the run itself.
 
-    ``ancestors``: in order, the last is the run itself. ``retried_steps``: keys of retried steps, each with the run
-    that first attempted it.
+    ``retried_steps``: keys of retried steps, each with the run that first attempted it.
     """
 
     ancestors: tuple[AncestorRun, ...]
@@ -65,10 +60,7 @@ class Ancestry:
         return self.retried_steps.get(step_key, self.ancestors[-1].run)
 
     def for_continuation(self, seq: int, *, retried: Iterable[str] = ()) -> Ancestry:
-        """Return the ancestry of a run that keeps this run's steps up to call ``seq``. The new run is not part of it.
-
-        ``retried``: keys of the steps that the new run retries.
-        """
+        """Return the ancestry of a run that keeps steps up to call ``seq``, and retries some of them."""
         ancestors = []
         for ancestor in self.ancestors:
             is_last = ancestor.until_seq is None or ancestor.until_seq >= seq
@@ -110,10 +102,9 @@ def select_rows_before(rows: Sequence[StepRow], target: StepRow) -> list[StepRow
 
 
 def select_rows_for_retry(rows: Sequence[StepRow], failure: RunFailure | None) -> list[StepRow]:
-    """Return the rows that a retry of the failed run keeps: rows that finished before its failure was raised.
+    """Return the rows that a retry of the failed run keeps: those that finished before its failure was raised, or all.
 
-    Steps called after it, such as a compensation or a clean-up, reacted to the failure and are not kept. Without a
-    ``failure``, no step caused the end, and all finished rows are kept.
+    Steps called after it, such as a compensation or a clean-up, reacted to the failure and are not kept.
     """
     finished = [row for row in rows if row.is_finished]
     if failure is not None:
@@ -148,8 +139,7 @@ class _Race:
 def _races(rows: Sequence[StepRow]) -> dict[str, _Race]:
     """The decided races, keyed by the commit that decided each of them.
 
-    That commit wrote the race's row, its losers and usually its winner. The race is called after its branches, so its
-    row has the highest number.
+    It wrote the race's row, whose number is higher than its branches', its losers and usually its winner.
     """
     commits: dict[str, list[StepRow]] = {}
     for row in sorted(rows, key=lambda row: row.seq):

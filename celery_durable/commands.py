@@ -1,7 +1,7 @@
 """The commands on instances. One declaration says what a command is called, requires and returns, and what it does.
 
-The HTTP API makes its routes from them. Both programs of the command line send them: to the API, or, with the database
-at hand, to the operations. The docstring of a command is its description in the API.
+The HTTP API makes its routes from them. Both programs of the command line send them, to the API or to the operations.
+The docstring of a command is its description in the API.
 """
 
 from __future__ import annotations
@@ -52,10 +52,7 @@ INSTANCE = f"{INSTANCES}/{{instanceId}}"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The instance that a command changes, or the workflow of which it creates one, with an empty ``instance_id``.
-
-    ``if_version``: the version tags at which the change applies; None means any.
-    """
+    """The instance that a command changes, or the workflow of which it creates one, with an empty ``instance_id``."""
 
     workflow: str
     instance_id: str = ""

@@ -202,16 +202,10 @@ _OF_DJANGO = frozenset({"CELERY_DURABLE_APP", "CELERY_DURABLE_DATABASE"})
 
 
 def read_settings(conf: Mapping[str, Any], *, names: Mapping[str, str] = MappingProxyType({})) -> Settings:
-    """Read the settings from a Celery configuration.
+    """Read the settings from a Celery configuration; raises SettingUnknown and ConfigInvalid.
 
-    Args:
-        conf: The configuration.
-        names: How the user wrote the keys that an integration copied to ``conf``, for errors: ``DURABLE_QUEUE`` for
-            ``durable_queue``.
-
-    Raises:
-        SettingUnknown: There is no setting for a ``durable_*`` key.
-        ConfigInvalid: A setting cannot have its value.
+    ``names``: how the user wrote the keys that an integration copied to ``conf``, such as ``DURABLE_QUEUE``, for
+    errors.
     """
     given: dict[str, Any] = {}
     for name, key in _find_keys(conf).items():

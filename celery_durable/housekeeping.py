@@ -1,11 +1,10 @@
 """Housekeeping: the jobs that a process does beside its tasks, such as heartbeats, sweeps and renewals of leases.
 
-One thread, the clock, starts each job when it is due, on a thread that is idle or new. The clock itself never waits for
-a database, a broker or an application's code. So a job that hangs delays no other (LAW 7 of docs/design.md).
+One thread, the clock, starts each job when it is due, on a thread that is idle or new, and never waits itself. So a job
+that hangs delays no other (LAW 7 of docs/design.md).
 
 If a process forks while a job runs, the child inherits locked locks, for example SQLite's, that no thread releases. So
-a fork waits for jobs, but not long: a pool forks in Celery's main loop, and the job may wait for a database that is
-down. The child has no jobs, and resets what is its parent's.
+a fork waits for jobs, but not long: a pool forks in Celery's main loop. The child starts without jobs.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class Job:
     """Work to do again and again, by one thread at a time.
 
     ``run`` returns after how many seconds the job is due again; `math.inf` ends it. ``is_quick``: it never waits, so
-    the clock runs it. ``delays_forks``: whether a fork waits until it has run. ``lane``: jobs of the same lane run one
-    after another.
+    the clock runs it. ``delays_forks``: a fork waits until it has run. Jobs of one ``lane`` run one after another.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Sends signals about what was committed. The code that commits calls it afterwards, outside any transaction.
-
-Each function first checks whether a receiver is connected. See `celery_durable.signals` for the arguments.
-"""
+"""Sends signals about what was committed, after the commit and outside any transaction, if a receiver is connected."""
 
 from __future__ import annotations
 
@@ -152,10 +149,7 @@ def send_steps_recorded(
     writes: Iterable[StepWrite],
     exceptions: Mapping[str | None, BaseException | None] = MappingProxyType({}),
 ) -> None:
-    """A commit recorded these rows. Attempts counted in advance and losers of races send no signal.
-
-    ``exceptions``: those that failed their attempts, by step key.
-    """
+    """A commit recorded these rows. Attempts counted in advance and losers of races send no signal."""
     for write in writes:
         is_body = write.type in (StepType.DO, StepType.LINEAR)
         is_lost = write.status is StepStatus.CANCELLED

@@ -1,7 +1,6 @@
 """Registering the workflows of packages under binding keys: passed directly, or from modules or entry points.
 
-A package exports ``required_workflows``, a dict of binding keys and workflows, and never creates an engine. The
-application registers the dict.
+A package exports ``required_workflows``, a dict of binding keys and workflows, and never creates an engine.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Bindings:
         self._bound: dict[str, Definition] = {}
 
     def add(self, required: RequiredWorkflows, *, reserved: Iterable[str] = ()) -> None:
-        """Register all of a package's workflows. If it raises, none is registered. Registering them again is harmless.
+        """Register all of a package's workflows, or none if it raises. Registering them again is harmless.
 
         ``reserved``: names that are no binding keys. Raises WorkflowNameTaken, BindingKeyTaken and DefinitionInvalid.
         """
@@ -74,10 +73,7 @@ class Bindings:
 
 
 def load_from_packages(packages: object, related_name: str) -> list[RequiredWorkflows]:
-    """Import ``<package>.<related_name>`` for each package that has this module; returns what the modules export.
-
-    Raises ValueRefused for a single name.
-    """
+    """Return what ``<package>.<related_name>`` exports for each package that has it; ValueRefused for a single name."""
     if isinstance(packages, (str, bytes)) or not isinstance(packages, Iterable):
         raise ValueRefused(f"packages={packages!r} cannot be used: pass a list of import names, such as ['shop'].")
     found = []

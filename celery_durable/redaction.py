@@ -1,8 +1,7 @@
 """Redaction: passes the user data in records through a hook of the application before they are shown.
 
-The application gives the hook to `Durable`. The HTTP API and the commands show redacted records. Stored data, and data
-that the application reads itself, are not redacted, except for the errors of attempts: they are redacted before they
-are stored.
+The HTTP API and the commands show redacted records. Stored data, and data that the application reads itself, are not
+redacted, except for the errors of attempts: before they are stored.
 """
 
 from __future__ import annotations
@@ -210,10 +209,7 @@ class Redaction:
 
     @_needs_hook
     def redact_event(self, event: EventRecord) -> EventRecord:
-        """Redact the payload of an event.
-
-        The payload of an answer to a step is also redacted as the result or the error of that step.
-        """
+        """Redact the payload of an event; that of an answer as the result or the error of its step, too."""
         payload, step = event.payload, event.consumed_by_step_key
         if is_answer(event.type) and isinstance(payload, dict):
             if step is None:  # no step has consumed it, so its kind of value is unknown

@@ -1,8 +1,7 @@
 """When to send a dispatch message again: the watermark rule, as a pure function of what is known about a queue.
 
-A queue is first in, first out. If a worker has claimed a message, each unclaimed message that was sent earlier is lost.
-If the queue is empty, each unclaimed message that was sent before is lost. A long queue proves nothing: its messages
-wait behind other messages, and a second copy would only make the queue longer.
+A queue is first in, first out. If a worker has claimed a message, or the queue is empty, each unclaimed message that
+was sent before is lost. A long queue proves nothing, and a second copy would only make it longer.
 
 If a message is wrongly considered lost, its copy changes nothing (LAW 1). If a loss is not detected, the run waits. So
 every unclaimed message is sent again after ``longest``. All times are the database's (LAW 4).
@@ -24,10 +23,10 @@ _MAX_DOUBLINGS = 10
 class QueueProgress:
     """How far the workers have consumed a queue; a value of None means that nothing is known.
 
-    ``claimed``: the newest send time among the dispatch messages that were claimed at least `SLACK` ago. ``empty``: a
-    time at least `SLACK` ago when the queue was empty; a process that sweeps only once also uses the present.
-    ``empty_lately``: a time when the queue was empty that is more recent than `SLACK`. ``gone_before``: no message that
-    was sent earlier can arrive, since the queue was in the memory of a process.
+    ``claimed``: the newest send time among the messages that were claimed at least `SLACK` ago. ``empty``: a time at
+    least `SLACK` ago when the queue was empty; a process that sweeps only once also uses the present. ``empty_lately``:
+    one more recent than that. ``gone_before``: messages sent earlier were in the memory of a process, and cannot
+    arrive.
     """
 
     claimed: datetime | None = None
@@ -46,10 +45,7 @@ NOTHING_KNOWN = QueueProgress()
 
 @dataclass(frozen=True, slots=True)
 class Redispatch:
-    """The watermark rule with its settings.
-
-    ``first``: the delay after which a run that a tick has taken is due again. It doubles up to ``longest``.
-    """
+    """The watermark rule with its settings. What a tick took is due after ``first``, doubling to ``longest``."""
 
     first: timedelta
     longest: timedelta
@@ -61,8 +57,8 @@ class Redispatch:
     def min_age(self, dispatch_count: int) -> timedelta:
         """The minimum age at which a message can be lost because its queue is empty.
 
-        A worker without a prefetch limit empties the queue into its memory. Without the doubling, a copy would be sent
-        every few seconds while that worker is busy.
+        Without the doubling, a worker without a prefetch limit, which empties the queue, would get a copy every few
+        seconds.
         """
         return min(MIN_LOST_AGE * (1 << min(max(dispatch_count - 1, 0), _MAX_DOUBLINGS)), self.longest)
 

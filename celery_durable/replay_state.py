@@ -1,7 +1,6 @@
 """The replay decisions of a pass: whether a step call returns a recorded result, runs, waits or fails.
 
-The module is pure: no clock, no SQL, no threads. ``now`` is an argument and each decision is a return value, so that
-the rules of replay can be read and tested on their own.
+The module is pure: no clock, no SQL, no threads. ``now`` is an argument and each decision is a return value.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ class ReplayStep:
 
 @dataclass(frozen=True, slots=True)
 class RunAttempt:
-    """Run the body as this attempt.
-
-    ``count_in_advance``: commit a pending row that counts the attempt before the body runs.
-    """
+    """Run the body as this attempt. ``count_in_advance``: commit a pending row that counts it before."""
 
     attempt: int
     count_in_advance: bool
@@ -75,10 +71,7 @@ class RecordNew:
 
 @hot_dataclass()
 class StepEntry:
-    """The step of one call in this pass.
-
-    ``seq``: its number in call order. ``row``: its recorded row, if any. ``is_repeated``: this pass called it before.
-    """
+    """The step of one call in this pass. ``seq``: its number in call order. ``is_repeated``: it was called before."""
 
     key: str
     name: str
@@ -122,8 +115,7 @@ class ReplayState:
     def call(self, name: str, type_: StepType, identity: Any, *, repeat: bool = False) -> StepEntry:
         """Find the step of a call. Raises StepNameReused, StepTypeMismatch and StepLimitExceeded.
 
-        ``identity``: equal for calls that do the same work, that is the same function with the same arguments.
-        ``repeat``: each call of the name is a step of its own.
+        ``identity``: equal for calls that do the same work. ``repeat``: each call of the name is a step of its own.
         """
         key = self._build_key(name, repeat=repeat)
         if key in self._reserved:
@@ -171,10 +163,9 @@ class ReplayState:
         now: datetime,
         may_repeat: bool = True,
     ) -> ReplayStep | RunAttempt | AttemptsExhausted | AttemptLost | WaitUntil:
-        """Decide about a `do` call.
+        """Decide about a `do` call. ``may_repeat``: also after an attempt whose end is unknown.
 
         ``is_only_open``: no other step is open, so the crashes since the last commit count as attempts of this step.
-        ``may_repeat``: whether the body may be called again after an attempt whose end is unknown.
         """
         if row is not None and row.is_finished:
             return ReplayStep(row)
@@ -217,10 +208,7 @@ class ReplayState:
         )
 
     def _next_seq(self) -> int:
-        """The next number above the last call that no recorded row has.
-
-        It may be below a recorded number: a branch that was submitted later may have been recorded earlier.
-        """
+        """The next number that no recorded row has. It may be below a recorded one, of an earlier branch."""
         seq = self._last_seq + 1
         while seq in self._recorded_seqs:
             seq += 1

@@ -28,10 +28,7 @@ Purpose = Literal["sleep", "retry", "event"]
 
 
 real_monotonic = time.monotonic
-"""Returns the seconds of this machine's monotonic clock, in tests too.
-
-It times waits on other processes, which a test clock cannot shorten.
-"""
+"""Returns the seconds of the real monotonic clock, in tests too: no test clock shortens waits on other processes."""
 
 
 def is_ctrl_c(error: BaseException) -> bool:
@@ -56,9 +53,9 @@ class CallAsync(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentBody:
-    """One body to run. ``run`` never raises; ``on_done`` receives what it returned, or None after the timeout.
+    """One body to run. ``run`` never raises; ``on_done`` gets what it returned, or None after the timeout, and commits.
 
-    ``on_done`` commits. It is called on the thread that called `run_concurrently`, for one branch at a time.
+    It is called on the thread that called `run_concurrently`, for one branch at a time.
     """
 
     run: Callable[[], Any]
@@ -158,7 +155,7 @@ class Runtime:
         """A crash point: a named position between two effects, where tests stop, crash or check. Does nothing here."""
 
     def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
-        """Run the bodies concurrently, each on its own thread, and pass each result to its ``on_done`` as it arrives.
+        """Run the bodies, each on its own thread, and pass each result to its ``on_done`` as it arrives.
 
         A body that runs past its timeout is abandoned: its result is ignored, and its thread ends with it.
         """

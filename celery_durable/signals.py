@@ -152,8 +152,8 @@ _from_monitors = CallQueue("durable-signals", _MAX_WAITING_SIGNALS, delays_forks
 def send_from_monitor(signal: Signal, *, sender: Any, **arguments: Any) -> None:
     """Send a signal in a job of its own, and return at once.
 
-    The watchdogs and the lease renewer send theirs so: a receiver that hangs must not keep them from cutting the next
-    connection or from renewing the other leases (LAW 7 of docs/design.md).
+    A receiver that hangs must not keep a watchdog from cutting connections, or the renewer from renewing leases (LAW
+    7).
     """
     if signal.receivers:
         _from_monitors.add(functools.partial(send, signal, sender=sender, **arguments), what=repr(signal))

@@ -1,7 +1,7 @@
 """Marks on code that works around a fault which a newer version of another project has repaired.
 
-The code stays until that version is the lowest that the package supports: then a test fails, and the code is deleted.
-docs/development/upstream.md lists all faults, also those that no release has repaired.
+When that version is the lowest that the package supports, a test fails, and the code is deleted. All faults are in
+docs/development/upstream.md.
 """
 
 from __future__ import annotations

@@ -338,10 +338,7 @@ class Durable:
 
 
 def current_durable(what: str) -> Durable:
-    """Return the Durable of the current Celery app, else the only Durable of this process.
-
-    ``what`` needs it, and is named in the error. Raises NotConfigured.
-    """
+    """Return the Durable of the current Celery app, else the only one of this process; NotConfigured names ``what``."""
     if _overrides:
         return _overrides[-1]
     found = getattr(current_app, "durable", None)

@@ -52,8 +52,8 @@ _SWEEPING_SECONDS = 15.0  # a dispatcher whose last successful check is older do
 class Internals:
     """The parts behind one `Durable`, for the other modules of this package and for its tests.
 
-    Each part is made at its first use. So a process that only creates instances opens no connection to the broker
-    before its first message, and settings may change until then. Tests may assign a part before.
+    A process that only creates instances opens no connection to the broker before its first message, and settings may
+    change until then. Tests may assign a part before.
     """
 
     def __init__(
@@ -302,10 +302,7 @@ class Internals:
         )
 
     def queue_lengths(self) -> dict[str, int | None]:
-        """Return how many messages wait in each queue of the known workflows and of tasks of steps.
-
-        The number is None if the broker cannot say.
-        """
+        """Return the lengths of the queues of known workflows and of steps' tasks; None if the broker cannot say."""
         known = (self.registry.get(name).queue for name in self.registry)
         names = sorted(
             {self.settings.queue, *(queue for queue in known if queue), *self.operations.stats.task_queues()}

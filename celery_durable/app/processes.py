@@ -89,10 +89,7 @@ class ProcessParts(Protocol):
 
 
 class CeleryProcesses:
-    """Starts and stops the internal jobs when Celery's beat and workers start and stop.
-
-    Celery sends its signals to all apps of a process, so each receiver checks that the signal is about this app.
-    """
+    """Starts and stops the internal jobs with Celery's beat and workers, whose signals reach all apps of a process."""
 
     def __init__(self, internals: ProcessParts) -> None:
         self._internals = internals

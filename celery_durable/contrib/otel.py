@@ -32,10 +32,7 @@ _Run = tuple[str, str, int]
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass, its span, and the spans of its attempts whose outcome is not committed yet, by step key.
-
-    A name does not identify an attempt: calls with ``repeat=True`` share it.
-    """
+    """A pass, its span, and the spans of its attempts whose outcome is not committed yet, by step key."""
 
     run: _Run
     span: Span
@@ -53,10 +50,7 @@ class _Pass:
             span.end(error_name, exception)
 
     def end_without_outcome(self, step_key: str) -> None:
-        """End the span of a body that has no outcome.
-
-        The database lost its transaction, a linear step waits, a race was lost, or the pass was superseded.
-        """
+        """End the span of a body that has no outcome, for example because its transaction or a race was lost."""
         span = self.attempts.pop(step_key, None)
         if span is not None:
             span.end_with_body()
@@ -161,8 +155,8 @@ class Tracing:
 class _AttemptSpan:
     """The span of one call of a step's body.
 
-    It ends when the outcome is committed, which may fail the attempt. Without an outcome it ends with the body. The
-    body may run on a thread of its own, and may outlive its timeout: the span has ended then.
+    It ends when the outcome is committed, which may fail the attempt; without one, with the body, which may run on a
+    thread of its own, and may outlive its timeout: the span has ended then.
     """
 
     def __init__(self, tracer: Tracer, name: str, attributes: dict[str, Any]) -> None:

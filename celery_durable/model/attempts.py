@@ -44,8 +44,8 @@ NO_TRACE = ErrorTrace()
 class AttemptWrite:
     """An attempt that did not succeed, as the commit that ends it writes it.
 
-    ``step_key``: None if the code between steps raised. ``item``: the position of a map's item. ``ran_for``: the time
-    since the body started; None if no body ran in this process. ``worker``: None if another application ran it.
+    ``step_key`` None: the code between steps raised. ``item``: the position of a map's item. ``ran_for`` None: no body
+    ran in this process. ``worker`` None: another application ran it.
     """
 
     step_key: str | None

@@ -18,9 +18,9 @@ _COPY_SEPARATOR = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """An emission under way. It is for the waits that were open at ``created_at``, of instances up to ``end_pk``.
+    """An emission under way, for the waits that were open at ``created_at``, of instances up to ``end_pk``.
 
-    The instances up to ``cursor_pk`` have it: ``delivered_count`` waits so far. ``payload`` is JSON text.
+    The instances up to ``cursor_pk`` have it: ``delivered_count`` waits so far.
     """
 
     id: str
@@ -39,10 +39,9 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class EmissionProgress:
-    """The progress of an emission, after a batch.
+    """The progress of an emission, after a batch, which made ``due_runs`` due.
 
-    ``delivered_count`` is how many waits have their event so far. ``due_runs`` are the runs that this batch made due.
-    ``received`` lists the runs that got an event in this batch, each with the topic and the event's id.
+    ``received``: the runs that got an event in this batch, each with the topic and the event's id.
     """
 
     delivered_count: int

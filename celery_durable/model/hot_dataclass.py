@@ -13,7 +13,6 @@ T = TypeVar("T")
 def hot_dataclass(*, eq: bool = True) -> Callable[[type[T]], type[T]]:
     """Make a dataclass with slots that is frozen for type checkers, and not at run time.
 
-    Measured: a frozen dataclass of 19 fields takes 1.4 us to make, one that is not frozen 0.3 us. A step makes six such
-    objects.
+    Measured for 19 fields: 1.4 us to make a frozen one, 0.3 us without. A step makes six such objects.
     """
     return dataclass(slots=True, eq=eq, unsafe_hash=eq)

@@ -18,10 +18,7 @@ from celery_durable.model.steps import StepRow
 
 @dataclass(frozen=True, slots=True)
 class TaskSendingStep:
-    """A map or task step of a run: a step that sends Celery tasks.
-
-    ``timeout`` applies to each attempt. ``max_concurrency`` limits how many items may be out; None means no limit.
-    """
+    """A step that sends Celery tasks: a map or a task step. ``timeout`` applies to each attempt."""
 
     workflow: str
     instance_id: str
@@ -47,10 +44,7 @@ class WaitCondition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenWait:
-    """One wait of a run that suspends.
-
-    It ends at ``due_at``, or earlier: with an event of ``event_type``, or when its ``condition`` is met.
-    """
+    """One wait of a run that suspends: to ``due_at``, an event of ``event_type``, or until its ``condition`` is met."""
 
     due_at: datetime
     event_type: str | None = None
@@ -131,11 +125,7 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass did, as a short sentence for the log.
-
-    ``run_outcome``: how it ended the run, None if it did not. ``was_executed``: False if this process has left the run
-    to another process, or to a later time.
-    """
+    """What a pass did. ``was_executed``: False if it has left the run to another process, or to a later time."""
 
     summary: str
     run_outcome: RunOutcome | None = None

@@ -1,8 +1,4 @@
-"""The base of records: what operations return, and the one JSON of it.
-
-The HTTP API, `export`, `-o json` and golden histories show a record with its fields in camelCase, and leave out those
-that are None. The values of users stay as they are.
-"""
+"""The base of records: what operations return, and its one JSON form: camelCase fields, without those that are None."""
 
 from __future__ import annotations
 

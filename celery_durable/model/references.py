@@ -1,6 +1,6 @@
 """References: they say which step or map item a Celery task works for.
 
-The message of the task carries its reference in the header `durable` and in the arguments of its callbacks. The answer
+A task's message carries its reference in the header `durable` and in the arguments of its callbacks, and the answer
 returns it. Any client of the broker can forge an answer, so `read` refuses malformed references, and the engine
 compares the token with the one in the row.
 """
@@ -23,10 +23,9 @@ REFERENCE_HEADER = "durable"
 class TaskReference:
     """Identifies one attempt of a task and one delivery of that attempt.
 
-    ``database_id``: identifies the database that waits for the answer. ``event_type``: names the step or the item, and
-    the attempt. ``token``: random for each attempt, stored only in the row and in the attempt's messages. ``queue``:
-    the queue for an answer that is sent as a message; None until the task is published. ``delivery``: 0 at first, plus
-    1 each time the same attempt is sent again because its task was lost.
+    ``database_id``: of the database that waits for the answer. ``event_type``: names the step or the item, and the
+    attempt. ``token``: random for each attempt. ``queue``: for an answer that is sent as a message. ``delivery``: 0 at
+    first, plus 1 each time the same attempt is sent again because its task was lost.
     """
 
     database_id: str
@@ -53,10 +52,10 @@ class TaskReference:
 
     @classmethod
     def read(cls, value: object) -> TaskReference | None:
-        """Parse the form that `to_json` returns. Returns None for anything else, because messages are not trusted.
+        """Parse the form that `to_json` returns; None for anything else, because messages are not trusted.
 
-        Further elements are ignored: a later version may append fields. Overlong values are refused here, because the
-        names are logged before the row is read.
+        Further elements are ignored: a later version may append fields. Overlong values are refused, as they are
+        logged.
         """
         match value:
             case [
@@ -83,10 +82,9 @@ _MAX_INTEGER = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class MapState:
-    """The items of a map at one time.
+    """The items of a map at one time. ``late`` counts the sent items that have timed out.
 
-    ``late`` counts the sent items that have timed out, and ``ready`` the pending items that may be sent now.
-    ``next_at`` is when the map needs a pass even without an answer; None means never.
+    ``ready`` counts the pending items that may be sent now. ``next_at``: when the map needs a pass without an answer.
     """
 
     counts: Mapping[ItemStatus, int]

@@ -232,10 +232,7 @@ class InstanceRow:
 
 @dataclass(frozen=True, slots=True)
 class VersionedInstance:
-    """An instance's row and its version tag: opaque text that every change of the instance replaces.
-
-    Two instances never have the same tag.
-    """
+    """An instance's row and its version tag: opaque, unique text that every change of the instance replaces."""
 
     instance: InstanceRow
     tag: str
@@ -287,10 +284,10 @@ MAX_SWEEP_AGE = 3 * HEARTBEAT_INTERVAL
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A failure that stops a dispatcher from working: a queue rejects messages or is full, or a server is unreachable.
+    """What stops a dispatcher from working: a queue rejects messages or is full, or a server is unreachable.
 
-    ``where``: the queue's name, the broker's URL with the password masked, or "database". ``error``: the class and the
-    text of the last error. ``failures``: how many tries have failed since the outage began.
+    ``where``: the queue's name, the broker's URL without its password, or "database". ``failures``: how many tries
+    failed.
     """
 
     what: Literal["queue", "full", "broker", "database"]

@@ -171,10 +171,7 @@ _ITEM_PATTERN = re.compile(r"item:(\d{1,18}):(\d{1,9}):(\d{1,9}):([^\x00-\x1e]+)
 _TASK_PATTERN = re.compile(r"task:\d{1,18}:\d{1,9}:\d{1,9}:[^\x00-\x1f]+")
 _MAX_TYPE_LENGTH = 255
 PRIVATE_TYPE_PATTERN = "%:%"
-"""A LIKE pattern for the internal event types, each of which belongs to one step.
-
-They contain a colon. The event types that a client may send never do.
-"""
+"""A LIKE pattern for internal event types, each of one step. They have a colon, which those of clients never have."""
 _ID_NAMESPACE = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
 
 
@@ -191,8 +188,7 @@ def parse_topic_event_type(event_type: str | None) -> str | None:
 def task_event_type(task: str, pk: int, seq: int, attempt: int) -> str:
     """Return the event type for the answer to one attempt of a task step.
 
-    An answer to an earlier attempt has another type, so no step consumes it. ``pk`` is the key of the instance's row:
-    it excludes answers to a deleted instance that had the same id.
+    ``pk``, the key of the instance's row, excludes answers to a deleted instance that had the same id.
     """
     return f"{_TASK}{pk}:{seq}:{attempt}:{task}"[:_MAX_TYPE_LENGTH]
 

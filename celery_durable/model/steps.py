@@ -16,11 +16,9 @@ from celery_durable.model.states import CANCELLED, FINISHED_STEPS, LEASE_EXPIRED
 
 @hot_dataclass()
 class StepWrite:
-    """A step row to write at a boundary.
+    """A step row to write at a boundary. ``replaces``: the commit id of the row to overwrite.
 
-    ``replaces`` is the commit id of the row to overwrite, or None for a new row. ``ran_for`` is the time since the
-    body started, or None if no body ran. ``retry_in`` and ``wake_in`` count from the time of the boundary;
-    ``wake_at`` is absolute.
+    ``ran_for``: the time since the body started, if one ran. ``retry_in`` and ``wake_in`` count from the boundary.
     """
 
     key: str
@@ -58,18 +56,14 @@ class StepWrite:
     def resets_crash_count(self) -> bool:
         """Whether this write advances the run, which shows that its crashes are over.
 
-        A row that says that an attempt has started (PENDING, RUNNING) is not: the attempt may still kill its worker.
-        Neither is the record of an expired lease.
+        An attempt that has only started may still kill its worker, and an expired lease is a crash.
         """
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING) and self.error_name != LEASE_EXPIRED
 
 
 @hot_dataclass()
 class StepRow:
-    """One recorded step of a run. ``result`` is JSON text, or None while there is no result.
-
-    The fields have the order of `store.schema.step_format.STEP_COLUMNS`.
-    """
+    """One recorded step of a run, with the fields in the order of `STEP_COLUMNS`. ``result`` is JSON text."""
 
     step_key: str
     seq: int

@@ -1,7 +1,6 @@
 """Checks and conversions of the values that callers pass in: durations, names, JSON, retry policies.
 
-Each value is checked before anything is stored. The error names the value and the remedy. An error about a payload
-names a path in it (``$.items[3].when``), never its content.
+Each is checked before anything is stored. An error about a payload names a path (``$.items[3].when``), no content.
 """
 
 from celery_durable.values.annotations import find_class, name_class, refuse_async

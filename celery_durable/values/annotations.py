@@ -20,8 +20,8 @@ _PYDANTIC_READS_TYPED_DICTS = sys.version_info >= (3, 12)
 def adapt_for_pydantic(annotation: Any) -> Any:
     """Return an equivalent type that pydantic can read.
 
-    Before Python 3.12, pydantic reads only the TypedDict of typing_extensions. The one of typing loses there which keys
-    are required if its annotations are strings. This function restores that from the annotations.
+    Before Python 3.12 it reads only typing_extensions' TypedDict. That of typing loses which keys are required if its
+    annotations are strings, so this restores it.
     """
     if annotation is LiteralString:
         return str

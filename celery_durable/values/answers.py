@@ -1,7 +1,4 @@
-"""The answer to a remote step, as JSON text: the output of its task or child workflow, or the error that ended it.
-
-A step receives its answer as the payload of an event.
-"""
+"""The answer to a remote step, as JSON text: the output of its task or child workflow, or the error that ended it."""
 
 from __future__ import annotations
 

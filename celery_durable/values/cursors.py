@@ -1,8 +1,7 @@
 """Page cursors: opaque text that holds the position of the next page and reveals nothing of the listed items.
 
-A cursor is authenticated and encrypted with keys derived from a secret of the store. It is valid only for the list,
-the filter and the caller for which it was made. The MAC also serves as the nonce of the encryption (as in SIV modes),
-so equal positions have equal cursors and no random number is needed.
+A cursor is authenticated and encrypted with keys derived from a secret of the store, and valid only for its list,
+filter and caller. The MAC is also the nonce (as in SIV modes), so equal positions have equal cursors.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ CursorPart = int | str
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """The cursors of one list.
-
-    ``secret`` belongs to the store. ``of`` identifies the list, its filter and the scope of the caller.
-    """
+    """The cursors of one list, of its filter and the scope of the caller. ``secret`` belongs to the store."""
 
     secret: str
     of: tuple[object, ...]

@@ -28,8 +28,7 @@ def parse_duration(
 ) -> timedelta:
     """Return a duration as a timedelta. A number means seconds.
 
-    Raises DurationInvalid outside of ``minimum`` and ``maximum``, and for months and years, which have no fixed length.
-    ``setting`` names the setting that sets the maximum.
+    Raises DurationInvalid outside of the bounds, and for months and years. ``setting`` names that of the maximum.
     """
     span = _read_duration(value)
     if span < minimum:

@@ -39,10 +39,7 @@ _REFUSED = "\0celery_durable: "
 
 
 def refuse(reason: str) -> str:
-    """Return the text that a serializer writes instead of a value that JSON would not keep.
-
-    Not an exception, because pydantic's unions catch those of a serializer. No stored text has a NUL.
-    """
+    """Return the text that a serializer writes for a refused value. Pydantic's unions would catch an exception."""
     return f"{_REFUSED}{reason}"
 
 
@@ -54,8 +51,8 @@ def read_refusal(text: str) -> str | None:
 def check_kept(value: Any, back: Any, what: str, *, has_union: bool) -> None:
     """Raise NotSerializable for a value that is read back as less than it was.
 
-    It accepts what the author asks for: an excluded field, a serializer or a validator, and a value of another type
-    that pydantic converts to the declared one.
+    It accepts what the author asks for: an excluded field, a serializer or validator, a conversion to the declared
+    type.
     """
     for path, reason in _find_losses(value, back, "$", has_union=has_union):
         raise NotSerializable(what, path, reason)

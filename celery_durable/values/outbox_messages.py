@@ -66,10 +66,7 @@ def encode_step_task(what: Any, *, limits: PayloadLimits) -> str:
 
 
 def encode_map_task(what: Any, item: Any, *, limits: PayloadLimits) -> str:
-    """Encode the task of a map step for one item, for `build_replying_task_message`.
-
-    ``item`` is the first argument, before the own arguments of a Signature. Raises what `build_task_message` raises.
-    """
+    """Encode the task of a map step for one item: its first argument. Raises what `build_task_message` raises."""
     if isinstance(what, Mapping) and "task" in what:
         what = {**what, "args": [item, *what["args"]]}
         message = build_task_message(what, (), {}, id_="", limits=limits)
@@ -85,10 +82,7 @@ def _encode_task(message: OutboxMessage) -> str:
 
 
 def build_replying_task_message(body: str, *, id_: str, reference: TaskReference) -> OutboxMessage:
-    """Return the outbox message of a task that `encode_map_task` or `encode_step_task` encoded.
-
-    ``reference`` is the reference under which the task answers.
-    """
+    """Return the outbox message of a task that was encoded, and answers under this reference."""
     content = json.loads(body)
     name = content.pop("name")
     text = encode(content | {"reference": reference.to_json()}, what=f"Task {name!r}", limits=ALREADY_CHECKED_LIMITS)
@@ -170,10 +164,7 @@ class CompletionHooks:
 def build_completion_message(
     name: str, outcome: Mapping[str, Any], *, id_: str, limits: PayloadLimits
 ) -> OutboxMessage:
-    """Return the message for the task ``name`` with ``outcome`` as its argument.
-
-    If the message would be too large, it omits the ``output`` of the outcome.
-    """
+    """Return the message for the task ``name``, without the ``output`` of its argument if that is too large."""
     deep = limits.depth + _EXTRA_DEPTH
     try:
         return build_task_message(name, (outcome,), {}, id_=id_, limits=PayloadLimits(limits.size_bytes, deep))

@@ -1,7 +1,4 @@
-"""Conversion of values of declared types to canonical JSON text and back.
-
-Errors name the path of a refused value (``$.items[3].when``), never its content.
-"""
+"""Conversion of values of declared types to canonical JSON text and back."""
 
 from __future__ import annotations
 
@@ -68,9 +65,8 @@ class Codec:
     def for_stored_values(cls, get_annotation: Callable[[], Any], *, what: str = "A declared type") -> Codec:
         """Return a codec for text that only celery_durable writes and reads, such as the result of a step.
 
-        It writes and reads the same field names, even if the model has different aliases for input and output.
-        ``get_annotation`` is called when the type is first needed, because an annotation may name a class that is
-        defined later in its module. ``what`` names the type in error messages.
+        It uses the same field names both ways, whatever a model's aliases. ``get_annotation`` is called at the first
+        use: the class may be defined later in its module. ``what`` names the type in error messages.
         """
         codec = cls(what=what)
         codec._get_annotation, codec._is_stored_value = get_annotation, True
@@ -92,10 +88,7 @@ class Codec:
             return ()
 
     def resolve_type(self, annotation: Any) -> None:
-        """Read this type now, or at its first use if it names a class that is not defined yet.
-
-        Raises DefinitionInvalid if pydantic cannot read it.
-        """
+        """Read this type now, or at first use if its class is not defined yet; raises DefinitionInvalid."""
         with suppress(UndefinedName):
             vars(self)["_schema"] = build_type_schema(annotation, self._what)
 
@@ -116,8 +109,7 @@ class Codec:
     def convert(self, value: Any, *, what: str, limits: PayloadLimits) -> tuple[str, Any]:
         """Return the JSON text of a value, and the value that is read from this text.
 
-        Raises NotSerializable, PayloadTooLarge, which show ``what``; NotSerializable also for a value of which the
-        text keeps less than its declared type promises. Raises ValidationFailed for a value of another type.
+        Raises NotSerializable, also if the text keeps less than the type promises; PayloadTooLarge; ValidationFailed.
         """
         schema = self._schema
         if schema is None or isinstance(value, Iterator):
@@ -224,10 +216,7 @@ def _warn_once(what: str, why: str) -> None:
 
 
 def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
-    """Return canonical JSON text without NaN, lone surrogates or NUL, which every database stores unchanged.
-
-    Raises NotSerializable, PayloadTooLarge; ``what`` names the value in their messages.
-    """
+    """Return canonical JSON text, which every database stores unchanged; raises NotSerializable, PayloadTooLarge."""
     text = _encode_plain(value, limits.depth)
     if text is None:
         text = _dumps(_to_plain_json(value, "$", what, limits.depth))
@@ -252,10 +241,7 @@ _ANY = pydantic_core.SchemaSerializer(pydantic_core.core_schema.any_schema())
 
 
 def _check_secrets(value: Any, what: str, path: str) -> None:
-    """Raise NotSerializable for a secret in a value that pydantic dumped in Python mode.
-
-    A model may reveal a secret with its own serializer. Then the dump has no secret here, and the value is accepted.
-    """
+    """Raise NotSerializable for a secret in a dumped value, unless a serializer of its model reveals it."""
     if isinstance(value, _SECRETS):
         kind = next(kind for kind in _SECRETS if isinstance(value, kind))
         raise NotSerializable(what, path, f"is a {kind.__name__}, of which JSON would keep nothing but asterisks")

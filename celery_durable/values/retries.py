@@ -128,10 +128,7 @@ class StepConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepPolicy:
-    """A `StepConfig` in which every value is set.
-
-    ``max_attempts``: the largest number of attempts, with the first; None for no limit.
-    """
+    """A `StepConfig` in which every value is set. ``max_attempts`` counts the first; None: no limit."""
 
     max_attempts: int | None = 6
     delay: timedelta | DelayFunction = timedelta(seconds=10)
@@ -161,7 +158,7 @@ class StepPolicy:
         return dataclasses.replace(self, **given) if given else self
 
     def delay_after(self, failed_attempt: int, error: BaseException, *, draw: Callable[[], float]) -> timedelta:
-        """Return the delay after the failed attempt with this number, from 1; raises what the author's function raises.
+        """Return the delay after this failed attempt, from 1; raises what the author's function raises.
 
         ``draw``: returns a random number from 0 to 1. It is called only if the policy has a jitter.
         """

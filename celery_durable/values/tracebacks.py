@@ -1,6 +1,6 @@
 """The traceback of an exception as it is stored: the author's frames first, those of celery_durable as one line.
 
-It has the file, line, function and source line of each frame, and no values of local variables.
+No values of local variables.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from celery_durable.values.names import UNSTORABLE_CHARACTERS
 logger = logging.getLogger("celery_durable")
 
 Tracebacks = Literal["full", "author", "none"]
-"""What is stored: "full" has the frames of libraries, "author" only those of the application.
-
-With "none", only the file and the line of the innermost frame of the application are stored.
-"""
+"""What is stored: "full", the frames of the application ("author"), or only the place of the innermost of these."""
 
 MAX_TRACEBACK_BYTES = 16 * 1024
 _MAX_FILE_LENGTH = 255
@@ -40,10 +37,9 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 def trace_error(
     error: BaseException, mode: Tracebacks = "full", redact: Callable[[str], str] = lambda message: message
 ) -> ErrorTrace:
-    """Return the traceback of an exception and of its causes, as it is stored.
+    """Return the traceback of an exception and of its causes, as it is stored, if it can be described. Raises nothing.
 
-    ``redact``: returns the text to store instead of an exception's message. Raises nothing: an exception that cannot be
-    described has no traceback.
+    ``redact``: returns the text to store instead of an exception's message.
     """
     try:
         frames = _read_frames(error, with_lines=False)
@@ -60,7 +56,7 @@ def trace_error(
 def hide_engine_frames(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """Return the exception for `logging`, with the frames of the author and of libraries alone, if there are any.
 
-    Python reads the tracebacks of its causes and of the members of groups from these themselves, so they are replaced.
+    Python reads those of its causes and of the members of groups from these themselves, so they are replaced.
     """
     known, linked = {id(error)}, [error]
     for each in linked:
@@ -123,10 +119,7 @@ def _is_author(frame: traceback.FrameSummary) -> bool:
 
 
 def _find_innermost(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """Return the innermost frame of the author's code.
-
-    An application that is installed like a library has none: then that of a library, which is better than nothing.
-    """
+    """Return the innermost frame of the author's code; of a library, if the application is installed like one."""
     for is_wanted in (_is_author, lambda frame: not _is_ours(frame), lambda _: True):
         for frame in reversed(frames):
             if is_wanted(frame):
@@ -208,9 +201,6 @@ def get_error_text(error: BaseException) -> str:
 
 
 def forbids_retry(error: BaseException) -> bool:
-    """Return whether no further attempt is made after this error.
-
-    True for NonRetryableError, for any class of that name, for ValueRefused and for DefinitionInvalid.
-    """
+    """Return whether no attempt follows this error, such as NonRetryableError, or any class of that name."""
     is_final = isinstance(error, (NonRetryableError, ValueRefused, DefinitionInvalid))
     return is_final or type(error).__name__ == NonRetryableError.__name__

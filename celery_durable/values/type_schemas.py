@@ -67,10 +67,7 @@ _UNTYPED_ANNOTATIONS: tuple[Any, ...] = (None, Any, object, typing.NoReturn, typ
 
 
 def build_type_schema(annotation: Any, what: str) -> TypeSchema | None:
-    """Return the schema of a declared type, or None if the values are plain JSON data.
-
-    Raises DefinitionInvalid if pydantic cannot read the type.
-    """
+    """Return the schema of a declared type, or None for plain JSON data; raises DefinitionInvalid."""
     if any(annotation is each for each in _UNTYPED_ANNOTATIONS) or _is_iterator_type(annotation):
         return None
     try:
@@ -86,7 +83,7 @@ def build_type_schema(annotation: Any, what: str) -> TypeSchema | None:
 def _build_cached_schema(annotation: Any, text: str) -> TypeSchema:
     """Build the schema of a type once, since each call of a closure as a step asks for it again.
 
-    ``text``: the annotation as text. ``int | str`` equals ``str | int``, but pydantic tries their members in order.
+    ``text``: the annotation as text. Equal unions may differ in the order in which pydantic tries their members.
     """
     try:
         hash(annotation)
@@ -136,10 +133,7 @@ def _is_iterator_type(annotation: Any) -> bool:
 
 
 def _has_different_aliases(schema: Any) -> bool:
-    """Return whether a field has different aliases for input and output.
-
-    Then only the name of the field itself can be both written and read.
-    """
+    """Return whether a field has other aliases for output, so only its name can be written and read."""
     if isinstance(schema, dict):
         return schema.get("validation_alias") != schema.get("serialization_alias") or any(
             _has_different_aliases(part) for key, part in schema.items() if key not in ("default", "metadata")
@@ -172,10 +166,7 @@ def _find_kinds(schema: Any) -> Iterator[str]:
 
 
 def _adapt(schema: Any, *, sets_bytes: bool = True) -> Any:
-    """Return a core schema that keeps time zones and writes bytes as base64, unless a model or a type says how.
-
-    ``sets_bytes``: no model around it says how.
-    """
+    """Return a core schema that keeps time zones and writes bytes as base64, unless a model around it says how."""
     if isinstance(schema, (list, tuple)):
         return type(schema)(_adapt(part, sets_bytes=sets_bytes) for part in schema)
     if not isinstance(schema, dict):

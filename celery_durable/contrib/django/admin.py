@@ -1,7 +1,6 @@
 """The instances in Django's admin: a list, one page for each instance, and actions with a permission each.
 
-The pages read and change instances by the same operations as the HTTP API. So reads are bounded (LAW 10), a `redact`
-hook applies, and a prefix or a schema of the tables does not matter. Nothing can be edited but by the actions.
+Its operations are those of the HTTP API: bounded reads (LAW 10), `redact`. Nothing can be edited but by the actions.
 """
 
 from __future__ import annotations
@@ -267,8 +266,8 @@ class NothingChanged(Exception):
 class Action:
     """One action: ``run`` does it for the user of this name and returns what has happened, or raises NothingChanged.
 
-    ``is_possible``: whether the page of an instance offers it. ``is_for_many``: whether the list offers it for the
-    selected instances. ``is_confirmed``: whether the user is asked first.
+    ``is_possible``: whether an instance's page offers it; ``is_for_many``: the list, too. ``is_confirmed``: it asks
+    first.
     """
 
     name: str
@@ -370,7 +369,6 @@ ACTIONS = {
         ),
     )
 }  # fmt: skip
-"""The actions by name."""
 
 
 _MAX_SELECTED = 100

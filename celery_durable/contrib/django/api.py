@@ -1,7 +1,7 @@
 """The view that passes a request of Django to the ASGI application of the HTTP API.
 
-The view is async: under ASGI a stream costs no thread. Under WSGI, Django runs it in an event loop of its own for each
-request. There a stream would occupy a thread of the server until it ends, so it is refused with the remedy.
+The view is async: under ASGI a stream costs no thread. Under WSGI it would occupy one of the server until it ends, so
+it is refused with the remedy.
 """
 
 from __future__ import annotations
@@ -68,10 +68,7 @@ for _alias in connections.settings:  # the API has connections of its own, and D
 
 
 def _read_user(request: HttpRequest) -> tuple[str | None, frozenset[str]]:
-    """Return the name of the user, None for an anonymous request, and which permissions of the API it has.
-
-    It runs on Django's thread for database work, so that the hooks of the API need none.
-    """
+    """Return a user's name and permissions of the API, on Django's thread for database work, so hooks need none."""
     user: Any = request.user
     if not user.is_authenticated:
         return None, frozenset()

@@ -212,10 +212,9 @@ def _find_database_faults(alias: str, store: Store) -> Iterator[CheckMessage]:
 
 
 class StoreRevision(Operation):
-    """Bring the tables to a revision of ``durable migrate``, or a newer one. It goes back to none.
+    """Bring the tables to a revision of ``durable migrate``, or a newer one, on the store's own connection.
 
-    It runs on the store's own connection, and does nothing where the tables are new enough. So it takes over tables
-    that ``durable migrate`` made, and both commands may be used.
+    It does nothing where the tables are new enough, so both commands may be used.
     """
 
     reduces_to_sql = False

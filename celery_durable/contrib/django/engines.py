@@ -1,7 +1,7 @@
 """A SQLAlchemy engine whose connection is Django's: its statements use Django's cursors, and Django ends transactions.
 
-It uses Django's cursor and not the driver's. So Django connects, refuses statements in a transaction that must be
-rolled back, logs queries, counts them in ``assertNumQueries``, and notices a lost connection.
+So Django connects, refuses statements in a transaction that must be rolled back, logs and counts queries, and notices a
+lost connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ``atomic()`` block of a step's body, which the commit of the step's record ends (LAW 3).
 
-Django's connections belong to threads, and a branch of a workflow runs on a thread of its own. The thread of the pass
-commits it: it borrows the branch's connection, as Django's LiveServerThread does.
+Django's connections belong to threads. The thread of the pass borrows the connection of a branch's to commit it, as
+Django's LiveServerThread does.
 """
 
 from __future__ import annotations
@@ -94,10 +94,7 @@ class _NotCommitted(Exception):
 
 
 class OrmTransactions:
-    """Opens the transactions of steps on the database of one alias (`StepTransactions`).
-
-    ``connect`` returns the calling thread's Django connection for SQLAlchemy.
-    """
+    """Opens steps' transactions on one alias. ``connect``: returns the thread's Django connection for SQLAlchemy."""
 
     opens_before_body = True
 
@@ -247,8 +244,8 @@ def _close_if_broken(wrapper: BaseDatabaseWrapper) -> None:
 def _set_isolation(wrapper: BaseDatabaseWrapper) -> None:
     """Make the transaction READ COMMITTED on PostgreSQL, and take SQLite's write lock.
 
-    On PostgreSQL, REPEATABLE READ would fail as soon as the lease has been renewed while the body ran. SQLite fails at
-    once, instead of waiting, if a transaction that has read wants to write.
+    REPEATABLE READ would fail as soon as the lease is renewed while the body runs. SQLite fails at once, instead of
+    waiting, if a transaction that has read wants to write.
     """
     if wrapper.vendor == "postgresql":
         if wrapper.settings_dict["OPTIONS"].get("isolation_level", _READ_COMMITTED) != _READ_COMMITTED:

@@ -1,7 +1,7 @@
-"""`DurableBackend`: Django's tasks as instances of a workflow.
+"""`DurableBackend`: Django's tasks as instances of a workflow, created with the caller's transaction.
 
-To enqueue a task creates an instance, so it commits or rolls back with the caller's transaction. The workflow has one
-step, which sends a Celery task to the queue of the task and waits for its answer. The instance is the task's result.
+The workflow has one step, which sends a Celery task to the queue of the task and waits for its answer. The instance is
+the task's result.
 """
 
 from __future__ import annotations
@@ -131,10 +131,7 @@ def _make_result(
 
 
 def _load_result(result_id: str, call: Mapping[str, Any], *, enqueued_at: datetime) -> Any:
-    """Return the result of a call, before it has started.
-
-    `Task.using` would check the options again. A setting may have changed since the task was enqueued.
-    """
+    """Return the result of a call before its start. `Task.using` would check options that may have changed."""
     run_after, task = call["run_after"], copy.copy(import_string(call["task"]))
     _set(
         task,
@@ -205,10 +202,7 @@ def django_task(event: WorkflowEvent[dict[str, Any]], step: Step) -> Any:
 
 @shared_task(name=RUN, bind=True)
 def run_django_task(self: CeleryTask[Any, Any], result_id: str, call: dict[str, Any]) -> dict[str, Any]:
-    """Call the function of a task; returns its outcome with the times, the worker and the error.
-
-    The error is the path of its class, its traceback, and its class with its message.
-    """
+    """Call the function of a task; returns its outcome with the times, the worker and the error as text."""
     started_at, worker = timezone.now(), get_node_name(self.request)
     result = _load_result(result_id, call, enqueued_at=datetime.fromisoformat(call["enqueued_at"]))
     backend = type(result.task.get_backend())

@@ -1,8 +1,4 @@
-"""The address of the backend for Django's tasks, `DurableBackend`.
-
-The module of the backend is imported when the backend is used: Celery imports this one in every project, also in those
-that have neither Django 6 nor the package ``django-tasks``.
-"""
+"""The address of `DurableBackend`. Its module needs Django 6 or ``django-tasks``; Celery always imports this one."""
 
 from __future__ import annotations
 

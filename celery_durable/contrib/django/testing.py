@@ -114,8 +114,7 @@ def assert_crash_safe(
 def _check_access(alias: str) -> None:
     """Raise Django's or pytest-django's error if this test may not use the database.
 
-    Such a test may run before the test runner has replaced the database, and a harness has connections of its own. So
-    without this check, the harness would write to the project's own database.
+    It may run before the test runner has replaced the database: the harness would write to the project's own.
     """
     connection = connections[alias]
     # pytest-django replaces the first method, and Django's SimpleTestCase the second one. In an async test, the

@@ -1,7 +1,6 @@
 """The HTTP API in a Django project: ``path("api/", include("celery_durable.contrib.django.urls"))``.
 
-It is the API of `celery_durable.http`. Django's session, CSRF protection and permissions apply. It requires the extra
-``http``.
+Django's session, CSRF protection and permissions apply. It requires the extra ``http``.
 """
 
 from __future__ import annotations

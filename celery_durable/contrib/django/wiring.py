@@ -70,10 +70,7 @@ def check_using(using: str, alias: str) -> None:
 
 
 async def call_async(call: Callable[[], T], /) -> T:
-    """Call a function for async code, on the thread on which Django's own async methods use their connections.
-
-    So what async code does inside ``atomic()`` on that thread is joined, as the ORM's work is.
-    """
+    """Call a function for async code on the thread of Django's own async methods, to join their ``atomic()``."""
     return await sync_to_async(call, thread_sensitive=True)()
 
 
@@ -98,8 +95,7 @@ def make_store(
 ) -> FrameworkStore:
     """Make a store on a database of Django.
 
-    A test's database is dropped while the process lives, so no connection to it stays open without use, unless the
-    caller is certain to close the store (``is_closed``).
+    A test's database is dropped while the process lives, so no connection to it stays open, unless ``is_closed``.
     """
     keeps_connections = is_closed or not is_test_database(database.alias)
     engine = make_own_engine(

@@ -1,7 +1,4 @@
-"""Grafana and Prometheus: a dashboard and alert rules for the metrics of `celery_durable.contrib.prometheus`.
-
-They are files of the package. Import the dashboard into Grafana, and name the rules in ``rule_files`` of Prometheus.
-"""
+"""Grafana and Prometheus: a dashboard and alert rules for the metrics of `celery_durable.contrib.prometheus`."""
 
 from __future__ import annotations
 
