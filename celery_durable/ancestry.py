@@ -18,7 +18,7 @@ from celery_durable.model import RunRef, StepRow, StepStatus, from_us, to_us
 
 @dataclass(frozen=True, slots=True)
 class AncestorRun:
-    """The run whose time and random numbers the code sees before call number ``until_seq`` (None: to its end)."""
+    """The run (``workflow/instance/number``) whose time and random numbers the code sees before call ``until_seq``."""
 
     run: str
     created_at: datetime

@@ -133,7 +133,6 @@ def _positive(_: click.Context, __: click.Parameter, value: timedelta) -> timede
 
 
 def _shared_commands(*names: str) -> dict[str, str]:
-    """Return the modules of commands that `celery -A proj durable` has too."""
     return {name: MODULES[name] for name in names}
 
 
@@ -148,8 +147,6 @@ class RemoteCommands(CommandGroup):
 
 
 class OptionCommands(CommandGroup):
-    """Commands with options instead of arguments."""
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = super().get_command(ctx, cmd_name)
         return convert_arguments_to_options(found, self.name or "", cmd_name) if isinstance(found, Command) else None

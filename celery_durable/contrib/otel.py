@@ -62,7 +62,6 @@ class _Pass:
 
 
 _current: ContextVar[_Pass | None] = ContextVar("celery_durable_pass", default=None)
-"""The pass that runs on this thread."""
 
 
 class Tracing:

@@ -35,7 +35,6 @@ class Definition(abc.ABC):
 
     @property
     def is_limited(self) -> bool:
-        """Whether its runs have a limit on their duration or on a suspension."""
         return self.max_run_duration is not None or self.max_suspend_duration is not None
 
     @property

@@ -69,8 +69,6 @@ def _describe_return_type(fn: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepFunction:
-    """What the engine needs to know about a step's callable."""
-
     name: str | None
     wants_tx: bool
     orm: bool

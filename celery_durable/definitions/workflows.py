@@ -27,8 +27,6 @@ from celery_durable.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowDefinition(Definition):
-    """A workflow that is a function: its code, types and defaults."""
-
     fn: Callable[..., Any]
     step_defaults: StepConfig | None
     max_steps: int | None
@@ -145,12 +143,10 @@ class Registry:
         self._definitions[definition.name] = definition
 
     def find(self, name: str) -> Definition | None:
-        """The workflow of this name; None if this process does not know it."""
         found = self._definitions.get(name)
         return found if found is not None or self._parent is None else self._parent.find(name)
 
     def get(self, name: str) -> Definition:
-        """The workflow of this name; raises WorkflowNotFound."""
         found = self.find(name)
         if found is None:
             raise WorkflowNotFound(name, list(self))

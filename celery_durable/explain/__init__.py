@@ -40,7 +40,6 @@ __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 _CHANGED_CODE = frozenset({StepNameReused.__name__, StepTypeMismatch.__name__})
 _JUST_NOW = timedelta(seconds=1)
 _OF_PARAMETERS = frozenset({"KeyError", WorkflowParamsInvalid.__name__})
-"""Errors that wrong parameters cause."""
 
 
 def explain(facts: Facts) -> Diagnosis:

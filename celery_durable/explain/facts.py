@@ -32,7 +32,6 @@ class Facts:
     open_steps: tuple[StepRecord, ...] = ()
     """The open steps of the current run, in call order."""
     last_step: StepRecord | None = None
-    """The last finished step of the current run."""
     last_attempt: AttemptRecord | None = None
     """The last attempt of the current run that did not succeed."""
     buffered: tuple[str, ...] = ()
@@ -46,7 +45,6 @@ class Facts:
     task_queues: Mapping[str, str] = field(default_factory=dict)
     """The queues to which the tasks of open steps were sent, by step key. Steps whose queue is unknown are missing."""
     is_known_here: bool = False
-    """Whether this process knows the workflow."""
     max_run_duration: timedelta | None = None
     """How long a run of the workflow may take, if this process knows the workflow and it has such a limit."""
     children: Mapping[Child, Status] = field(default_factory=dict)
@@ -57,11 +55,8 @@ class Facts:
     lease: timedelta = timedelta(seconds=30)
     """For how long a worker claims a run: the setting ``durable_lease_seconds`` of this process."""
     is_execution_enabled: bool = True
-    """The setting ``durable_execution_enabled`` of this process."""
     is_read_only: bool = False
-    """Whether the database takes no writes."""
     locker: RowLocker | None = None
-    """The session that holds the lock of the instance's row."""
     parent: ParentStep | None = None
     """The step that created this instance as a child; None if no step did."""
 

@@ -130,7 +130,6 @@ class CommandRoutes:
     async def _admit(
         self, request: Request, permission: Permission, operation: str, workflow: str, instance_id: str
     ) -> None:
-        """Call the hooks with the id that will be written."""
         await self._access_control.admit(Access(permission, operation, workflow, instance_id, request))
 
 

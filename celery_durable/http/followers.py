@@ -14,7 +14,6 @@ from celery_durable.operations import Operations
 from celery_durable.runtime import real_monotonic
 
 _ReadKey = tuple[asyncio.AbstractEventLoop, str, str, str]
-"""The loop that reads, the scope, the workflow and the instance."""
 
 
 class TooManyStreams(DurableError):

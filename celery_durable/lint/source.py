@@ -86,7 +86,6 @@ class Bindings:
     def __init__(self, scope: Scope) -> None:
         self.names: set[str] = set()
         self.imports: dict[str, str] = {}
-        """The full name of each imported name."""
         self.functions: dict[str, Function] = {}
         self.annotations: dict[str, ast.expr] = {}
         self.values: dict[str, list[ast.expr | None]] = {}

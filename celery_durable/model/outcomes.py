@@ -142,4 +142,3 @@ class PassResult:
 
 
 Ending = Release | RunOutcome
-"""How a pass ends."""

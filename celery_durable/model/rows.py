@@ -98,7 +98,6 @@ class Claim:
     created_at: datetime
     claimed_at: datetime
     run_at: datetime
-    """When the run became due."""
     parent: Parent | None = None
     sent_at: datetime | None = None
     """When the run's last dispatch message was sent. None if no message led to the claim."""
@@ -198,7 +197,6 @@ class InstanceRow:
     claim_token: str | None
     claim_task_id: str | None
     claimed_by: str | None
-    """The worker node that holds the claim."""
     lease_until: datetime | None
     run_at: datetime | None
     next_check_at: datetime | None

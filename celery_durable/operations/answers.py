@@ -214,7 +214,6 @@ class AnswerOperations:
         return len(messages) + failed
 
     def _lock(self, tx: Tx, ref: RunRef) -> bool:
-        """Lock an instance; returns False if it does not exist."""
         try:
             self._context.lock_row(tx, ref.workflow, ref.instance_id)
         except InstanceNotFound:

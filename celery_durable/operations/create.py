@@ -108,7 +108,6 @@ class CreateOperations:
         return is_new
 
     def _is_existing_in_scope(self, workflow: str, instance_id: str) -> bool:
-        """Whether an existing instance is in the caller's scope."""
         if self._context.scope is None:
             return True
         instance = Child(workflow, instance_id)
@@ -257,7 +256,6 @@ class CreateOperations:
             return definition.params.check({})
 
     def _build_start(self, definition: Definition) -> dict[str, Any]:
-        """Return what all new instances of a workflow have in common."""
         return {
             "queue": definition.queue or self._context.settings.queue,
             "grace": self._context.grace,

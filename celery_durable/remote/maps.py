@@ -115,7 +115,6 @@ class MapKind(StepKind[MapCall]):
 
 
 def _read_item_answers(context: ExecutionContext, execution: StepExecution, row: StepRow) -> list[tuple[str, int]]:
-    """Return the answer of each item of a finished map step, and the number of its attempts."""
     if row.result is not None:  # completed with set-result, or read from an export
         return [(json.dumps(each), 1) for each in json.loads(row.result) or ()]
     claim = context.claim
@@ -256,7 +255,6 @@ def _choose_retry(
 def _record_timeout(
     context: ExecutionContext, map_step: TaskSendingStep, execution: StepExecution, item: FailedItem, answer: str
 ) -> FailedAttempt:
-    """Build the record of an item's attempt that has timed out."""
     error = values.read_answer_error(answer)
     assert error is not None
     ref = ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts)

@@ -47,13 +47,10 @@ def idempotency_key(ancestry: Ancestry, step: str, suffix: str = "") -> str:
 
 
 class AttemptedStep(Protocol):
-    """A step whose body is due."""
-
     name: str
     key: str
     type: StepType
     number: int
-    """The number of the attempt, from 1."""
     timeout: timedelta | None
     may_repeat: bool
     """Whether the body may be called again after an attempt whose end is unknown."""
@@ -70,8 +67,6 @@ class AttemptedStep(Protocol):
 
 
 class AttemptingPass(Protocol):
-    """The pass whose steps are attempted."""
-
     env: Environment
     lease: Lease
     logs: list[LogLine]
@@ -80,9 +75,7 @@ class AttemptingPass(Protocol):
         """Call a database operation. If it fails, the pass is over."""
         ...
 
-    def interrupt(self, reason: Interruption) -> Interruption:
-        """End the pass; returns the interruption to raise."""
-        ...
+    def interrupt(self, reason: Interruption) -> Interruption: ...
 
 
 class Attempts:

@@ -94,7 +94,6 @@ class OpenCommit:
         return timedelta(seconds=self.env.settings.grace_seconds)
 
     def send_messages(self, messages: Sequence[OutboxMessage], *, step_key: str | None) -> None:
-        """Store messages to send after the commit."""
         if not messages:
             return
         claim = self.claim
@@ -178,8 +177,6 @@ class RunUserWrites(CommitPart):
 
 @dataclass(eq=False)
 class FailedAttempts(CommitPart):
-    """Records the attempts that did not succeed."""
-
     failures: Sequence[FailedAttempt]
 
     def write(self, commit: OpenCommit) -> None:
@@ -192,8 +189,6 @@ class FailedAttempts(CommitPart):
 
 @dataclass(eq=False)
 class ChangeLabels(CommitPart):
-    """Changes the labels of the instance."""
-
     labels: Mapping[str, str | None]
 
     def write(self, commit: OpenCommit) -> None:

@@ -38,8 +38,6 @@ from celery_durable.store.runs import claims, outputs, releases, step_rows
 
 
 class DatabaseCommitter:
-    """The committer that writes to the store."""
-
     def __init__(self, env: Environment, run: ClaimedRun, kinds: RowKinds) -> None:
         self._env, self._store, self._run, self._kinds = env, env.store, run, kinds
         self._lease, self._claim, self._limits = run.lease, run.lease.claim, run.limits

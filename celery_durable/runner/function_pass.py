@@ -94,7 +94,6 @@ class FunctionPass:
         return self._end_after_swallowing(context.interruption)
 
     def conclude(self, last_commit: StepCommit | None) -> PassResult:
-        """Run the commit that ends the pass."""
         assert last_commit is not None
         return self._context.commit_last(last_commit).pass_result
 

@@ -40,8 +40,6 @@ class _Waiting:
 
 
 class GroupCommit:
-    """The group commit of a process. Its passes share it."""
-
     def __init__(self, store: Store) -> None:
         self._store, self._lock = store, threading.Lock()
         self._is_one_alone, self._has_leader = False, False

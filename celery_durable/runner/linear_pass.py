@@ -57,7 +57,6 @@ class LinearPass:
         self._max_commits = max_commits
         self._started_at, self._commits, self._pause_requested = env.runtime.monotonic(), 0, False
         self._result: PassResult | None = None
-        """Set once the run is released or ended."""
 
     # --- the stages -----------------------------------------------------------------------------
 
@@ -109,7 +108,6 @@ class LinearPass:
         return None
 
     def conclude(self, last_commit: StepCommit | None) -> PassResult:
-        """Run the commit that ends the pass."""
         if last_commit is not None:
             self.commit(last_commit)
         assert self._result is not None

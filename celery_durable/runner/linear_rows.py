@@ -26,11 +26,9 @@ class LinearRows:
 
     @property
     def current(self) -> StepRow | None:
-        """The first step that is not done; None if all are done."""
         return next((row for row in self.rows if row.status is not StepStatus.DONE), None)
 
     def find_next(self, row: StepRow) -> StepRow | None:
-        """The step after this one; None if it is the last."""
         return next((each for each in self.rows if each.seq == row.seq + 1), None)
 
     def apply(self, rows: Sequence[StepRow]) -> None:

@@ -44,8 +44,6 @@ _SHORTEST_WAIT = timedelta(seconds=1)
 
 
 class LinearStepPass(Protocol):
-    """The pass of a linear step."""
-
     definition: LinearDefinition
     env: Environment
     lease: Lease

@@ -29,7 +29,6 @@ class Preflight:
         self._store, self._registry, self._check_replay = store, registry, check_replay
 
     def is_known(self, workflow: str) -> bool:
-        """Whether the code has a workflow of this name."""
         return self._registry.find(workflow) is not None
 
     def count_open_runs(self, workflow: str | None = None) -> dict[str, int]:

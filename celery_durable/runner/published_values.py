@@ -85,7 +85,6 @@ class PublishedValues(CommitPart):
         return self._write_pending(tx)
 
     def write(self, commit: OpenCommit) -> None:
-        """Write the pending values in a commit of the pass."""
         self.flushing = self._write_pending(commit.tx)
 
     def mark_flushed(self) -> None:

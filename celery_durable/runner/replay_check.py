@@ -47,7 +47,6 @@ class ReplayResult:
 
     @property
     def matches(self) -> bool:
-        """Whether the code replays the recorded run without a difference."""
         return not self.differences
 
 

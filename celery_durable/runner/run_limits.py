@@ -38,7 +38,6 @@ class RunLimits:
         return self.ends_at is not None or self._definition.is_limited
 
     def is_over(self, now: datetime) -> bool:
-        """Whether the run has reached the limit of its whole time."""
         return self.ends_at is not None and now >= self.ends_at
 
     def reset_suspension(self) -> None:

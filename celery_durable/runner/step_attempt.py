@@ -46,7 +46,6 @@ class PassOver:
 
 
 BodyOutcome = Returned | Raised | TimedOut | PassOver
-"""How the call of a body ended."""
 
 current_attempt: contextvars.ContextVar[StepAttempt | None] = contextvars.ContextVar(
     "celery_durable_body", default=None
@@ -220,7 +219,6 @@ class SessionLock:
         self._lock = threading.Lock()
         self._pass_thread = threading.get_ident()
         self._holder: object = None
-        """The attempt whose session is open."""
         self._deferred: list[Callable[[], None]] = []
 
     def acquire(self, attempt: object) -> None:

@@ -68,7 +68,6 @@ class StepCommit:
 
     @property
     def resets_crash_count(self) -> bool:
-        """Whether the commit advances the run, which shows that its crashes are over."""
         if self.shows_progress is not None:
             return self.shows_progress
         return not self.writes or any(write.resets_crash_count for write in self.writes)
@@ -166,8 +165,6 @@ class Committed:
 
 
 class Committer(Protocol):
-    """Commits the steps and the end of one run, under one claim."""
-
     def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
         """Run one commit, which ends the open transaction of ``attempt``.
 

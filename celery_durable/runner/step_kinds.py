@@ -82,8 +82,6 @@ class StepKind(RowKind, abc.ABC, Generic[CallT]):
 
 
 class StepKinds:
-    """The kinds of steps that a runner knows."""
-
     def __init__(self, kinds: Sequence[StepKind[Any]]) -> None:
         self._by_call = {kind.call_type: kind for kind in kinds}
         self._by_type: dict[StepType, RowKind] = {kind.type: kind for kind in kinds}
@@ -96,11 +94,9 @@ class StepKinds:
         return kind
 
     def of_row(self, type_: StepType) -> RowKind:
-        """Return what the rows of a type mean. A row of a type that is not known here is only a row."""
         return self._by_type.get(type_, _PLAIN_ROW)
 
     def is_satisfied(self, tx: Tx, claim: Claim, row: StepRow) -> bool:
-        """Return whether what an open step waits for is there."""
         return self.of_row(row.type).is_satisfied(tx, claim, row)
 
 

@@ -219,7 +219,6 @@ def _commit_or_resend(
 
 
 def _send_answer(task: Any, answers: AnswerCommitter, message: tuple[Any, Any]) -> None:
-    """Send an answer as a message; ``message``: the result or error, and the reference of the waiting step."""
     send_past_routes(task, message, queue=answers.find_queue(message[1]), ignore_result=True)
 
 

@@ -62,7 +62,6 @@ class AnswerCommitter:
         self._direct_commits_paused_until = self._runtime.monotonic() + _DIRECT_COMMIT_PAUSE_SECONDS
 
     def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
-        """Whether no step will ever take the answer of this task."""
         return self._operations().answers.is_superfluous(reference, may_be_copy=may_be_copy)
 
     def commit_result(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:

@@ -51,7 +51,7 @@ def note_occurrences(scheduler: Any, task: str) -> None:
 
 
 def find_last_due(of: Any) -> datetime | None:
-    """Return when a schedule was last due, the same on every machine: an interval cuts the time since 1970."""
+    """Return when a schedule of a known kind was last due, the same on every machine: intervals count from 1970."""
     is_crontab, is_interval = isinstance(of, crontab), isinstance(of, schedule)
     if not (is_crontab or is_interval):
         return None

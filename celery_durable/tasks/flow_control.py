@@ -44,7 +44,6 @@ class _QueueState:
     """Since when the queue is at the high water mark, by this machine's clock."""
 
     def record_empty(self, at: datetime, slack: timedelta) -> None:
-        """Record that the queue was empty at this time of the database."""
         self.empty.append(at)
         self._drop_old_times(at, slack)
 
@@ -110,7 +109,7 @@ class FlowControl:
         return _PROBE_LIMIT if self._is_unavailable else self.settings.sweep_batch
 
     def read_capacity(self, name: str, now: datetime) -> float:
-        """How many messages a queue may get now; asks the broker if the known length is old. ``now``: read before."""
+        """How many messages a queue may get now. ``now``, of the database, was read before the broker is asked."""
         queue = self._queue(name)
         monotonic_now = self.runtime.monotonic()
         if monotonic_now < queue.backoff_until:

@@ -131,7 +131,6 @@ class ProcessHeartbeat:
         self._write_count += 1
 
     def _remove_row(self) -> None:
-        """Remove the row, unless it is needed or the last heartbeat failed."""
         if self.is_row_needed:
             return
         id_, self._id = self._id, None

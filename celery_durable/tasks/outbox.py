@@ -65,7 +65,7 @@ class Outbox:
         )
 
     def send_committed(self, messages: Sequence[OutboxMessage]) -> None:
-        """Send messages of a committed transaction. The sweep sends those that fail; only a stop is raised."""
+        """Send messages of a committed transaction; the sweep sends those that fail. Raises only a process stop."""
         # An item of a map that fails here sends the next one. A loop instead of a recursion: all items may fail.
         waiting: deque[Sequence[OutboxMessage]] | None = getattr(self._local, "waiting", None)
         if waiting is not None:
@@ -169,11 +169,9 @@ class Handler:
 
     @property
     def qualified_name(self) -> str:
-        """The module and name of the function, for messages."""
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
 
     def exceeds_max_attempts(self, attempt: int) -> bool:
-        """Whether the retry policy allows no attempt with this number."""
         max_attempts = self.policy.max_attempts
         return max_attempts is not None and attempt > max_attempts
 

@@ -146,7 +146,6 @@ def _complete(app: Celery, now: datetime, kwargs: Mapping[str, Any], options: di
 
 
 def _find_queue(dependencies: StartDependencies, workflow: str) -> str:
-    """Return the queue of the workflow, whose workers know it."""
     definition = dependencies.registry.find(workflow)
     return (definition.queue if definition is not None else None) or dependencies.settings.queue
 
@@ -179,7 +178,7 @@ def _parse_instant(text: Any) -> datetime:
 
 
 def _retry_if_transient(task: Any, store: Store, error: Exception) -> None:
-    """Send the message again if another attempt may succeed and a worker would receive it, by raising."""
+    """Raise what makes Celery send the message again, if another attempt may succeed and a worker would get it."""
     retries = task.request.retries
     is_unknown = isinstance(error, WorkflowNotFound) and retries < _MAX_UNKNOWN_RETRIES
     may_succeed = is_unknown or isinstance(error, SchemaOutdated) or store.is_transient(error)

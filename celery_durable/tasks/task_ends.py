@@ -169,7 +169,6 @@ class TaskEndHandler:
     # --- ends for which Celery calls no callback ------------------------------------------------
 
     def connect(self) -> None:
-        """Listen to Celery's signals."""
         listen(signals.task_postrun, self._handle_postrun)
         listen(signals.task_internal_error, self._handle_internal_error)
         listen(signals.task_revoked, self._handle_revoked)

@@ -175,7 +175,6 @@ class FaultyRun:
         return runner
 
     def _note(self, runner: RunnerProcess) -> None:
-        """Record where a runner has died."""
         if runner.is_dead and runner.runtime.crash_at is not None:
             runner.runtime.crash_at = None
             self.seen.faults.append(f"{runner.name} died at {self._place(runner)}")

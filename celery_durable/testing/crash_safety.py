@@ -146,8 +146,6 @@ def assert_crash_safe(
 
 @dataclass(slots=True)
 class _Trial:
-    """The workflow under test, with everything that each of its runs needs."""
-
     workflow: Code
     params: Any
     events: tuple[tuple[str, Any], ...]
@@ -177,7 +175,6 @@ class _Trial:
             return self._observe(harness, course)
 
     def _read_unchecked(self, harness: DurableHarness) -> dict[str, list[str]]:
-        """Return the rows of the author's tables that are not compared."""
         match self.side_effects:
             case sa.MetaData():
                 checked = {table.name for table in self.side_effects.tables.values()}

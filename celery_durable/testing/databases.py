@@ -68,7 +68,6 @@ def wipe(store: Store) -> None:
 
 @functools.cache
 def _migrated(prefix: str) -> bytes:
-    """Return the content of a migrated SQLite file, to copy."""
     with tempfile.TemporaryDirectory(prefix="durable-template-") as folder:
         store = Store(f"sqlite:///{folder}/template.sqlite3", prefix=prefix)
         migrate.upgrade(store)

@@ -73,7 +73,6 @@ class Mocks:
         self._tasks: list[Mock] = []
         self._waits: list[tuple[Purpose, frozenset[str] | None, timedelta, str | None]] = []
         self._reached: set[str] = set()
-        """The names of the steps that workflows have reached."""
 
     # --- functions and tasks of steps -----------------------------------------------------------
 

@@ -235,7 +235,6 @@ def _check_text(text: str, value: Any, what: str, limits: PayloadLimits) -> None
 
 
 _SECRET_MASK = "*" * 10
-"""The text that pydantic writes instead of a secret."""
 _SECRETS = (pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret)
 _ANY = pydantic_core.SchemaSerializer(pydantic_core.core_schema.any_schema())
 
@@ -367,7 +366,6 @@ def _find_unwritable_part(value: Any, path: str, depth: int) -> tuple[str, Any, 
 
 
 def _encode_key(key: Any, path: str, what: str) -> str:
-    """Return a key as the json module writes it."""
     if isinstance(key, str):
         if UNSTORABLE_CHARACTERS.search(key):
             reason = f"that {lost}" if (lost := read_refusal(key)) else "with a NUL character or half a surrogate pair"

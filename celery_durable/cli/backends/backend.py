@@ -69,7 +69,6 @@ class WorkflowInfo:
     parameters: Sequence[Parameter]
     queue: str = ""
     code: str = ""
-    """The module and the name of its function."""
 
 
 LogTail = Callable[[], Iterator[LogRecord]]
@@ -109,17 +108,14 @@ class Backend(Protocol):
     def tail_attempts(self, ref: RunRef) -> AttemptTail:
         """Return a function that reads the attempts of a run that did not succeed, each once."""
 
-    def published(self, ref: RunRef) -> dict[str, Published]:
-        """Return the values that a run has published, by key."""
+    def published(self, ref: RunRef) -> dict[str, Published]: ...
 
-    def stats(self) -> Stats:
-        """Return counts of instances, and the lengths of the queues."""
+    def stats(self) -> Stats: ...
 
     def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
         """Return the steps that wait for an event, those of the newest instances first; raises FilterTooBroad."""
 
-    def explain(self, workflow: str, instance_id: str) -> Diagnosis:
-        """Return why an instance does not move."""
+    def explain(self, workflow: str, instance_id: str) -> Diagnosis: ...
 
     def call(self, command: Command[Q, A], target: Target, body: Q) -> A: ...
 

@@ -26,7 +26,6 @@ import httpx  # noqa: E402
 
 _PROBLEM = "application/problem+json"
 _TEMPORARY = frozenset({429, 502, 503, 504})
-"""Status codes of temporary failures, of a server or of a proxy in front of it."""
 _RETRIED = _TEMPORARY | {500}
 _MAX_PAUSE_SECONDS = 30.0
 _MAX_BODY_BYTES = 256 * 2**20

@@ -134,8 +134,6 @@ def database_now(durable: Durable) -> datetime:
 
 
 class StoreConnection(Connection):
-    """The connection to the database of the app given by -A."""
-
     def __init__(self, ctx: click.Context) -> None:
         self._ctx = ctx
 

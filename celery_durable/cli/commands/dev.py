@@ -85,7 +85,6 @@ def dev(
 
 
 def _replace_servers(durable: Durable) -> list[Replacement]:
-    """Replace servers by embedded parts. Returns the replacements, to be printed."""
     app: Any = durable.app
     broker = databases.use_memory_broker(app)
     replaced = "" if broker is None else _note(f"not {maybe_sanitize_url(broker)}, your broker_url")
@@ -164,8 +163,6 @@ class _Reloader:
 
 
 class _RunPrinter:
-    """Prints the updates of the runs that the worker advances."""
-
     def __init__(self, durable: Durable, console: Console) -> None:
         self._durable, self._console = durable, console
         self._since = database_now(durable)

@@ -55,7 +55,6 @@ def init(
 
 
 def _named_app(ctx: click.Context) -> Any:
-    """Return the app given by -A; None without -A."""
     app = ctx.obj.app
     return None if ctx.find_root().params.get("app") is None and app.main == "default" else app
 
@@ -83,7 +82,6 @@ def _check_can_write(app: Any, module: str, files: dict[Path, str]) -> None:
 
 
 def _next_steps(module: str, app: Any, name: str) -> list[tuple[str, str]]:
-    """Return pairs of a purpose and the command to type."""
     attach = [] if app is None or isinstance(getattr(app, "durable", None), Durable) else [
         ("Where you create the app:", "from celery_durable import Durable; durable = Durable(app)")
     ]  # fmt: skip

@@ -185,7 +185,6 @@ def _attempt_cells(attempt: AttemptRecord) -> list[Cell]:
 
 
 def _find_run(backend: Backend, workflow: str, instance_id: str, run: int | None) -> RunRef:
-    """Return the run that the user selected; raises RunNotFound."""
     if run is not None:
         return RunRef(workflow, instance_id, backend.history(workflow, instance_id, run=run).run_number)
     return RunRef(workflow, instance_id, backend.read_snapshot(workflow, instance_id).run_number)

@@ -247,7 +247,6 @@ def _check_files(check: Preflight, files: tuple[Path, ...], workflow: str | None
 def _check_store(
     check: Preflight, console: Console, workflow: str | None, sample: int | None
 ) -> Iterator[ReplayResult]:
-    """Check the runs of the database, and print the progress to standard error."""
     counts = check.count_open_runs(workflow)
     total, done = sum(count if sample is None else min(count, sample) for count in counts.values()), 0
     for name in counts:

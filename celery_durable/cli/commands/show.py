@@ -17,7 +17,6 @@ from celery_durable.explain import Code, Diagnosis
 from celery_durable.model import History, RunRef, Status
 
 _MAX_OUTPUT = 200
-"""How many characters of the output a person sees without --full."""
 
 
 @command("show order order-42", "show order order-42 --full", "show order order-42 --run 1", options=[output_option])

@@ -98,7 +98,6 @@ def start(
 
 
 def _name_params(ctx: click.Context, backend: Backend, workflow: str) -> None:
-    """Raise CliError if the workflow needs parameters."""
     required = [
         each for info in backend.workflows() if info.name == workflow for each in info.parameters if each.required
     ]

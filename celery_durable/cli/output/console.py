@@ -72,8 +72,6 @@ class Column:
 
 
 class Format(StrEnum):
-    """A table is for people, the others are for programs."""
-
     TABLE = "table"
     JSON = "json"
     TSV = "tsv"

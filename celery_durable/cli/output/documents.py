@@ -24,7 +24,6 @@ Document = dict[str, Any]
 
 
 Values = Mapping[str, Published]
-"""Published values by key."""
 Change = StepRecord | AttemptRecord | LogRecord | InstanceStatus | Values
 """What a follower of a run sees: a step, a failed attempt, a log line, the end, or a published value by its key."""
 

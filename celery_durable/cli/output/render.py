@@ -73,7 +73,6 @@ class Times:
         return f"in {format_duration(left)}" if left > timedelta(0) else f"{format_duration(-left, units=1)} ago"
 
     def cells(self, *values: Cell | datetime | int | None) -> list[Cell]:
-        """Return the cells of a row; a status has its colour."""
         return [self._cell(value) for value in values]
 
     def _cell(self, value: Cell | datetime | int | None) -> Cell:

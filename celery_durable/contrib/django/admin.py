@@ -40,7 +40,6 @@ from celery_durable.wire.requests import Reason, Retry, SendEvent
 _ROWS = 50
 _HISTORY_ROWS = 25
 _MAX_SHOWN = 2000
-"""How many characters of a value a page shows."""
 _MAX_RUNS = 20
 
 Query = Mapping[str, str]
@@ -239,7 +238,6 @@ def _name_program(command: str, app: str | None) -> str:
 
 
 def _format(value: Any) -> str | None:
-    """Return a value as JSON text for people, cut; None stays None."""
     if value is None:
         return None
     text = json.dumps(value, ensure_ascii=False, indent=2)
@@ -319,7 +317,6 @@ def _terminate(operations: Operations, target: Target, form: Form, username: str
 
 
 def _reason(form: Form, username: str) -> Reason:
-    """Return the reason for the history of the instance, which names the user."""
     given = form.get("reason", "").strip()[:_MAX_REASON]
     return Reason(reason=f"{given} (by {username})" if given else f"by {username}")
 

@@ -141,7 +141,6 @@ def make_own_engine(alias: str, *, prepared_statements: bool, keeps_connections:
 
 
 def _make_url(alias: str) -> sa.URL:
-    """The URL that names the database in errors and in comparisons."""
     wrapper = connections[alias]
     settings = wrapper.settings_dict
     url = sa.URL.create(find_driver(wrapper), database=str(settings["NAME"]) or None)

@@ -86,11 +86,9 @@ def _close_all() -> None:
 logger = logging.getLogger("celery_durable.django")
 
 _READ_COMMITTED = 2
-"""``psycopg.IsolationLevel.READ_COMMITTED``; also psycopg2's."""
 
 
-class _NotCommitted(Exception):
-    """Leaves a block, so that it rolls back."""
+class _NotCommitted(Exception): ...
 
 
 class OrmTransactions:

@@ -32,7 +32,6 @@ _READY, _FAILED = _base.TaskResultStatus.READY, _base.TaskResultStatus.FAILED
 _SUCCESSFUL, _RUNNING = _base.TaskResultStatus.SUCCESSFUL, _base.TaskResultStatus.RUNNING
 
 WORKFLOW, RUN = "django_task", "celery_durable.run_django_task"
-"""The names of the workflow and of the Celery task."""
 _DEFAULT_QUEUE = "default"
 _HIGHEST_PRIORITY = 9
 _TIMEOUT = "365 days"
@@ -95,7 +94,6 @@ class DurableBackend(_BaseTaskBackend):  # type: ignore[misc]  # its module depe
         return _read_result(history)
 
     def _find_options(self, task: Any) -> dict[str, Any]:
-        """Return the options of the Celery task."""
         options: dict[str, Any] = {} if task.queue_name == _DEFAULT_QUEUE else {"queue": task.queue_name}
         if self.supports_priority:
             level = round((task.priority - _base.TASK_MIN_PRIORITY) * _HIGHEST_PRIORITY / _PRIORITY_RANGE)
@@ -162,7 +160,6 @@ _NO_ERROR = "celery_durable.errors.WorkflowFailed"
 
 
 def _to_fields(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a result from what `run_django_task` has returned."""
     if not outcome:
         return {}
     started_at, error = datetime.fromisoformat(outcome["started_at"]), outcome["error"]

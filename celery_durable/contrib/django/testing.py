@@ -169,7 +169,6 @@ class _DjangoHarness(DurableHarness):
 
 
 def _find_caller() -> str:
-    """Return the line of the application that made the call."""
     frame = sys._getframe(1)  # noqa: SLF001  # as warnings and logging do
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("celery_durable."):
         frame = frame.f_back

@@ -15,7 +15,6 @@ CONFIGURATION = Rule("CD702", 'Pass it in a StepConfig before the function: step
 RULES = (ASYNC_FUNCTION, CONFIGURATION)
 
 _FIELDS = {"retries", "timeout", "repeat", "on_lost"}
-"""The fields of `StepConfig`."""
 
 
 def check(code: WorkflowCode) -> Iterator[Finding]:

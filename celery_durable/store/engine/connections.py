@@ -165,7 +165,6 @@ class Connections:
 
     @contextmanager
     def for_transaction(self, deadline: float) -> Iterator[sa.Connection]:
-        """Yield a connection to start a transaction on."""
         if not self._owns_engine:
             with self.borrow(deadline) as conn:
                 yield conn
@@ -249,7 +248,6 @@ class Connections:
         return isinstance(pool, sa.QueuePool) and pool.checkedout() > kept
 
     def _close(self, idle: WatchedConnection) -> None:
-        """Close a connection instead of returning it to the pool."""
         if not idle.conn.closed:
             idle.conn.invalidate()
         self._return(idle)

@@ -83,7 +83,7 @@ def find_locker(tx: Tx, pk: int) -> RowLocker | None:
 
 
 def _find_idle_locker(tx: Tx, pk: int) -> RowLocker | None:
-    """Find it on MariaDB, which hides the locks of a transaction that no other waits for: the only idle one."""
+    """Find it on MariaDB, which names locks only while another waits for them: the only idle one that has any."""
     query = """
         SELECT trx_mysql_thread_id AS pid, TIMESTAMPDIFF(MICROSECOND, trx_started, NOW(6)) DIV 1000 AS age_ms
         FROM information_schema.innodb_trx

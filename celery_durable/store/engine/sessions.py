@@ -116,12 +116,10 @@ class StepSessions:
         """The threads whose session holds SQLite's only write lock: another write of theirs would never end."""
 
     def begin(self, step: str) -> StepSession:
-        """Open the session of an attempt of a step."""
         return StepSession(self, self.open(), step)
 
     @staticmethod
     def run_writes(connection: sa.Connection, writes: Sequence[UserWrite]) -> None:
-        """Run writes in a session on the connection of the step's commit."""
         session = make_session(connection, join_transaction_mode="rollback_only")
         for write in writes:
             _block_transaction_control(session, write.step)
@@ -171,7 +169,6 @@ class StepSessions:
             raise StoreMismatch(url.render_as_string(), self._engine.url.render_as_string())
 
     def commit(self, session: Session) -> None:
-        """Commit a step's own transaction; raises CommitInDoubt."""
         try:
             type(session).commit(session)  # the session's own commit() is blocked for the step's body
         except exc.DBAPIError as error:
@@ -190,7 +187,6 @@ class StepSessions:
             drivers.roll_back_and_block_writes(driver)
 
     def close(self, session: Session) -> None:
-        """Close a step's session, which rolls back what is not committed."""
         self.threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
         session.info.pop(_DRIVER, None)
         # The session's own close() and invalidate() are blocked for authors, so they are called through its type. A
@@ -223,7 +219,6 @@ class StepSession:
         self._sessions.commit(self.session)
 
     def abandon(self) -> None:
-        """Take SQLite's write lock away from the session."""
         self._sessions.abandon(self.session)
 
     def close(self) -> None:

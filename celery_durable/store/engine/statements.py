@@ -76,7 +76,6 @@ class Rows(list[Any]):
         return self[0] if self else None
 
     def one(self) -> Any:
-        """Return the only row; raises ValueError if there are none or several."""
         (row,) = self
         return row
 
@@ -84,7 +83,6 @@ class Rows(list[Any]):
         return self[0][0] if self else None
 
     def scalar_one(self) -> Any:
-        """Return the first column of the only row; raises ValueError if there are none or several."""
         return self.one()[0]
 
 
@@ -104,7 +102,6 @@ class CompiledStatement:
         self._takes_clock = self._defaults.pop(CLOCK_PARAM, None) is not None
         self._make_row: Callable[[Sequence[Any]], Any] = tuple
         self._returns_rows: bool | None = None
-        """Whether it returns rows; None until it has run."""
 
     def bind(self, params: dict[str, Any], clock: Callable[[], int] | None) -> tuple[Any, ...]:
         """Return the values for the driver: the caller's and the others. ``clock``: a test's. Raises KeyError."""

@@ -241,7 +241,7 @@ class Store:
         budget: TimeBudget,
         tries: int,
     ) -> T | None:
-        """Return None before another try, or what a commit in doubt has done; raises what makes a retry useless."""
+        """Return None before another try, or what a commit in doubt has done; otherwise raise the error."""
         is_last = budget.is_spent or tries >= (_TRIES_OF_PASSES if budget.waits_for_server else _TRIES)
         if isinstance(error, CommitInDoubt):
             faults.log_commit_in_doubt(error.cause)

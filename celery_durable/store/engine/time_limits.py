@@ -26,11 +26,7 @@ class Timeouts:
 LOOP = Timeouts(6.0, 10.0)
 """For loops that run again anyway: sweeps, renewals, heartbeats."""
 PASS = Timeouts(10.0, 25.0, waits_for_server=True)
-"""For claims and step commits: the total is shorter than the default lease.
-
-A pass waits while the server restarts: if it gave up, its claim would expire, and count as a crash.
-"""
-"""For claims and step commits, less than a lease. A pass that gave up while the server restarts would be a crash."""
+"""For claims and step commits: less than a lease. To give up while the server restarts would count as a crash."""
 LOAD = Timeouts(20.0, 25.0, waits_for_server=True)
 """For reading a whole run, which may be large."""
 USER_WRITES = Timeouts(math.inf, math.inf, waits_for_server=True)

@@ -79,7 +79,6 @@ def _divide(batch: Sequence[NewInstance]) -> Iterator[list[NewInstance]]:
 
 
 def _insert_part(tx: Tx, part: Sequence[NewInstance], given: dict[str, Any], start: RunStart) -> dict[str, int]:
-    """Insert instances with their runs; returns the keys of the new ones by id."""
     rows = dialects.encode_rows([{"instance_id": each.instance_id, "params": each.params} for each in part])
     if tx.store.database.can_combine_writes:
         return {row.instance_id: row.id for row in tx.run(_insert_with_runs, rows=rows, **given, **start.encode(1))}
@@ -93,7 +92,6 @@ def _insert_part(tx: Tx, part: Sequence[NewInstance], given: dict[str, Any], sta
 
 
 def _build_insert(s: Store) -> tuple[Any, Any]:
-    """Build the INSERT of the instances, and the table of the given rows."""
     i, columns = s.tables.instance, {"instance_id": sa.String(), "params": sa.Text()}
     new = dialects.build_rows(s.database, param("rows", sa.Text), columns)
     values = instances.instance_values(s) | {"instance_id": new.c.instance_id}

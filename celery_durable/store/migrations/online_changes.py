@@ -90,7 +90,7 @@ def drop_index(op: Operations, name: str, table: str, *, schema: str | None) -> 
 
 
 def add_column(op: Operations, table: str, column: sa.Column[Any], *, schema: str | None) -> None:
-    """Add a column to a table in use. It fails if transactions use the table for two seconds; both may be repeated."""
+    """Add a column to a table in use, again if interrupted. It fails if transactions use the table for two seconds."""
     context = op.get_context()
     match context.dialect.name:
         case "postgresql" if context.opts[ONLINE]:

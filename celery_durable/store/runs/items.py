@@ -114,7 +114,6 @@ def _mark_sent(s: Store) -> Any:
 
 
 NEW_ATTEMPT_VALUES: dict[str, Any] = {"status": ItemStatus.SENT.value, "loss_count": 0, "answer": None}
-"""The columns that are the same for every new attempt."""
 
 
 def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:

@@ -20,8 +20,6 @@ _OPEN = [status.value for status in (*RUNNABLE, Status.PAUSED)]
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """The current run of an instance that has not ended, with its steps."""
-
     pk: int
     ref: RunRef
     status: Status
@@ -92,7 +90,6 @@ def read(tx: Tx, keys: Sequence[int]) -> list[OpenRun]:
 
 
 def _read_steps(tx: Tx, keys: Sequence[int]) -> defaultdict[tuple[int, int], list[StepRow]]:
-    """Return the steps of the current run of each instance, in call order."""
     i, s = tx.t.instance.c, tx.t.step
     query = (
         sa.select(s.c.instance_pk, s.c.run_number, *STEPS.select(s))

@@ -308,7 +308,6 @@ def retry(tx: Tx, ids: Sequence[str]) -> None:
 
 
 def _read_entries(tx: Tx, o: sa.Subquery, *, limit: int | None = None, scope: Scope | None = None) -> list[OutboxEntry]:
-    """Return the entries of a subquery of the outbox, oldest first."""
     i = tx.t.instance
     columns = (
         o.c.id,

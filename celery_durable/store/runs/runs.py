@@ -167,7 +167,7 @@ def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int
 
 
 def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, commit_id: str) -> None:
-    """Copy a continuation's steps and all events of its run. Steps that start anew come after their events."""
+    """Copy a continuation's steps and events. An event stays consumed if its step exists: others are inserted later."""
     copy_steps(tx, continuation, continuation.keys, pk=pk, run_number=run_number)
     _insert_linear(tx, continuation.reopened, pk=pk, run_number=run_number, commit_id=commit_id)
     is_done = tx.t.item.c.status == ItemStatus.DONE.value

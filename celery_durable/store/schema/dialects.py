@@ -76,13 +76,10 @@ def _sqlite_clock(*_: Any, **__: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A kind of database, and what it can do."""
-
     name: str
     can_combine_writes: bool
     """Whether one statement can hold a guard and the writes that depend on it (a data-modifying CTE)."""
     update_returns: bool
-    """Whether the database supports UPDATE ... RETURNING."""
     has_one_writer: bool
     """Whether only one write transaction can run at a time for the whole file."""
 

@@ -56,7 +56,6 @@ class StepColumn:
     decode: Callable[[Any], Any] | None = None
 
     def build(self) -> sa.Column[Any]:
-        """Build the column for the table."""
         return sa.Column(self.name, self.type, primary_key=self.is_key, nullable=self.is_nullable)
 
     @property
@@ -191,7 +190,6 @@ class StepFormat:
         )
 
     def encode_row(self, row: StepRow) -> dict[str, Any]:
-        """Return the values of a row for the database, by column."""
         values: dict[str, Any] = {}
         for column in self.columns:
             value = getattr(row, column.field)

@@ -84,8 +84,6 @@ _POSTGRESQL_TUNING = (
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables of one store."""
-
     metadata: sa.MetaData
     instance: sa.Table
     run: sa.Table

@@ -24,8 +24,6 @@ def is_requeued(task: Any, state: Any, retval: Any) -> bool:
 
 
 class HeldTasks:
-    """The tasks of steps that this worker holds."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Each request with its reference, and the connection over which it came.

@@ -46,19 +46,15 @@ LOSS_REASON = "no worker holds it, and its message is gone"
 
 Destination = tuple[str, int]
 Lost = tuple[TaskReference, datetime]
-"""A lost delivery, and by when it was sent."""
 Hands = frozenset[tuple[RunRef, str]]
 """The attempts of the tasks that living workers hold."""
 
 
 class MessageBroker(Protocol):
-    """The operations of Celery that the search needs."""
-
     def destination(self, body: str) -> Destination | None:
         """The destination of a stored task's message; None if no queue is known."""
 
-    def queue_length(self, queue: str) -> int | None:
-        """How many messages wait in the queue; None if unknown."""
+    def queue_length(self, queue: str) -> int | None: ...
 
 
 class LostTaskSearch:

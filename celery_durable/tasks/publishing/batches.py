@@ -57,13 +57,11 @@ class DestinationBatch:
                 self.declare.append(entity)
 
     def merge(self, other: DestinationBatch) -> None:
-        """Add the messages of another caller to the same destination."""
         self.items += other.items
         self.add_declarations(other.declare)
         self.queue = self.queue or other.queue
 
     def open_items(self) -> list[BatchItem]:
-        """The messages that are not known to be sent."""
         return [item for item in self.items if item.state is not SendState.SENT]
 
     def refuse(self, error: object) -> None:

@@ -18,8 +18,6 @@ logger = logging.getLogger("celery_durable.tasks")
 
 
 class EagerTasks:
-    """Runs tasks instead of publishing their messages."""
-
     def __init__(
         self, app: Celery, message_builder: MessageBuilder, *, advance: str, deliver: str, on_error: str
     ) -> None:

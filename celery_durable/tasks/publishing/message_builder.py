@@ -41,7 +41,6 @@ class Template:
 
 
 Record = Callable[[tuple[Any, ...], dict[str, Any]], RecordedMessage]
-"""Records a dispatch message with these arguments and options."""
 
 
 class Templates:
@@ -72,7 +71,6 @@ class Templates:
     def fill(
         self, template: Template, args: tuple[str, str, int], *, id: str, root: str, parent: str
     ) -> RecordedMessage:
-        """A copy of the recorded message with these values."""
         recorded = template.recorded
         values = {ID: id, ARGS: repr(args), ROOT: root, PARENT: parent, REPLY: self._app.thread_oid}
         body = f"{template.before}{json.dumps(args)}{template.after}"

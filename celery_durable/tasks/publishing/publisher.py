@@ -91,11 +91,9 @@ class Publisher:
         return self._send_all(messages, lambda: self._message_builder.build_outbox_messages, lambda _: None)
 
     def run_eagerly(self, due_runs: Sequence[DueRun]) -> None:
-        """Run due runs in this process, without a broker and a worker."""
         self._eager.run(due_runs)
 
     def send_eagerly(self, messages: Sequence[OutboxMessage]) -> None:
-        """Run the tasks of the outbox in this process, without a broker and a worker."""
         self._eager.send(messages)
 
     # --- the state of the broker ----------------------------------------------------------------

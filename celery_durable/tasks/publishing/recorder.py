@@ -44,8 +44,6 @@ class RecordedMessage:
 
 
 class _NoConnection:
-    """The parts of a producer's connection that Celery and kombu use."""
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.transport_options: dict[str, Any] = {}

@@ -12,8 +12,6 @@ T = TypeVar("T")
 
 
 class SendState(StrEnum):
-    """The state of one message after a publish."""
-
     SENT = "sent"
     REFUSED = "refused"
     """The broker did not take it; other queues are not affected."""
@@ -44,7 +42,6 @@ class PublishReport:
 
     @classmethod
     def of(cls, count: int, state: SendState) -> PublishReport:
-        """A report with the same state for ``count`` messages."""
         return cls([state] * count)
 
     def with_state(self, given: Sequence[T], *states: SendState) -> list[T]:

@@ -34,8 +34,6 @@ _MAX_NAME_BYTES = 255
 
 @dataclass(slots=True, eq=False)
 class _Destination:
-    """A channel in confirm mode for one exchange and routing key."""
-
     channel: Any
     batch: DestinationBatch
     declared: set[int] = field(default_factory=set)

@@ -23,7 +23,7 @@ NACK = "basic.nack: the queue is full or not available"
 
 
 class Transport:
-    """A connection that one thread uses. Its exceptions are failures of the broker; a destination's are in its batch.
+    """A connection that one thread uses. It raises failures of the broker; the error of a destination is in its batch.
 
     It keeps the application's URL, user, TLS and virtual host, and overrides each option that sets a time.
     ``failure_count``: the number of earlier failures, which selects the next URL and address.
@@ -46,7 +46,6 @@ class Transport:
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """The errors of the broker and of the connection to it."""
         return (OSError, *self.connection.connection_errors, *self.connection.channel_errors)
 
     def _options(self) -> dict[str, Any]:
