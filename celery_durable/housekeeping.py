@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Protocol
@@ -32,7 +32,8 @@ class Job:
     """Work to do again and again, by one thread at a time.
 
     ``run`` returns after how many seconds the job is due again; `math.inf` ends it. ``is_quick``: it never waits, so
-    the clock runs it. ``delays_forks``: a fork waits until it has run. Jobs of one ``lane`` run one after another.
+    the clock runs it. ``delays_forks``: a fork waits until it has run. Jobs of one ``lane`` run one after another. The
+    log of a job with a ``purpose``, such as "check for due work", has the first of several errors, and their end.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class Job:
         is_quick: bool = False,
         delays_forks: bool = True,
         lane: object = None,
+        purpose: str | None = None,
     ) -> None:
         self.name, self.run, self.is_quick, self.delays_forks = name, run, is_quick, delays_forks
-        self.lane = lane or self
+        self.lane, self.purpose, self._is_failing = lane or self, purpose, False
 
     def start(self, *, after: float = 0.0) -> None:
         """Let the job run in ``after`` seconds, if it is not due earlier. A running job runs once more."""
@@ -59,8 +61,7 @@ class Job:
 
     def stop(self, timeout: float = 0.0) -> None:
         """End the job, if it is running with this run, and wait for that for at most ``timeout`` seconds."""
-        _process.stop(self)
-        self.wait(timeout)
+        stop_jobs([self], timeout)
 
     def wait(self, timeout: float) -> bool:
         """Wait until the job has ended; returns False if it has not after ``timeout`` seconds."""
@@ -70,6 +71,25 @@ class Job:
     def is_started(self) -> bool:
         """Whether the job is running or will run."""
         return self in _process.due_at or self in _process.running
+
+    def record_run(self, error: BaseException | None) -> None:
+        """Log how a run has ended, if that is worth a line."""
+        if self.purpose is None or not isinstance(error, Exception | None):
+            if error is not None:
+                logger.error("%s failed and is done again", self.name, exc_info=error)
+        elif self._is_failing and error is None:
+            logger.info("This process can %s again", self.purpose)
+        elif not self._is_failing and error is not None:
+            logger.warning("This process cannot %s and will retry: %s", self.purpose, str(error).partition("\n")[0])
+        self._is_failing = error is not None
+
+
+def stop_jobs(jobs: Collection[Job], timeout: float) -> None:
+    """End jobs, and wait for all of them for at most ``timeout`` seconds."""
+    for job in jobs:
+        _process.stop(job)
+    with _process.changed:
+        _process.changed.wait_for(lambda: not any(job.is_started() for job in jobs), timeout)
 
 
 class CallQueue:
@@ -218,11 +238,12 @@ class _Process:
             job = self._handed_over.get()
 
     def _run(self, job: Job) -> None:
-        pause = _RETRY_SECONDS
+        pause, error = _RETRY_SECONDS, None
         try:
             pause = job.run()
-        except BaseException:
-            logger.exception("%s failed and is done again", job.name)
+        except BaseException as exc:  # noqa: BLE001  # it is logged
+            error = exc
+        job.record_run(error)
         self._end_run(job, pause)
 
     def _end_run(self, job: Job, pause: float) -> None:

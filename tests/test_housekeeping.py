@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -108,6 +109,27 @@ def test_a_job_that_fails_is_logged_and_done_again(caplog: pytest.LogCaptureFixt
     job.start()
     assert job.wait(30)
     assert said(caplog) == ["durable-test failed and is done again"]
+
+
+def test_an_outage_of_a_job_with_a_purpose_is_logged_when_it_begins_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, housekeeping.logger.name)
+    monkeypatch.setattr(housekeeping, "_RETRY_SECONDS", 0.0)
+    failures = [OSError("the server is away\nLINE 1")] * 3
+
+    def work() -> float:
+        if failures:
+            raise failures.pop()
+        return math.inf
+
+    job = Job("durable-test", work, purpose="count sheep")
+    job.start()
+    assert job.wait(30)
+    assert said(caplog) == [
+        "This process cannot count sheep and will retry: the server is away",
+        "This process can count sheep again",
+    ]
 
 
 def test_a_job_for_which_no_thread_can_be_started_is_late(

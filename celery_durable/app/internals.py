@@ -7,7 +7,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -19,7 +18,7 @@ from celery_durable.config import Settings, name_as_written, read_settings
 from celery_durable.definitions import SHARED, Registry
 from celery_durable.errors import ConfigInvalid, NotConfigured
 from celery_durable.handles.host import refuse_using
-from celery_durable.housekeeping import CallQueue
+from celery_durable.housekeeping import CallQueue, Job
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
@@ -30,7 +29,7 @@ from celery_durable.tasks.dispatch_publisher import DispatchPublisher
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.heartbeats import ProcessHeartbeat, SweepTaskHeartbeat
 from celery_durable.tasks.lost.message_broker import CeleryMessageBroker
-from celery_durable.tasks.lost.search import LOSS_REASON, Lost, LostTaskSearch
+from celery_durable.tasks.lost.search import LOSS_REASON, LostTaskSearch
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.process_stops import StopFlag, make_process_stop_check
@@ -244,15 +243,25 @@ class Internals:
 
     @functools.cached_property
     def dispatcher(self) -> Dispatcher:
-        """The job that sweeps, if this process hosts a dispatcher."""
+        """The job that sweeps, and those beside it, if this process hosts a dispatcher."""
         return Dispatcher(
             self.sweeper,
             self.settings,
             self.heartbeat,
-            self.lost_task_search,
+            beside=self.upkeep,
             outages=self.publisher.outages,
             runtime=self.runtime,
         )
+
+    @functools.cached_property
+    def upkeep(self) -> Sequence[Job]:
+        """The jobs beside the sweeps. They start with a dispatcher, and the task `sweep` runs each once."""
+        jobs = [Job("durable-retention", self.operations.retention.run_job, purpose="delete old instances")]
+        if self.celery_app is not None:  # a harness has no workers
+            report = functools.partial(self.operations.answers.report_lost, why=LOSS_REASON)
+            search = LostTaskSearch(self.store, self.settings, self.runtime, self.message_broker, report)
+            jobs.append(Job("durable-lost-tasks", search.check, purpose="search for lost tasks"))
+        return jobs
 
     @property
     def is_sweeping(self) -> bool:
@@ -274,16 +283,6 @@ class Internals:
     def sweep_task_heartbeat(self) -> SweepTaskHeartbeat:
         """Writes the heartbeat of the task that sweeps for a beat without a dispatcher."""
         return SweepTaskHeartbeat(self.store, self.runtime)
-
-    @functools.cached_property
-    def lost_task_search(self) -> LostTaskSearch:
-        """Finds the tasks that were lost with a worker. The dispatcher runs it."""
-
-        def report(lost: Sequence[Lost]) -> int:
-            return self.operations.answers.report_lost(lost, why=LOSS_REASON)
-
-        dead_after = timedelta(seconds=self.settings.worker_lost_seconds)
-        return LostTaskSearch(self.store, self.runtime, self.message_broker, report, dead_after=dead_after)
 
     @functools.cached_property
     def message_broker(self) -> CeleryMessageBroker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Collection
 
 from celery_durable import values
@@ -12,7 +13,11 @@ from celery_durable.operations.context import OperationContext, is_possible_work
 from celery_durable.store.instances import retention
 from celery_durable.store.instances.retention import EndedFilter, Position, PruneBatch
 
-_BATCH = 25
+logger = logging.getLogger("celery_durable.retention")
+
+_BATCH, _MAX_EXPIRED_BATCHES = 25, 20
+"""Instances in one transaction, and transactions in one call of `delete_expired`."""
+_CHECK_SECONDS, _BACKLOG_PAUSE_SECONDS = 60.0, 1.0
 
 
 class RetentionOperations:
@@ -46,6 +51,23 @@ class RetentionOperations:
 
     def _delete_batch(self, ended: EndedFilter, after: Position | None) -> PruneBatch:
         return self._context.store.transact(lambda tx: retention.delete_ended(tx, ended, limit=_BATCH, after=after))
+
+    def delete_expired(self) -> int:
+        """Delete a bounded number of instances whose retention is over. Returns how many."""
+        deleted = 0
+        for _ in range(_MAX_EXPIRED_BATCHES):
+            batch = self._context.store.transact(functools.partial(retention.delete_expired, limit=_BATCH))
+            deleted += batch
+            if batch < _BATCH:
+                break
+        if deleted:
+            logger.info("Deleted %s instances whose retention was over", deleted)
+        return deleted
+
+    def run_job(self) -> float:
+        """Call `delete_expired`. Returns after how many seconds to call it again."""
+        has_more = self.delete_expired() == _BATCH * _MAX_EXPIRED_BATCHES
+        return _BACKLOG_PAUSE_SECONDS if has_more else _CHECK_SECONDS
 
 
 def _select_ended(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
@@ -16,7 +16,7 @@ from celery.result import EagerResult
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.errors import ConfigInvalid, NameInvalid, StoreUnavailable, WorkflowFailed
-from celery_durable.housekeeping import CallQueue
+from celery_durable.housekeeping import CallQueue, Job
 from celery_durable.model import RunRef
 from celery_durable.store.engine import Store
 from celery_durable.store.engine.faults import describe_fault
@@ -25,7 +25,6 @@ from celery_durable.store.runs import sweeps
 from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
-from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.options import INTERNAL_OPTIONS, send_past_routes
 from celery_durable.tasks.outbox import OutboundDeliverer
@@ -67,6 +66,8 @@ class TaskDependencies(Protocol):
     @property
     def sweeper(self) -> Sweeper: ...
     @property
+    def upkeep(self) -> Sequence[Job]: ...
+    @property
     def is_sweeping(self) -> bool: ...
     @property
     def sweep_task_heartbeat(self) -> SweepTaskHeartbeat: ...
@@ -74,8 +75,6 @@ class TaskDependencies(Protocol):
     def deliveries(self) -> OutboundDeliverer: ...
     @property
     def answers(self) -> AnswerCommitter: ...
-    @property
-    def lost_task_search(self) -> LostTaskSearch: ...
     @property
     def worker_loss_tracker(self) -> WorkerLossTracker: ...
     @property
@@ -136,9 +135,8 @@ def install_tasks(app: Celery, dependencies: TaskDependencies) -> None:
                 if dependencies.sweep_task_heartbeat.is_only_sweeper()
                 else dependencies.sweeper.sweep()
             )
-            dependencies.sweeper.delete_expired()
-            if dependencies.settings.is_execution_enabled:
-                dependencies.lost_task_search.check()
+            for job in dependencies.upkeep:
+                job.run()
         dependencies.sweep_task_heartbeat.write_if_due(get_node_name(self.request))
         return f"{published} published"
 

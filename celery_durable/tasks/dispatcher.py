@@ -17,32 +17,26 @@ from typing import Literal
 
 from celery_durable import notify
 from celery_durable.config import Settings
-from celery_durable.housekeeping import Job
+from celery_durable.housekeeping import Job, stop_jobs
 from celery_durable.model import DueRun, Outage
 from celery_durable.operations.topics import continue_abandoned_emission
 from celery_durable.redispatch import SLACK, Redispatch
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.faults import describe_fault, find_driver_error
+from celery_durable.store.engine.faults import find_driver_error
 from celery_durable.store.engine.time_limits import LOOP
-from celery_durable.store.instances import retention
 from celery_durable.store.runs import schedule, sweeps
 from celery_durable.store.runs.claims import RESUMING, STARTING
 from celery_durable.store.runs.schedule import Agenda
 from celery_durable.tasks.flow_control import RECHECK_SECONDS, FlowControl
 from celery_durable.tasks.heartbeats import ProcessHeartbeat
-from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import BrokerOutage, PublishReport
 
 logger = logging.getLogger("celery_durable.dispatcher")
 
-_RETRY_SECONDS = 1.0
 _PAUSE_FACTOR, _MAX_PAUSE_SECONDS = 10, 1.0
 """While it is slow to find out what is due, a dispatcher spends a tenth of its time on that; timers are as late."""
-_RETENTION_CHECK_SECONDS = 60.0
-_DELETE_BATCH_SIZE, _MAX_DELETE_BATCHES = 25, 20
-"""The deletion of expired instances: instances in one transaction, and transactions in one call."""
 
 
 class Sweeper:
@@ -69,7 +63,6 @@ class Sweeper:
             timedelta(seconds=settings.redispatch_seconds), timedelta(seconds=settings.redispatch_max_seconds)
         )
         self._last_check_at, self._leases_expire_from = -math.inf, 0.0
-        self._next_deletion_at = -math.inf
         self.pause_seconds = 0.0
         """How long a dispatcher shall wait at least before it reads the agenda again, if nothing is due."""
         self._newest_claims: Mapping[str, datetime] = {}
@@ -128,25 +121,6 @@ class Sweeper:
             return self.sweep()
         finally:
             self._flow.slack = SLACK
-
-    def delete_expired(self) -> int:
-        """Delete a bounded number of instances whose retention is over, at most once a minute if few are left.
-
-        Returns the number of deleted instances.
-        """
-        now = self._runtime.monotonic()
-        if now < self._next_deletion_at:
-            return 0
-        deleted = 0
-        for _ in range(_MAX_DELETE_BATCHES):
-            batch = self._store.transact(functools.partial(retention.delete_expired, limit=_DELETE_BATCH_SIZE))
-            deleted += batch
-            if batch < _DELETE_BATCH_SIZE:
-                self._next_deletion_at = now + _RETENTION_CHECK_SECONDS
-                break
-        if deleted:
-            logger.info("Deleted %s instances whose retention was over", deleted)
-        return deleted
 
     @contextlib.contextmanager
     def _record_check(self) -> Iterator[None]:
@@ -308,66 +282,56 @@ def _seconds_until_allowed(due_in: float, not_before_in: float) -> float:
 
 
 class Dispatcher:
-    """The job that runs a `Sweeper`, reports that to the heartbeat, and advances the search for lost tasks."""
+    """The job that runs a `Sweeper` and reports that to the heartbeat. ``beside``: jobs that start and stop with it."""
 
     def __init__(
         self,
         sweeper: Sweeper,
         settings: Settings,
         heartbeat: ProcessHeartbeat | None = None,
-        lost_search: LostTaskSearch | None = None,
         *,
+        beside: Sequence[Job] = (),
         outages: Callable[[], Mapping[str | None, BrokerOutage]] = dict,
         runtime: Runtime | None = None,
     ) -> None:
-        self._sweeper, self._settings, self._heartbeat, self._lost_search = sweeper, settings, heartbeat, lost_search
+        self._sweeper, self._settings, self._heartbeat = sweeper, settings, heartbeat
         self._outages, self._wall_clock = outages, (runtime or Runtime()).wall_clock
         self._database_outage: Outage | None = None
-        self._job, self._is_failing = Job("durable-dispatcher", self._run), False
+        self._job = Job("durable-dispatcher", self._run, purpose="check for due work")
+        self._jobs = [self._job, *beside]
 
     def is_running(self) -> bool:
         """Whether this process runs the job."""
         return self._job.is_started()
 
     def start(self) -> None:
-        """Start the job, unless this process runs it already."""
+        """Start the jobs, unless this process runs them already."""
         if not self.is_running():
-            self._is_failing = False
-            self._job.start()
+            for job in self._jobs:
+                job.start()
             logger.info("The durable dispatcher is running")
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the job, and wait for at most ``timeout`` seconds until it has ended."""
-        self._job.stop(timeout)
+        """End the jobs, and wait for at most ``timeout`` seconds until they have ended."""
+        stop_jobs(self._jobs, timeout)
 
     def _run(self) -> float:
         try:
             left = self._check()
-        except Exception as exc:  # noqa: BLE001  # an outage of the database must not end the dispatcher
-            if not self._is_failing:
-                logger.warning("The dispatcher cannot check for due work and will retry: %s", describe_fault(exc))
-            self._is_failing = True
-            if self._lost_search is not None:
-                self._lost_search.record_outage()
+        except Exception as exc:
             self._record_database_outage(exc)
-            return _RETRY_SECONDS
-        if self._is_failing:
-            logger.info("The dispatcher checks for due work again")
-        self._is_failing = False
+            raise
         return min(max(left, 0.005), self._settings.poll_seconds)
 
     def _check(self) -> float:
         left, published = self._sweeper.seconds_to_next(), 0
         if left <= 0:
-            published = self._sweeper.sweep(max_rounds=1)  # one round, so that the search for lost tasks gets its turn
+            published = self._sweeper.sweep(max_rounds=1)  # one round, so that each is reported
             left = self._sweeper.seconds_to_next()
-        self._sweeper.delete_expired()
         self._database_outage = None
         if self._heartbeat is not None:
             self._heartbeat.record_check(seconds_ago=self._sweeper.seconds_since_check(), seconds_to_next=left)
             self._heartbeat.record_outages(self._list_outages())
-        if self._lost_search is not None and self._settings.is_execution_enabled:
-            self._lost_search.check()
         # Rows that stay due because their queues are full must not make this loop spin.
         if left <= 0:
             return left if published else self._settings.poll_seconds

@@ -220,7 +220,8 @@ class DurableHarness:
         if self.messages:
             return self.deliver(self.messages.pop(0))
         published = self._sweeper.sweep()
-        self._sweeper.delete_expired()
+        for job in self.durable.internals.upkeep:
+            job.run()
         return f"swept: {published} due" if published else None
 
     def run_until_idle(self, max_ticks: int = 1000) -> int:

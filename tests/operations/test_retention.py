@@ -82,7 +82,7 @@ def test_a_workflow_says_otherwise_than_the_app(make_world) -> None:
     world.workflow(nothing, name="for_ever", retention=None).run()
     left = []
     for _ in range(3):
-        world.advance(60)
+        world.advance(120)
         world.delete_expired()
         left.append(sorted(item.workflow for item in world.operations.queries.list().items))
     forget(world)

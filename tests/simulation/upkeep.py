@@ -81,8 +81,8 @@ class Upkeep(Schedule):
         return [f"{each} ({when} of the second act)" for each in found]
 
     def _tidy(self) -> None:
-        """A dispatcher deletes what has been kept long enough."""
-        deleted = self.sweepers[self.dice.randrange(len(self.sweepers))].delete_expired()
+        """A process with a dispatcher deletes what has been kept long enough."""
+        deleted = self.dice.choice(self.world.beats).operations().retention.delete_expired()
         self.story.stats["deleted after its retention"] += deleted
         self.tell(f"tidied {deleted}")
         self.has_deleted()
@@ -99,9 +99,7 @@ class Upkeep(Schedule):
     def _kept_too_long(self) -> list[str]:
         """All have ended: when their time is over nothing is left."""
         self.world.clock.advance(self._retention)
-        for _ in range(2):  # who has tidied just now rests first
-            self.world.clock.advance(timedelta(hours=1))
-            self.sweepers[0].delete_expired()
+        self.world.beats[0].operations().retention.delete_expired()
         left = self.world.raw.execute("SELECT instance_id, status FROM workflow_instance ORDER BY id").fetchall()
         return [f"R3 {name}, {status}, is kept when its retention is over" for name, status in left] + self._broken(
             "when nothing is kept"

@@ -18,6 +18,7 @@ from celery.beat import Service
 
 from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.errors import StoreUnavailable
+from celery_durable.housekeeping import Job
 from celery_durable.model import DueRun, RunRef, to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
@@ -349,7 +350,7 @@ def test_an_outage_does_not_hold_up_what_is_due(outage: Any) -> None:
 
 
 def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "celery_durable.dispatcher")
+    caplog.set_level(logging.INFO, "celery_durable")
     runtime = Outage()
     app = make_app(durable_dispatcher="worker", durable_grace_seconds=0.001)
     durable = Durable(app, runtime=runtime)
@@ -357,19 +358,18 @@ def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.Log
     workflow = nap(durable)
 
     def told(start: str) -> list[str]:
-        lines = [record.getMessage() for record in caplog.records if record.name == "celery_durable.dispatcher"]
-        return [line for line in lines if line.startswith(start)]
+        return [line for line in caplog.messages if line.startswith(start)]
 
     durable.internals.dispatcher.start()
     runtime.is_down = True
-    until(lambda: told("The dispatcher cannot check for due work and will retry: "))
+    until(lambda: told("This process cannot check for due work and will retry: "))
     runtime.is_down = False
     workflow.create(id="n-1")
     messages(app)
     until(lambda: messages(app))
-    until(lambda: told("The dispatcher checks for due work again"))  # said when its turn is over
-    assert len(told("The dispatcher cannot check for due work")) == 1  # said once, not at every try
-    assert len(told("The dispatcher checks for due work again")) == 1
+    until(lambda: told("This process can check for due work again"))  # said when its turn is over
+    assert len(told("This process cannot check for due work")) == 1  # said once, not at every try
+    assert len(told("This process can check for due work again")) == 1
 
 
 def test_after_an_outage_the_dispatcher_gives_silent_workers_their_time_again(
@@ -386,10 +386,34 @@ def test_after_an_outage_the_dispatcher_gives_silent_workers_their_time_again(
     store.transact_once(lambda tx: tx.execute(sa.update(h).values(silent)))
     runtime.is_down = True
     durable.internals.dispatcher.start()
-    until(lambda: "The dispatcher cannot check for due work" in caplog.text)
+    until(lambda: "This process cannot search for lost tasks" in caplog.text)
     runtime.is_down = False
     until(lambda: worker_row(store).silent_at != long_ago)
     assert worker_row(store).has_list  # its tasks are not lost
+
+
+def test_a_job_beside_the_sweeps_that_hangs_delays_no_sweep(make_app: MakeApp) -> None:
+    durable = Durable(make_app(durable_dispatcher="worker", durable_grace_seconds=0.001))
+    hangs, may_end = threading.Event(), threading.Event()
+    durable.internals.upkeep = [Job("durable-hanging", lambda: (hangs.set(), may_end.wait())[1] - 1.0)]
+    durable.internals.dispatcher.start()
+    try:
+        assert hangs.wait(30)
+        nap(durable).create(id="n-1")
+        messages(durable.app)
+        _unsend(durable)
+        until(lambda: messages(durable.app))
+    finally:
+        durable.internals.dispatcher.stop(0.0)
+        may_end.set()
+
+
+def test_the_dispatcher_stops_the_jobs_beside_it(make_app: MakeApp) -> None:
+    durable = Durable(make_app(durable_dispatcher="worker"))
+    durable.internals.dispatcher.start()
+    assert all(job.is_started() for job in durable.internals.upkeep)
+    durable.internals.dispatcher.stop()
+    assert not any(job.is_started() for job in durable.internals.upkeep)
 
 
 def worker_row(store: Store) -> WorkerRow:

@@ -19,7 +19,6 @@ from celery_durable.housekeeping import Job
 from celery_durable.runtime import Runtime
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store
-from celery_durable.store.engine.faults import describe_fault
 from celery_durable.tasks.heartbeats import LANE
 from celery_durable.tasks.lost.held_tasks import HeldTasks
 from celery_durable.tasks.pools import pool_name
@@ -43,10 +42,11 @@ class HeldTaskReporter:
     """Reports the held tasks of one worker, from `start` to `stop`."""
 
     def __init__(self, store: Callable[[], Store], runtime: Runtime, *, heartbeat_id: Callable[[], str | None]) -> None:
-        self.held, self._job = HeldTasks(), Job("durable-held-tasks", self._try_report, lane=LANE)
+        self.held = HeldTasks()
+        self._job = Job("durable-held-tasks", self._work, purpose="report its tasks", lane=LANE)
         self._store, self._runtime, self._heartbeat_id = store, runtime, heartbeat_id
         self._consumer: Callable[[], Any] = lambda: None
-        self._written, self._renew_at, self._list_at, self._is_failing = "", -math.inf, -math.inf, False
+        self._written, self._renew_at, self._list_at = "", -math.inf, -math.inf
         # When the loop was asked to turn, and whether it has.
         self._asked_at, self._waits_since, self._has_turned, self._is_loop_stuck = -math.inf, 0.0, True, False
         self._loop_thread = 0
@@ -58,16 +58,9 @@ class HeldTaskReporter:
     def stop(self, timeout: float) -> None:
         self._job.stop(timeout)
 
-    def _try_report(self) -> float:
-        try:
-            if (heartbeat_id := self._heartbeat_id()) is not None:
-                self._report(heartbeat_id)
-        except Exception as exc:  # noqa: BLE001  # an outage must not end the job; the next report tries again
-            if not self._is_failing:
-                logger.warning("This worker cannot report its tasks and will retry: %s", describe_fault(exc))
-            self._is_failing = True
-        else:
-            self._is_failing = False
+    def _work(self) -> float:
+        if (heartbeat_id := self._heartbeat_id()) is not None:
+            self._report(heartbeat_id)
         return _LIST_SECONDS
 
     def _report(self, heartbeat_id: str) -> None:

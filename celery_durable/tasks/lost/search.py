@@ -1,4 +1,4 @@
-"""The dispatcher's search for lost tasks: it finds dead workers and missing messages in the lists of the workers.
+"""The search for lost tasks, a job: it finds dead workers and missing messages in the lists of the workers.
 
 What a dead worker held by its last list is lost. A task is also lost if its message has left the queue, no worker holds
 it, and every worker of the queue has listed its tasks since that was noticed (docs/design.md).
@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from celery_durable.config import Settings
 from celery_durable.model import RunRef, TaskReference
 from celery_durable.redispatch import SLACK
 from celery_durable.runtime import Runtime
@@ -38,7 +39,7 @@ _OLD_CHECK_SECONDS = 15.0
 _ORDER_MARGIN = timedelta(seconds=30)
 """Two messages of different commits may be sent in the other order, but not so late."""
 _PAUSE_FACTOR = 10
-"""A check that takes long, because many tasks are out, takes a tenth of the dispatcher's time."""
+"""A search that takes long, because many tasks are out, takes a tenth of the time."""
 _PAGE_SIZE = 2_000
 _BATCH_SIZE, _MAX_REPORTED = 50, 1_000
 """How many lost tasks one transaction reports, and how many one check; the next one finds the rest."""
@@ -58,42 +59,40 @@ class MessageBroker(Protocol):
 
 
 class LostTaskSearch:
-    """Finds lost tasks. ``report`` returns how many of them are still awaited. ``dead_after``: a setting."""
+    """Finds lost tasks. ``report`` returns how many of them are still awaited."""
 
     def __init__(
         self,
         store: Store,
+        settings: Settings,
         runtime: Runtime,
         messages: MessageBroker,
         report: Callable[[Sequence[Lost]], int],
-        *,
-        dead_after: timedelta,
     ) -> None:
-        self._store, self._runtime, self._messages, self._report = store, runtime, messages, report
-        self._dead_after = dead_after
-        self._next_check_at = self._next_old_check_at = -math.inf
+        self._store, self._settings, self._runtime = store, settings, runtime
+        self._messages, self._report = messages, report
+        self._dead_after = timedelta(seconds=settings.worker_lost_seconds)
+        self._next_search_at = self._next_old_check_at = -math.inf
         self._offset, self._had_outage = 0, False
 
-    def record_outage(self) -> None:
-        """Record that the database did not answer: silent workers may have been unable to write."""
-        self._had_outage = True
+    def check(self) -> float:
+        """Report what is lost, as far as it is known now. Returns after how many seconds to check again."""
+        had_outage, self._had_outage = self._had_outage, True  # unless this check ends well
+        if self._settings.is_execution_enabled:
+            self._check(self._runtime.monotonic(), had_outage=had_outage)
+            self._had_outage = False
+        return _CHECK_SECONDS
 
-    def check(self) -> None:
-        """Report what is lost, as far as it is known now; raises the database's errors."""
-        began = self._runtime.monotonic()
-        if began < self._next_check_at:
-            return
-        self._next_check_at = began + _CHECK_SECONDS
-        self._check(began)
-        took = self._runtime.monotonic() - began
-        self._next_check_at = began + max(_CHECK_SECONDS, _PAUSE_FACTOR * took)
-
-    def _check(self, began: float) -> None:
+    def _check(self, began: float, *, had_outage: bool) -> None:
         now, workers = self._store.read(heartbeats.read_workers)
-        if self._had_outage:
+        if had_outage:  # workers that have been silent may have been unable to write
             workers = [replace(each, silent_at=None) for each in workers]
         self._notice_silence(workers, now)
-        self._had_outage = False
+        if began >= self._next_search_at:
+            self._search(workers, now, began)
+            self._next_search_at = began + _PAUSE_FACTOR * (self._runtime.monotonic() - began)
+
+    def _search(self, workers: Sequence[WorkerRow], now: datetime, began: float) -> None:
         dead = [each for each in workers if self._is_dead(each, now)]
         living = [each for each in workers if each not in dead]
         times = [each.silent_at for each in workers if each.silent_at is not None and each.silent_at > now - _RECENT]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Step, WorkflowEvent
@@ -52,6 +55,20 @@ class Peer:
         held = heartbeats.encode_held([reference(each) for each in self.held])
         state = {"is_current": self.turns, "is_stuck": self.is_stuck}
         self.world.store.transact_once(lambda tx: heartbeats.renew_worker(tx, self.id, held=held, **state))
+
+
+@contextmanager
+def outage(world: World) -> Iterator[None]:
+    """The database is away."""
+
+    def refuse(*_: Any) -> None:
+        raise sa.exc.OperationalError("SELECT 1", {}, OSError("the server is away"))
+
+    sa.event.listen(world.store.engine, "before_cursor_execute", refuse)
+    try:
+        yield
+    finally:
+        sa.event.remove(world.store.engine, "before_cursor_execute", refuse)
 
 
 def reference(message: OutboxMessage) -> TaskReference:

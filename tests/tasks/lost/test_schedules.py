@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from celery_durable.errors import StoreUnavailable
 from celery_durable.model import ItemRef, OutboxMessage
 from celery_durable.tasks.lost.search import Lost, LostTaskSearch
 from tests.support.answers import answer
 from tests.support.world import World
-from tests.tasks.lost.peers import Broker, Peer, reference, start
+from tests.tasks.lost.peers import Broker, Peer, outage, reference, start
 
 _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
@@ -88,8 +90,8 @@ class Schedule(RuleBasedStateMachine):
             self.world.close()
 
     def dispatcher(self) -> LostTaskSearch:
-        runtime = self.world._web.runtime
-        return LostTaskSearch(self.world.store, runtime, self.broker, self.report, dead_after=DEAD)
+        world = self.world
+        return LostTaskSearch(world.store, world.settings, world._web.runtime, self.broker, self.report)
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -167,7 +169,8 @@ class Schedule(RuleBasedStateMachine):
             if self.has_database:
                 self.world.sweeper.sweep()
             else:
-                self.search.record_outage()
+                with outage(self.world), pytest.raises(StoreUnavailable):
+                    self.search.check()
             self.queue.extend(self.world.sent[self.sent :])
             self.sent = len(self.world.sent)
             self.judge_listed()

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from celery_durable import Step, WorkflowEvent
+from celery_durable.errors import StoreUnavailable
 from celery_durable.model import OutboxMessage
 from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.tasks.lost.search import Lost, LostTaskSearch
 from tests.support.answers import answer
 from tests.support.world import World
-from tests.tasks.lost.peers import Broker, Peer, grind, reference, start
+from tests.tasks.lost.peers import Broker, Peer, grind, outage, reference, start
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
@@ -45,8 +46,7 @@ class Scene:
         def report(lost: Sequence[Lost]) -> int:
             return world.operations.answers.report_lost(lost, why="it is gone")
 
-        dead_after = timedelta(seconds=10)
-        return LostTaskSearch(world.store, world._web.runtime, self.broker, report, dead_after=dead_after)
+        return LostTaskSearch(world.store, world.settings, world._web.runtime, self.broker, report)
 
     def worker(self, node: str, *held: OutboxMessage, **options: Any) -> Peer:
         self.peers.append(Peer(self.world, node, *held, **options))
@@ -137,7 +137,8 @@ def test_a_worker_that_was_silent_before_an_outage_gets_its_time_again(scene: Sc
     scene.peers = []
     scene.drive(5)  # noticed
     scene.world.clock.advance(timedelta(seconds=60))
-    scene.searches[0].record_outage()
+    with outage(scene.world), pytest.raises(StoreUnavailable):
+        scene.searches[0].check()
     scene.drive(6)
     scene.peers = [slow]
     scene.drive(20)
