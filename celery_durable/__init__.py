@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     )
     from celery_durable.operations.service import WorkflowService, require_workflows
     from celery_durable.redaction import Redact, RedactionContext
-    from celery_durable.step import Step, StepFuture, StepLog, StepTx
+    from celery_durable.step import CurrentStep, Step, StepFuture, StepLog, StepTx, current_step
     from celery_durable.values import Duration, Retries, StepConfig
 
 __all__ = [
@@ -79,6 +79,7 @@ __all__ = [
     "Child",
     "Completed",
     "CreateOptions",
+    "CurrentStep",
     "Dead",
     "Diagnosis",
     "Durable",
@@ -147,6 +148,7 @@ __all__ = [
     "WorkflowParamsInvalid",
     "WorkflowService",
     "WorkflowsRequired",
+    "current_step",
     "durable_step",
     "durable_workflow",
     "require_workflows",

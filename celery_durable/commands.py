@@ -36,6 +36,7 @@ from celery_durable.wire.responses import (
     Response,
     Restarted,
     RestartOrCreateResult,
+    Resumed,
     StepCompleted,
     Woken,
 )
@@ -180,14 +181,14 @@ def pause(operations: Operations, target: Target, _: EmptyRequest) -> Done:
     return Done(ok=True)
 
 
-@command(f"{INSTANCE}/resume", Permission.MANAGEMENT, EmptyRequest, Done, _CHANGE)
-def resume(operations: Operations, target: Target, _: EmptyRequest) -> Done:
+@command(f"{INSTANCE}/resume", Permission.MANAGEMENT, EmptyRequest, Resumed, _CHANGE)
+def resume(operations: Operations, target: Target, _: EmptyRequest) -> Resumed:
     """Resume a paused instance.
 
-    An instance that is not paused stays unchanged, but a requested pause is cancelled.
+    A requested pause is cancelled. `resumed` is false if the instance was not paused: then nothing changes.
     """
-    operations.lifecycle.resume(target.workflow, target.instance_id, if_version=target.if_version)
-    return Done(ok=True)
+    before = operations.lifecycle.resume(target.workflow, target.instance_id, if_version=target.if_version)
+    return Resumed(ok=True, resumed=before.status is Status.PAUSED or before.pause_requested)
 
 
 @command(f"{INSTANCE}/wake", Permission.MANAGEMENT, EmptyRequest, Woken, (*_CHANGE, "INSTANCE_TERMINAL"))
@@ -199,6 +200,17 @@ def wake(operations: Operations, target: Target, _: EmptyRequest) -> Woken:
     """
     woken = operations.lifecycle.wake(target.workflow, target.instance_id, if_version=target.if_version)
     return Woken(ok=True, woken=woken)
+
+
+@command(f"{INSTANCE}/cancel", Permission.MANAGEMENT, Reason, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
+def cancel(operations: Operations, target: Target, body: Reason) -> Done:
+    """Ask an instance to stop, so that its workflow can clean up.
+
+    Its next step call raises `Cancelled`, and it ends as terminated after its cleanup. A run that has done nothing yet
+    ends at once, and so does an instance that is cancelled again.
+    """
+    operations.lifecycle.cancel(target.workflow, target.instance_id, reason=body.reason, if_version=target.if_version)
+    return Done(ok=True)
 
 
 @command(f"{INSTANCE}/terminate", Permission.MANAGEMENT, Reason, Done, (*_CHANGE, "INSTANCE_TERMINAL"))

@@ -61,6 +61,8 @@ class ConcurrentBody:
     run: Callable[[], Any]
     on_done: Callable[[Any], None]
     timeout_seconds: float | None
+    on_start: Callable[[Callable[[], None]], None] | None = None
+    """Receives a function that ends the body as its timeout does. Any thread may call it."""
 
 
 class Runtime:
@@ -162,6 +164,8 @@ class Runtime:
         done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         threads = [_idle_threads.take() for _ in branches]
         for index, (thread, branch) in enumerate(zip(threads, branches, strict=True)):
+            if branch.on_start is not None:
+                branch.on_start(functools.partial(_report, done, index, None))
             thread.start(branch.run, functools.partial(_report, done, index))
         started = time.monotonic()
         unfinished = set(range(len(branches)))

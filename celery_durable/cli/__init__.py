@@ -31,6 +31,7 @@ MODULES = {
     "waiters": "maintenance",
     "pause": "changes",
     "resume": "changes",
+    "cancel": "changes",
     "terminate": "changes",
     "restart": "changes",
     "retry": "changes",
@@ -68,7 +69,7 @@ class CommandGroup(click.Group):
     ``module_by_command``: in the order of the help, as ``module`` or ``module.function``.
     """
 
-    aliases: Mapping[str, str] = {"cancel": "terminate", "create": "start"}
+    aliases: Mapping[str, str] = {"create": "start"}
     """Other names of commands. Help does not list them."""
 
     def __init__(self, *args: Any, module_by_command: Mapping[str, str], **kwargs: Any) -> None:

@@ -158,7 +158,7 @@ _INSTANCE_COMMANDS = {
     "create": "start.start",
     **_shared_commands(
         "explain", "history", "logs", "watch", "pause", "resume", "wake", "restart", "retry", "rewind",
-        "set-result", "skip", "terminate", "send-event",
+        "set-result", "skip", "cancel", "terminate", "send-event",
     ),
 }  # fmt: skip
 
@@ -181,7 +181,7 @@ def workflows() -> None:
 
 _COMMANDS = _shared_commands(
     "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "wake",
-    "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "stats", "waits", "export",
+    "cancel", "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "stats", "waits", "export",
     "lint",
 )  # fmt: skip
 

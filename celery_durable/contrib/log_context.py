@@ -21,7 +21,7 @@ class WorkflowContext(logging.Filter):
         """Add the fields, and keep the record."""
         attempt = current_attempt.get()
         ref = current_run.get() if attempt is None else attempt.ref
-        step = (None, None) if attempt is None else (attempt.step, attempt.number)
+        step = (None, None) if attempt is None else (attempt.name, attempt.number)
         for name, value in build_log_fields(ref, *step).items():
             if not hasattr(record, name):
                 setattr(record, name, value)

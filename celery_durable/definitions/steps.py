@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, overload
 
 from celery_durable.errors import DefinitionInvalid
-from celery_durable.values import UNSET, Codec, Duration, OnLostStep, Retries, StepConfig, refuse_async
+from celery_durable.values import UNSET, Codec, Duration, OnCancelStep, OnLostStep, Retries, StepConfig, refuse_async
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,6 +30,7 @@ def durable_step(
     timeout: Duration | None = UNSET,
     repeat: bool = UNSET,
     on_lost: OnLostStep = UNSET,
+    on_cancel: OnCancelStep = UNSET,
     orm: bool = True,
 ) -> Callable[[F], F]: ...
 def durable_step(
@@ -40,6 +41,7 @@ def durable_step(
     timeout: Duration | None = UNSET,
     repeat: bool = UNSET,
     on_lost: OnLostStep = UNSET,
+    on_cancel: OnCancelStep = UNSET,
     orm: bool = True,
 ) -> Any:
     """Give a function step defaults where it is defined. It can still be called as before.
@@ -48,7 +50,7 @@ def durable_step(
     committed with the step. This concerns functions that take `StepTx` in a project with
     ``celery_durable.contrib.django`` or ``celery_durable.contrib.flask``, and has no effect elsewhere.
     """
-    config = StepConfig(retries=retries, timeout=timeout, repeat=repeat, on_lost=on_lost)
+    config = StepConfig(retries=retries, timeout=timeout, repeat=repeat, on_lost=on_lost, on_cancel=on_cancel)
 
     def mark(fn: F) -> F:
         if not callable(fn):

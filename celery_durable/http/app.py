@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from celery_durable import commands
 from celery_durable.app import Durable
 from celery_durable.commands import COMMANDS, INSTANCE, INSTANCES
 from celery_durable.explain import Diagnosis
@@ -191,9 +190,6 @@ def _add_changes(made: APIRouter, to: CommandRoutes) -> None:
         existing = openapi.EXISTING if each.request is CreateInstance else None
         where, status = f"POST {each.path}", each.response.http_status
         _add(made, where, to.endpoint(each), each.response, each.codes, status=status, responses=existing)
-    end = commands.terminate
-    alias = f"POST {INSTANCE}/cancel"
-    _add(made, alias, to.endpoint(end), end.response, end.codes, in_schema=False)
 
 
 def _add_topics(made: APIRouter, to: TopicRoutes) -> None:

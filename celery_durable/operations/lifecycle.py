@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from celery_durable import notify, values
 from celery_durable.errors import Cancelled, InstanceTerminal
 from celery_durable.model import DueRun, InstanceRow, Status, WakeReason
@@ -36,15 +38,20 @@ class LifecycleOperations:
         return row
 
     def resume(self, workflow: str, instance_id: str, *, if_version: Versions = None) -> InstanceRow:
-        """End a pause, or cancel a requested pause. Returns the instance before the change."""
+        """End a pause, or cancel a requested pause. Returns the instance before the change.
+
+        A run that is being cancelled has no requested pause: its worker leaves it for another reason.
+        """
 
         def work(tx: Tx) -> tuple[InstanceRow, list[DueRun]]:
             row = self._context.lock_row(tx, workflow, instance_id, if_version)
             due = None
-            if row.status is Status.PAUSED:
-                due = lifecycle.resume(tx, row, grace=self._context.grace)
-            elif row.pause_requested and not runs.is_cancel_requested(tx, row.pk, row.run_number):
+            if row.pause_requested and runs.is_cancel_requested(tx, row.pk, row.run_number):
+                row = replace(row, pause_requested=False)
+            elif row.pause_requested:
                 lifecycle.cancel_pause_request(tx, row)
+            elif row.status is Status.PAUSED:
+                due = lifecycle.resume(tx, row, grace=self._context.grace)
             return row, [] if due is None else [due]
 
         row, due_runs = self._context.store.transact(work)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 from celery_durable import notify, values
 from celery_durable.ancestry import Ancestry
-from celery_durable.errors import DurableError, Interruption, StepCommitConflict
+from celery_durable.errors import Cancelled, DurableError, Interruption, StepCommitConflict
 from celery_durable.errors.base import format_limit
 from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepType
 from celery_durable.runner.commit_parts import RunUserWrites, StepEffectFailed
@@ -30,6 +30,7 @@ from celery_durable.runner.step_attempt import (
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
 from celery_durable.runner.step_execution import PassInterrupted, RaceWon
 from celery_durable.runtime import ConcurrentBody
+from celery_durable.store.runs import runs
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")
 MAX_BODY_RERUNS = 3
@@ -54,6 +55,8 @@ class AttemptedStep(Protocol):
     timeout: timedelta | None
     may_repeat: bool
     """Whether the body may be called again after an attempt whose end is unknown."""
+    ends_with_cancel: bool
+    """Whether the body is interrupted if the run is cancelled."""
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt: ...
 
@@ -63,6 +66,10 @@ class AttemptedStep(Protocol):
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
         """Commit a failed attempt: the time of its retry, or the failure of the step."""
+        ...
+
+    def cancel(self, attempt: StepAttempt, cancelled: Cancelled) -> None:
+        """Commit the end of an attempt of a cancelled run."""
         ...
 
 
@@ -130,8 +137,9 @@ class Attempts:
             begun = zip(steps, attempts, strict=True)
             if unrecorded := {step.key: (step, attempt) for step, attempt in begun if not step.may_repeat}:
                 self._set_unrecorded(unrecorded)
-            if len(steps) == 1 and (steps[0].timeout is None or self._can_interrupt):
-                self._finish(steps[0], attempts[0], attempts[0].run_timed(steps[0].timeout))
+            if len(steps) == 1 and (self._can_interrupt or not (steps[0].timeout or steps[0].ends_with_cancel)):
+                outcome = attempts[0].run_timed(steps[0].timeout, ends_with_cancel=steps[0].ends_with_cancel)
+                self._finish(steps[0], attempts[0], outcome)
             else:  # a body that cannot be interrupted on this thread gets one of its own, too
                 self._run_concurrently(steps, attempts)
         except BaseException as error:
@@ -153,6 +161,7 @@ class Attempts:
                 attempt.run,
                 functools.partial(self._finish_in_turn, step, attempt),
                 None if step.timeout is None else step.timeout.total_seconds(),
+                functools.partial(self._lease.call_if_cancelled, attempt) if step.ends_with_cancel else None,
             )
             for step, attempt in zip(steps, attempts, strict=True)
         ]
@@ -169,6 +178,9 @@ class Attempts:
     def _finish(self, step: AttemptedStep, attempt: StepAttempt, outcome: BodyOutcome | None) -> None:
         """Record the outcome of an attempt, None if it timed out. If its transaction was lost, add it to ``_lost``."""
         self._env.runtime.checkpoint("after-body")
+        if self._lease.is_cancelled and self._ended_with_cancel(step, outcome):
+            self._cancel(step, attempt)
+            return
         try:
             match outcome:
                 case Returned(value):
@@ -213,6 +225,24 @@ class Attempts:
         text = f"attempt {attempt.number} took longer than {_format_timeout(step)}"
         outcome = AttemptOutcome.TIMED_OUT
         step.fail(attempt, AttemptFailure("StepTimeout", text, outcome=outcome, interruption=interruption))
+
+    @staticmethod
+    def _ended_with_cancel(step: AttemptedStep, outcome: BodyOutcome | None) -> bool:
+        match outcome:
+            case Raised(Cancelled()):
+                return True
+            case TimedOut() | None:
+                return step.ends_with_cancel
+        return False
+
+    def _cancel(self, step: AttemptedStep, attempt: StepAttempt) -> None:
+        attempt.abandon()
+        claim, read = self._lease.claim, self._env.store.read
+        cancelled: Cancelled | None = self._pass.run_or_interrupt(
+            lambda: read(lambda tx: runs.find_cancellation(tx, claim.pk, claim.ref.run_number))
+        )
+        step.cancel(attempt, cancelled or Cancelled())  # without one, the run was restarted, and the commit fails
+        self._forget(step)
 
     def _fail(self, step: AttemptedStep, attempt: StepAttempt, failure: AttemptFailure) -> None:
         attempt.close_transaction()

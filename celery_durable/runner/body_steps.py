@@ -10,7 +10,7 @@ from typing import Any, assert_never
 from celery_durable import notify, values
 from celery_durable.config import Settings
 from celery_durable.definitions import describe_step
-from celery_durable.errors import DefinitionInvalid, StepResultInvalid, ValueRefused
+from celery_durable.errors import Cancelled, DefinitionInvalid, StepResultInvalid, ValueRefused
 from celery_durable.model import OpenWait, StepRow, StepStatus, StepType, hot_dataclass
 from celery_durable.replay_state import AttemptLost, AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
@@ -188,6 +188,7 @@ class FunctionStep:
         self._context, self.execution, self.number, self._other_steps = context, execution, number, other_steps
         self.name, self.key, self.timeout = execution.name, execution.key, execution.policy.timeout
         self.may_repeat = execution.policy.may_repeat
+        self.ends_with_cancel = execution.policy.on_cancel == "abandon"
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
         context, execution = self._context, self.execution
@@ -279,3 +280,7 @@ class FunctionStep:
             context.suspend_with(step_commit)
         else:
             context.commit(step_commit, execution)
+
+    def cancel(self, attempt: StepAttempt, cancelled: Cancelled) -> None:
+        logs, ran_for = list(attempt.logs), attempt.duration
+        self._context.cancel([self.execution], cancelled, logs=logs, attempts=self.number, ran_for=ran_for)

@@ -50,6 +50,12 @@ class BodyTimer:
             signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
         return limit
 
+    @staticmethod
+    def expire(limit: BodyLimit) -> None:
+        """Let the time of a body be over now. Another thread calls it, before `stop`."""
+        limit.expires_at = 0.0
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
     def stop(self, limit: BodyLimit) -> None:
         """End the limit of a body. The limit of the body around it, if any, applies again."""
         limit.is_armed = False

@@ -257,26 +257,18 @@ class ExecutionContext:
 
     # --- cancellation ---------------------------------------------------------------------------
 
-    def cancel(self, executions: Sequence[StepExecution]) -> None:
-        """End the open steps of a call, if the run was cancelled and no call has raised it yet.
-
-        Their rows record that this call raises `Cancelled`, in every pass.
-        """
-        if self.cancellation is None:
-            return
-        commit_id, error = next(self.lease.commit_ids), (CANCELLED, self.cancellation.reason or "")
+    def cancel(
+        self, executions: Sequence[StepExecution], cancelled: Cancelled, *, logs: Sequence[LogLine] = (), **columns: Any
+    ) -> None:
+        """End open steps because the run was cancelled. Their rows make their call raise `Cancelled` in every pass."""
+        self.cancellation, commit_id = None, next(self.lease.commit_ids)
         writes = []
         for execution in executions:
             row = self.replay_state.rows.get(execution.key)
-            attempts, event_type = (0, None) if row is None else (row.attempts, row.wait_event_type)
-            writes.append(
-                self.build_write(
-                    execution, StepStatus.CANCELLED, error=error, attempts=attempts, event_type=event_type,
-                    commit_id=commit_id,
-                )
-            )  # fmt: skip
-        self.cancellation = None
-        self.commit(StepCommit(commit_id, writes))
+            kept: dict[str, Any] = {} if row is None else {"attempts": row.attempts, "event_type": row.wait_event_type}
+            kept |= {"error": (CANCELLED, cancelled.reason or ""), "commit_id": commit_id, **columns}
+            writes.append(self.build_write(execution, StepStatus.CANCELLED, **kept))
+        self.commit(StepCommit(commit_id, writes, logs))
         for execution in executions:
             self._apply_to(execution)
 

@@ -38,7 +38,9 @@ class Lease:
 
     def __init__(self, claim: Claim, length: timedelta, runtime: Runtime, *, requested_at: float) -> None:
         self.claim, self.length = claim, length
-        self.is_lost = False
+        self.is_lost = self.is_cancelled = False
+        self._when_cancelled: dict[object, Callable[[], None]] = {}
+        self._lock = threading.Lock()
         self._monotonic = runtime.monotonic
         # The validity starts before the claim was requested and is 10 % shorter, so the database's lease ends later.
         self._valid_seconds = length.total_seconds() * 0.9
@@ -73,6 +75,24 @@ class Lease:
         The renewer passes over a locked row, and a pass with many short steps has its row locked most of the time.
         """
         return self._monotonic() >= self._renewal_due_at
+
+    def call_if_cancelled(self, owner: object, call: Callable[[], None] | None) -> None:
+        """Call ``call`` when the renewer notices that the run was cancelled; None withdraws that of this owner.
+
+        It is called under the lock, so not after it was withdrawn.
+        """
+        with self._lock:
+            if call is None:
+                self._when_cancelled.pop(owner, None)
+            else:
+                self._when_cancelled[owner] = call
+
+    def cancel(self) -> None:
+        """Note that the run was cancelled, and tell the bodies that end with it."""
+        with self._lock:
+            self.is_cancelled = True
+            for call in self._when_cancelled.values():
+                call()
 
     def enter_user_code(self, owner: object, body: tuple[str, int, float] | None = None) -> None:
         """Mark the start of user code or its transaction. Until `exit_user_code`, the pass cannot count as stalled.
@@ -253,6 +273,8 @@ class LeaseRenewer:
             logger.warning(sentence, len(held), describe_fault(exc))
             return
         for token, lease in held.items():
+            if token in renewal.cancelled and not lease.is_cancelled:
+                lease.cancel()
             if token in renewal.renewed:
                 lease.extend(requested_at=requested_at)
                 lease.recorded_step = running[token]

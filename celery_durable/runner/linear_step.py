@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from celery_durable import notify, values
 from celery_durable.definitions import LinearDefinition, runs_in_orm
 from celery_durable.errors import (
+    Cancelled,
     HandlerAnswerInvalid,
     NonRetryableError,
     ValueRefused,
@@ -64,6 +65,7 @@ class LinearStep:
         self.number, self.timeout = row.attempts + 1, row.timeout
         self.policy = pass_.definition.policy_of(row.name, pass_.env.settings.step_policy)
         self.may_repeat = self.policy.may_repeat
+        self.ends_with_cancel = self.policy.on_cancel == "abandon"
 
     # --- the handler's call ---------------------------------------------------------------------
 
@@ -240,6 +242,10 @@ class LinearStep:
         write = linear_rows.build_retry_write(row, commit_id, error, retry_in=retry_in, ran_for=attempt.duration)
         parts = [FailedAttempts([failed])]
         self._pass.commit(StepCommit(commit_id, [write], list(attempt.logs), parts, ending=build_suspension))
+
+    def cancel(self, attempt: StepAttempt, cancelled: Cancelled) -> None:
+        outcome = RunOutcome(Status.TERMINATED, reason=str(cancelled))
+        self._pass.commit(StepCommit(logs=list(attempt.logs), ending=outcome))
 
 
 class _HandlerLog:

@@ -17,6 +17,7 @@ from celery_durable import values
 from celery_durable.definitions import WorkflowDefinition
 from celery_durable.errors import (
     BranchNeverGathered,
+    Cancelled,
     DefinitionInvalid,
     NonRetryableError,
     StepCancelled,
@@ -232,15 +233,19 @@ class ReplayContext:
         return execution.kind.decode(self._context, execution, row)
 
     def _check_cancelled(self, branches: list[StepExecution]) -> None:
-        """Raise Cancelled if a cancel has ended one of these branches."""
+        """Raise Cancelled if a cancel has ended one of these branches, and end the others that are open."""
         for branch in branches:
-            if branch.finished_row is not None and branch.finished_row.is_cancelled:
-                self._context.raise_cancelled(branch.finished_row)
+            row = branch.finished_row
+            if row is not None and row.is_cancelled:
+                if open_ := [other for other in branches if other.finished_row is None]:
+                    self._context.cancel(open_, Cancelled(row.error_message or None))
+                self._context.raise_cancelled(row)
 
     def _advance(self, executions: list[StepExecution]) -> None:
         """Advance each step until it has finished or waits. If the run was cancelled, end them instead."""
-        self._context.cancel([execution for execution in executions if execution.finished_row is None])
-        if all(execution.finished_row is not None for execution in executions):
+        if self._context.cancellation is not None:
+            open_ = [execution for execution in executions if execution.finished_row is None]
+            self._context.cancel(open_, self._context.cancellation)
             return
         if len(executions) == 1:
             executions[0].kind.advance(self._context, executions, OtherSteps.NONE)

@@ -6,18 +6,19 @@ The pass commits the outcome. It abandons a body that runs past its timeout, and
 from __future__ import annotations
 
 import contextvars
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from celery_durable.errors import StepInterrupted, Superseded
+from celery_durable.errors import Cancelled, StepInterrupted, Superseded
 from celery_durable.model import LogLine, RunRef
 from celery_durable.runner.body_timer import body_timer
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.lease import Lease
-from celery_durable.step import TxBuffer
+from celery_durable.step import TxBuffer, running_attempt
 from celery_durable.store.engine.sessions import StepTransaction
 
 
@@ -47,10 +48,9 @@ class PassOver:
 
 BodyOutcome = Returned | Raised | TimedOut | PassOver
 
-current_attempt: contextvars.ContextVar[StepAttempt | None] = contextvars.ContextVar(
-    "celery_durable_body", default=None
-)
+current_attempt: contextvars.ContextVar[StepAttempt | None] = running_attempt
 """The attempt whose body runs on this thread, if any."""
+_FOREVER = timedelta(days=365)
 current_run: contextvars.ContextVar[RunRef | None] = contextvars.ContextVar("celery_durable_run", default=None)
 """The run whose pass runs on this thread, if any."""
 
@@ -68,7 +68,7 @@ class StepAttempt:
         *,
         step: str = "",
     ) -> None:
-        self.step_key, self.number, self.step, self.ref = step_key, number, step, lease.claim.ref
+        self.step_key, self.number, self.name, self.ref = step_key, number, step, lease.claim.ref
         self.buffer = TxBuffer()
         self.logs: list[LogLine] = []
         self.call: Callable[[], Any] = _call_nothing
@@ -108,17 +108,37 @@ class StepAttempt:
                 self.close_transaction()
         return outcome
 
-    def run_timed(self, timeout: timedelta | None) -> BodyOutcome:
-        """Like `run`, on the main thread, with an alarm signal that interrupts Python code and system calls."""
-        if timeout is None:
+    # --- cancellation ---------------------------------------------------------------------------
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the result is no longer wanted (`CurrentStep`)."""
+        return self._lease.is_cancelled or self._lease.is_lost
+
+    def check(self) -> None:
+        """Raise Cancelled if `is_cancelled` (`CurrentStep`)."""
+        if self.is_cancelled:
+            raise Cancelled
+
+    # --- its call, on the main thread -----------------------------------------------------------
+
+    def run_timed(self, timeout: timedelta | None, *, ends_with_cancel: bool = False) -> BodyOutcome:
+        """Like `run`, on the main thread, with an alarm signal that interrupts Python code and system calls.
+
+        It goes off after ``timeout``, and if the body ``ends_with_cancel``, when the renewer notices a cancel.
+        """
+        if timeout is None and not ends_with_cancel:
             return self.run()
-        limit = body_timer.start(timeout.total_seconds())
+        limit = body_timer.start((timeout or _FOREVER).total_seconds())
         try:
             try:
                 limit.is_armed = True
+                if ends_with_cancel:
+                    self._lease.call_if_cancelled(self, functools.partial(body_timer.expire, limit))
                 outcome = self.run()
             finally:
                 limit.is_armed = False  # the alarm must not raise while the attempt is being ended
+                self._lease.call_if_cancelled(self, None)  # no signal may come after the pass has left the alarm
         except StepInterrupted:  # the alarm went off after the body had ended, before it was disarmed
             outcome = TimedOut()
         finally:

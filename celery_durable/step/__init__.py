@@ -13,6 +13,7 @@ from celery_durable.step.calls import (
     TypedWorkflow,
     WaitCall,
 )
+from celery_durable.step.current import CurrentStep, current_step, running_attempt
 from celery_durable.step.log import LogContext, StepLog
 from celery_durable.step.tx import NewEmission, NewEvent, NewInstance, StepTx, TxBuffer
 from celery_durable.step.workflow import Step
@@ -20,6 +21,7 @@ from celery_durable.step.workflow import Step
 __all__ = [
     "BodyCall",
     "ChildCall",
+    "CurrentStep",
     "HasDefinition",
     "LogContext",
     "MapCall",
@@ -37,4 +39,6 @@ __all__ = [
     "TxBuffer",
     "TypedWorkflow",
     "WaitCall",
+    "current_step",
+    "running_attempt",
 ]

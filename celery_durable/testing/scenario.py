@@ -39,6 +39,7 @@ __all__ = [
     "ScenarioStep",
     "advance_time_and_run_until_idle",
     "assert_",
+    "cancel",
     "concurrent",
     "crash_at",
     "create",
@@ -225,6 +226,12 @@ def restart(id: Given = None, *, reason: Given = None) -> ScenarioStep:
     """Restart an instance: start a new run."""
     given = {"id": id, "reason": reason}
     return ScenarioStep("restart", given, lambda ctx, it: ctx.instance(it["id"]).restart(reason=it["reason"]))
+
+
+def cancel(id: Given = None, *, reason: Given = None) -> ScenarioStep:
+    """Cancel an instance: its next step call raises Cancelled."""
+    given = {"id": id, "reason": reason}
+    return ScenarioStep("cancel", given, lambda ctx, it: ctx.instance(it["id"]).cancel(it["reason"]))
 
 
 def terminate(id: Given = None, *, reason: Given = None) -> ScenarioStep:

@@ -42,7 +42,16 @@ from celery_durable.values.outbox_messages import (
     read_task_route,
 )
 from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, Codec, PayloadLimits, ValidationFailed, encode
-from celery_durable.values.retries import UNSET, Backoff, DelayFunction, OnLostStep, Retries, StepConfig, StepPolicy
+from celery_durable.values.retries import (
+    UNSET,
+    Backoff,
+    DelayFunction,
+    OnCancelStep,
+    OnLostStep,
+    Retries,
+    StepConfig,
+    StepPolicy,
+)
 from celery_durable.values.tracebacks import (
     Tracebacks,
     describe_error,
@@ -67,6 +76,7 @@ __all__ = [
     "Cursors",
     "DelayFunction",
     "Duration",
+    "OnCancelStep",
     "OnLostStep",
     "Parameter",
     "PayloadLimits",

@@ -17,6 +17,7 @@ from celery_durable.values.durations import Duration, parse_duration
 
 Backoff = Literal["constant", "linear", "exponential"]
 OnLostStep = Literal["resend", "fail"]
+OnCancelStep = Literal["wait", "abandon"]
 """What to do if the end of an attempt of a step's function is unknown: call the function again, or fail the step."""
 DelayFunction = Callable[[int, BaseException], Duration]
 """Returns the delay after a failed attempt, from its number and its error."""
@@ -102,9 +103,11 @@ class StepConfig:
         on_lost: What happens if the end of an attempt is unknown, for example because its worker died. "resend": the
             function is called again (the default). "fail": the step fails at once with `StepLost`, and its function is
             not called again in this run unless a person retries it.
+        on_cancel: What happens to a function that runs when its run is cancelled. "wait": it ends first (the default).
+            "abandon": it is interrupted as by its timeout, and what it has done is unknown.
 
     Raises:
-        ConfigInvalid: ``retries``, ``repeat`` or ``on_lost`` cannot be used.
+        ConfigInvalid: ``retries``, ``repeat``, ``on_lost`` or ``on_cancel`` cannot be used.
         DurationInvalid: ``timeout`` cannot be read, or is outside of 1 ms to 365 days.
     """
 
@@ -112,6 +115,7 @@ class StepConfig:
     timeout: Duration | None = UNSET
     repeat: bool = UNSET
     on_lost: OnLostStep = UNSET
+    on_cancel: OnCancelStep = UNSET
 
     def __post_init__(self) -> None:
         if self.retries is not UNSET and not isinstance(self.retries, Retries):
@@ -124,6 +128,8 @@ class StepConfig:
         if self.on_lost is not UNSET and self.on_lost not in typing.get_args(OnLostStep):
             hint = 'use "resend" or "fail"; only the tasks of step.task and step.map can be waited for with "wait"'
             raise ConfigInvalid("StepConfig.on_lost", self.on_lost, hint)
+        if self.on_cancel is not UNSET and self.on_cancel not in typing.get_args(OnCancelStep):
+            raise ConfigInvalid("StepConfig.on_cancel", self.on_cancel, 'use "wait" or "abandon"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,7 @@ class StepPolicy:
     timeout: timedelta | None = timedelta(minutes=10)
     repeat: bool = False
     on_lost: OnLostStep = "resend"
+    on_cancel: OnCancelStep = "wait"
 
     @property
     def may_repeat(self) -> bool:
@@ -154,7 +161,7 @@ class StepPolicy:
             if "limit" in given:
                 limit = given.pop("limit")
                 given["max_attempts"] = None if limit is None else limit + 1
-        given.update(_select_given(config, ("timeout", "repeat", "on_lost")))
+        given.update(_select_given(config, ("timeout", "repeat", "on_lost", "on_cancel")))
         return dataclasses.replace(self, **given) if given else self
 
     def delay_after(self, failed_attempt: int, error: BaseException, *, draw: Callable[[], float]) -> timedelta:

@@ -142,6 +142,13 @@ class Woken(Done):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Done):
+    """Whether a pause has ended; ``resumed`` is false if the instance was not paused, and no pause was requested."""
+
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted(Done):
     """A new run was started."""
 

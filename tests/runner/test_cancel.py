@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from celery_durable import Cancelled, NonRetryableError, Retries, Status, Step, StepConfig
-from celery_durable.errors import InstanceTerminal
+from celery_durable import Cancelled, NonRetryableError, Retries, Status, Step, StepConfig, current_step
+from celery_durable.errors import InstanceTerminal, StepMisuse
 from tests.support.flows import flow_of
 from tests.support.instances import Instance
 from tests.support.world import World
@@ -246,3 +246,42 @@ def test_a_retried_run_that_has_not_begun_cleans_up_what_its_steps_did(world: Wo
     world.run_until_idle()
     world.run_after(timedelta(hours=1))
     assert (did, instance.status) == (["charge", "refund: None", "mail"], Status.TERMINATED)
+
+
+# --- a function that asks -----------------------------------------------------------------------
+
+
+def test_a_branch_that_asks_ends_the_call_for_all(world: World) -> None:
+    did: list[str] = []
+
+    def poll() -> None:
+        instance_of(world).cancel("sold twice")
+        world.advance(timedelta(seconds=11))
+        world.worker.renew_leases()
+        did.append(f"cancelled: {current_step().is_cancelled}")
+        current_step().check()
+
+    def flow(step: Step) -> None:
+        try:
+            step.gather(step.submit("poll", poll), step.submit_sleep("open", "3 days"))
+        except Cancelled as cancelled:
+            said = str(cancelled)
+            step.do("ask", lambda: did.append(f"{said}: {current_step().is_cancelled}"))
+            raise
+
+    instance = flow_of(world, flow).run()
+    assert (did, instance.status) == (["cancelled: True", "cancelled: sold twice: False"], Status.TERMINATED)
+    assert instance.statuses() == {"poll": "cancelled", "open": "cancelled", "ask": "completed"}
+
+
+def test_only_a_function_of_a_step_may_ask() -> None:
+    with pytest.raises(StepMisuse, match="outside of a step's function"):
+        current_step()
+
+
+def test_what_a_function_raises_by_itself_is_a_failure(world: World) -> None:
+    def stop() -> None:
+        raise Cancelled("by myself")
+
+    instance = flow_of(world, lambda step: step.do("work", StepConfig(retries=0), stop)).run()
+    assert instance.error == "Cancelled: cancelled: by myself"

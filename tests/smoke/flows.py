@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from celery import Celery, signature
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_durable import Durable, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
+from celery_durable import Durable, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent, current_step
 from tests.smoke.config import Config
 from tests.smoke.dying import Treacherous
 
@@ -93,7 +93,7 @@ def build(config: Config) -> Celery:
     def note_late(self: Any, number: int, seconds: float = 0.0) -> int:
         return traces.note(self.request.id, number, seconds)
 
-    for flow in (lifecycle, chain, once, nap, sprint, slow, notes, errands, leave, refuse):
+    for flow in (lifecycle, chain, once, long, nap, sprint, slow, notes, errands, leave, refuse):
         durable.workflow(name=flow.__name__)(_with(flow, traces))
     traces.errand = durable.workflow(name=errand.__name__)(_with(errand, traces))
     _delegate(app, durable)
@@ -162,6 +162,19 @@ def once(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     if event.payload == "alone":
         return step.do("pay", *given)
     return step.gather(step.submit("pay", *given), step.submit("other", lambda: 2))[0]
+
+
+def long(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """A step of a minute, which polls or is interrupted; a cleanup, which asks too."""
+    here = (event.instance_id, event.run_number)
+    work, config = (traces.poll, StepConfig()) if event.payload == "polls" else (traces.work, _ABANDONED)
+    try:
+        return step.do("work", config, work, *here)
+    finally:
+        step.do("clean up", traces.clean_up, *here)
+
+
+_ABANDONED = StepConfig(on_cancel="abandon", timeout=None)
 
 
 def nap(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
@@ -307,6 +320,21 @@ class Traces:
         if tx.attempt == 1:
             raise OSError("declined")
         return tx.attempt
+
+    def poll(self, tx: StepTx, instance: str, run: int) -> None:
+        self._begin(tx, instance, run, is_held=False)
+        end = time.monotonic() + HELD_SECONDS
+        while time.monotonic() < end:
+            current_step().check()
+            time.sleep(0.01)
+
+    def work(self, tx: StepTx, instance: str, run: int) -> None:
+        self._begin(tx, instance, run, is_held=False)
+        time.sleep(HELD_SECONDS)
+
+    def clean_up(self, tx: StepTx, instance: str, run: int) -> None:
+        self._begin(tx, instance, run, is_held=False)
+        current_step().check()
 
     def flaky(self, tx: StepTx, instance: str, run: int) -> str:
         self._begin(tx, instance, run, is_held=False)

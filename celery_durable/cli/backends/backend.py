@@ -45,7 +45,6 @@ class InstanceSnapshot:
 
     status: Status
     run_number: int
-    is_pausing: bool
     version: object
     created_at: datetime
 

@@ -161,5 +161,4 @@ def _instances(workflow: str, *rest: str) -> tuple[str, ...]:
 
 def _snapshot(reply: Reply) -> InstanceSnapshot:
     found = parse(InstanceDetails, reply.data)
-    meta = found.meta
-    return InstanceSnapshot(found.details.status, meta.run_number, meta.pause_requested, reply.etag, meta.created_at)
+    return InstanceSnapshot(found.details.status, found.meta.run_number, reply.etag, found.meta.created_at)

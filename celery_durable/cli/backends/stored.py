@@ -183,7 +183,7 @@ class StoreBackend:
     def read_snapshot(self, workflow: str, instance_id: str) -> InstanceSnapshot:
         found = self._internals.operations.queries.read_with_tag(workflow, instance_id)
         row = found.instance
-        return InstanceSnapshot(row.status, row.run_number, row.pause_requested, found.tag, row.created_at)
+        return InstanceSnapshot(row.status, row.run_number, found.tag, row.created_at)
 
     def wait_for_change(
         self, workflow: str, instance_id: str, version: object | None, *, wait_seconds: float = 0.0

@@ -43,10 +43,8 @@ def resume(backend: Backend, target: Target) -> Sequence[str]:
 
     Use it after pause. It withdraws a pause that has not taken effect yet. Other instances are not changed.
     """
-    was = backend.read_snapshot(target.workflow, target.instance_id)
-    backend.call(commands.resume, target, requests.EmptyRequest())
-    is_paused = was.status is Status.PAUSED or was.is_pausing
-    return ["Resumed" if is_paused else "Was not paused"]
+    done = backend.call(commands.resume, target, requests.EmptyRequest())
+    return ["Resumed" if done.resumed else "Was not paused"]
 
 
 @on_targets(
@@ -65,6 +63,23 @@ def wake(backend: Backend, target: Target) -> Sequence[str]:
 
 
 @on_targets(
+    "cancel order order-42",
+    "cancel order order-42 --reason 'sold twice'",
+    "cancel --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
+    statuses=UNFINISHED,
+)
+def cancel(backend: Backend, target: Target, reason: Reason) -> Sequence[str]:
+    """Ask instances to clean up and end.
+
+    Use it for instances that must stop, if their workflow can undo what its steps have done. The next step call raises
+    Cancelled in the workflow. A running step finishes first. A second cancel ends the instance at once.
+    """
+    backend.call(commands.cancel, target, requests.Reason(reason=reason))
+    seen = backend.read_snapshot(target.workflow, target.instance_id)
+    return ["Cancelled" if seen.status.is_terminal else "Cancelling"]
+
+
+@on_targets(
     "terminate order order-42",
     "terminate order order-42 --reason 'sold twice'",
     "terminate --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
@@ -73,7 +88,8 @@ def wake(backend: Backend, target: Target) -> Sequence[str]:
 def terminate(backend: Backend, target: Target, reason: Reason) -> Sequence[str]:
     """End instances permanently, without a result.
 
-    Use it for instances that must not continue. A running step may finish, but nothing of it is recorded.
+    Use it for instances that must not continue, not even to clean up. A running step may finish, but nothing of it is
+    recorded.
     """
     backend.call(commands.terminate, target, requests.Reason(reason=reason))
     return ["Terminated"]

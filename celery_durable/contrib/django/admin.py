@@ -311,6 +311,11 @@ def _restart(operations: Operations, target: Target, form: Form, username: str) 
     return "restarted"
 
 
+def _cancel(operations: Operations, target: Target, form: Form, username: str) -> str:
+    commands.cancel.run(operations, target, _reason(form, username))
+    return "cancelled"
+
+
 def _terminate(operations: Operations, target: Target, form: Form, username: str) -> str:
     commands.terminate.run(operations, target, _reason(form, username))
     return "terminated"
@@ -355,6 +360,10 @@ ACTIONS = {
         Action(
             "restart", "Restart from the beginning", "retry_instance",
             lambda row: row.status.is_terminal, _restart, is_confirmed=True, takes_reason=True,
+        ),
+        Action(
+            "cancel", "Cancel, and clean up", "terminate_instance",
+            _is_open, _cancel, is_confirmed=True, takes_reason=True,
         ),
         Action(
             "terminate", "Terminate", "terminate_instance",

@@ -35,6 +35,7 @@ _REQUIRED = {
     "pause": {"pause_instance"},
     "resume": {"pause_instance"},
     "wake": {"pause_instance"},
+    "cancel": {"terminate_instance"},
     "terminate": {"terminate_instance"},
     "restart": {"retry_instance"},
     "retry": {"retry_instance"},

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from celery_durable.model import Claim, RunningStep, duration_us, to_us
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement, statement_for
+from celery_durable.store.runs import runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Renewal:
 
     renewed: frozenset[str]
     held: frozenset[str]
+    cancelled: frozenset[str] = frozenset()
 
 
 @statement
@@ -49,17 +51,22 @@ def renew(
     named = _name_claims([(claim.pk, claim.token) for claim in claims])
     locked = tx.run(_lock_claims(len(claims)), **named)
     if locked:
-        tx.run(_renew_claims(len(locked)), lease_us=duration_us(lease), **_name_claims(locked))
+        tx.run(
+            _renew_claims(len(locked)),
+            lease_us=duration_us(lease),
+            **_name_claims([(row.id, row.claim_token) for row in locked]),
+        )
         changed = [(row.id, running[row.claim_token]) for row in locked if row.claim_token in running]
         tx.run_many(_record_running_step, [_running_step_params(pk, step) for pk, step in changed])
     held = locked if len(locked) == len(claims) else tx.run(_select_claims(len(claims)), **named)
-    return Renewal(frozenset(row.claim_token for row in locked), frozenset(row.claim_token for row in held))
+    cancelled = [row for row in held if row.pause_requested and runs.is_cancel_requested(tx, row.id, row.run_number)]
+    return Renewal(*(frozenset(row.claim_token for row in rows) for rows in (locked, held, cancelled)))
 
 
 @statement_for
 def _select_claims(s: Store, count: int) -> Any:
     i = s.tables.instance.c
-    return sa.select(i.id, i.claim_token).where(*_are_held(s, count))
+    return sa.select(i.id, i.claim_token, i.run_number, i.pause_requested).where(*_are_held(s, count))
 
 
 @statement_for
