@@ -13,7 +13,7 @@ from celery_durable import notify, values
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import Cancelled, DurableError, Interruption, StepCommitConflict
 from celery_durable.errors.base import format_limit
-from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepType
+from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepRow, StepType
 from celery_durable.runner.commit_parts import RunUserWrites, StepEffectFailed
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure
@@ -28,7 +28,7 @@ from celery_durable.runner.step_attempt import (
     TimedOut,
 )
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
-from celery_durable.runner.step_execution import PassInterrupted, RaceWon
+from celery_durable.runner.step_execution import PassInterrupted
 from celery_durable.runtime import ConcurrentBody
 from celery_durable.store.runs import runs
 
@@ -124,6 +124,12 @@ class Attempts:
         for step, attempt in list(self._unrecorded.values()):
             step.fail(attempt, AttemptFailure.unknown(f"attempt {attempt.number} was interrupted: its worker stopped"))
 
+    def note_recorded(self, rows: Sequence[StepRow]) -> None:
+        """Note that the ends of these steps' attempts are recorded. Call it before others hear of the commit."""
+        if self._unrecorded:
+            recorded = {row.step_key for row in rows}
+            self._set_unrecorded({key: begun for key, begun in self._unrecorded.items() if key not in recorded})
+
     def _set_unrecorded(self, unrecorded: dict[str, tuple[AttemptedStep, StepAttempt]]) -> None:
         self._unrecorded, self._lease.is_release_forbidden = unrecorded, bool(unrecorded)
 
@@ -142,11 +148,9 @@ class Attempts:
                 self._finish(steps[0], attempts[0], outcome)
             else:  # a body that cannot be interrupted on this thread gets one of its own, too
                 self._run_concurrently(steps, attempts)
-        except BaseException as error:
+        except BaseException:
             for attempt in attempts:
                 attempt.abandon()
-            if isinstance(error, RaceWon):  # the winner's commit has cancelled the others
-                self._set_unrecorded({})
             raise
 
     def _ensure_held(self) -> None:
@@ -207,17 +211,11 @@ class Attempts:
             if not step.may_repeat:
                 what = f"the database lost the transaction of attempt {attempt.number} ({exc})"
                 self._fail(step, attempt, AttemptFailure.unknown(what))
-                self._forget(step)
                 return
             attempt.close_transaction()
             text = f"The transaction of step {step.name!r} was lost: {exc}"
             self._pass.logs.append(build_log_line(self._env, attempt, LogLevel.WARNING, text))
             self._lost.append((step, attempt, str(exc)))
-        self._forget(step)
-
-    def _forget(self, step: AttemptedStep) -> None:
-        if not step.may_repeat:
-            self._set_unrecorded({key: begun for key, begun in self._unrecorded.items() if key != step.key})
 
     @staticmethod
     def _time_out(step: AttemptedStep, attempt: StepAttempt, interruption: BaseException | None) -> None:
@@ -242,7 +240,6 @@ class Attempts:
             lambda: read(lambda tx: runs.find_cancellation(tx, claim.pk, claim.ref.run_number))
         )
         step.cancel(attempt, cancelled or Cancelled())  # without one, the run was restarted, and the commit fails
-        self._forget(step)
 
     def _fail(self, step: AttemptedStep, attempt: StepAttempt, failure: AttemptFailure) -> None:
         attempt.close_transaction()

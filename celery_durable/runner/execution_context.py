@@ -200,6 +200,7 @@ class ExecutionContext:
             raise self.interrupt_by(exc)  # noqa: B904  # it has its cause
         del self.logs[:logs_before]  # writes of user code may have added more
         self._commits += 1
+        self.attempts.note_recorded(committed.rows)
         for row in committed.rows:
             self.replay_state.record(row)
             if row.finished_at is not None and row.finished_at > self.now:

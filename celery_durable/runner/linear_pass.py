@@ -203,6 +203,7 @@ class LinearPass:
         del self.logs[:logs_before]
         self._commits += attempt is not None
         self._pause_requested = self._pause_requested or committed.pause_requested
+        self._attempts.note_recorded(committed.rows)
         self.rows.apply(committed.rows)
         if committed.released is not None or committed.run_outcome is not None:
             self._result = self._result or committed.pass_result

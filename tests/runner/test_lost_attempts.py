@@ -23,9 +23,11 @@ from celery_durable import (
     StepTx,
     WorkflowEvent,
     durable_step,
+    signals,
 )
 from celery_durable.errors import ConfigInvalid, SchemaOutdated
 from celery_durable.model import AttemptRecord
+from tests.runner.test_after_commits import connected
 from tests.runner.test_leases import look
 from tests.support.lines import Line
 from tests.support.lost_connections import cut_commit
@@ -286,6 +288,32 @@ def test_a_worker_that_stops_before_the_function_begins_costs_no_attempt(world: 
     world.new_worker()
     world.run_until_idle()
     assert (instance.output, calls) == ("charged", [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("signal", "output", "calls"),
+    [(signals.step_completed, "charge 1", [1]), (signals.step_retrying, "charge 2", [1, 2])],
+    ids=["returned", "raised"],
+)
+def test_a_worker_that_stops_when_the_end_is_recorded_leaves_it_as_it_is(
+    world: World, shop: Shop, signal: Any, output: str, calls: list[int]
+) -> None:
+    def decline() -> None:
+        if len(calls) == 2 and len(shop.calls) == 1:
+            raise OSError("declined")
+
+    def stop(step: str, **_: Any) -> None:
+        if step == "charge":
+            raise Leaving
+
+    shop.act = decline
+    instance = shop.flow.create()
+    with connected(signal, stop), pytest.raises(Leaving):
+        world.new_worker(interruptions=(Leaving,)).advance(instance.ref)
+    world.new_worker()
+    world.run_until_idle()
+    world.run_after(LEASE)
+    assert (instance.output, shop.calls) == (output, calls)
 
 
 # --- timeouts, transactions, stalls -------------------------------------------------------------
