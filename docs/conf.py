@@ -84,6 +84,7 @@ KEYWORDS = {
     "how-to/repeat": ["restart", "rewind", "fork", "skip a step"],
     "how-to/retention": ["delete", "prune", "retention", "cleanup"],
     "how-to/testing": ["test", "pytest", "mock", "harness"],
+    "how-to/undo": ["undo", "saga", "compensation", "rollback"],
     "how-to/tune": ["performance", "concurrency", "prefetch"],
     "how-to/upgrade": ["upgrade", "migration", "alembic"],
     "how-to/webhooks": ["webhook"],
