@@ -27,10 +27,7 @@ class AncestorRun:
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """Where a run comes from: ``ancestors`` in order, the last is the run itself.
-
-    ``retried_steps``: keys of retried steps, each with the run that first attempted it.
-    """
+    """The runs that a run comes from, itself last. ``retried_steps``: each with the run that first attempted it."""
 
     ancestors: tuple[AncestorRun, ...]
     retried_steps: dict[str, str]

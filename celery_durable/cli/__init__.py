@@ -64,10 +64,7 @@ def program_name(ctx: click.Context) -> str:
 
 
 class CommandGroup(click.Group):
-    """A group that imports the module of a command when the command is called.
-
-    ``module_by_command``: in the order of the help, as ``module`` or ``module.function``.
-    """
+    """A group that imports a command's module, ``module`` or ``module.function``, when the command is called."""
 
     aliases: Mapping[str, str] = {"create": "start"}
     """Other names of commands. Help does not list them."""

@@ -159,10 +159,7 @@ class Command(click.Command):
 
 
 def _split_targets(ctx: click.Context, names: Sequence[str], *, has_run: bool) -> tuple[str, list[str], str | None]:
-    """Return the workflow, the ids and the run of names such as WORKFLOW/ID#RUN.
-
-    Those of another workflow than the first stay WORKFLOW/ID. A command without --run checks that runs are current.
-    """
+    """Return the workflow, the ids and the run of names such as WORKFLOW/ID#RUN; other workflows stay WORKFLOW/ID."""
     first, ids, shown_run = "", [], None
     for name in names:
         target = _TARGET.fullmatch(name)

@@ -92,10 +92,7 @@ _SETTINGS_BY_TYPE: dict[Any, dict[str, Any]] = {
 
 
 class Option:
-    """Annotates a parameter that is an option, with the ``settings`` of click.option. Help shows its default.
-
-    The annotated type decides those that are not given: a bool is a flag, and a tuple may be repeated.
-    """
+    """Annotates a parameter that is an option; the type decides the ``settings`` of click.option that are not given."""
 
     def __init__(self, *names: str, help: str, **settings: Any) -> None:
         self._names = names

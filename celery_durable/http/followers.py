@@ -54,10 +54,7 @@ class Followers:
     async def read_shared(
         self, operations: Operations, workflow: str, instance_id: str, *, within: float
     ) -> VersionedInstance:
-        """Return an instance and its tag, InstanceNotFound otherwise, from a read at most ``within`` seconds old.
-
-        Clients that follow the same instance in the same scope share the read.
-        """
+        """Return an instance and its tag from a read in this scope that is at most ``within`` seconds old."""
         loop = asyncio.get_running_loop()
         key = (loop, operations.scope_text, workflow, instance_id)
         started_at, shared = self._shared_reads.get(key, (0.0, None))

@@ -39,10 +39,7 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class EmissionProgress:
-    """The progress of an emission, after a batch, which made ``due_runs`` due.
-
-    ``received``: the runs that got an event in this batch, each with the topic and the event's id.
-    """
+    """The progress of an emission after a batch. ``received``: runs that got an event, with topic and event id."""
 
     delivered_count: int
     cursor_pk: int

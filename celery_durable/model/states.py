@@ -186,10 +186,7 @@ def parse_topic_event_type(event_type: str | None) -> str | None:
 
 
 def task_event_type(task: str, pk: int, seq: int, attempt: int) -> str:
-    """Return the event type for the answer to one attempt of a task step.
-
-    ``pk``, the key of the instance's row, excludes answers to a deleted instance that had the same id.
-    """
+    """Return the event type of the answer to an attempt, of this instance ``pk`` and not a deleted one with its id."""
     return f"{_TASK}{pk}:{seq}:{attempt}:{task}"[:_MAX_TYPE_LENGTH]
 
 

@@ -179,10 +179,7 @@ class HistoryOperations:
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
     ) -> HistoryPage:
-        """Return a page of a run's steps, events, log lines and failed attempts. Each list has its own cursor.
-
-        Without ``run``, a cursor continues with its own run, even after a restart.
-        """
+        """Return a page of a run's lists, each with a cursor, which continues with its own run even after a restart."""
         check_limit(limit)
         lists = HistoryLists(
             self._context,

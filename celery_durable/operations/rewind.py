@@ -81,10 +81,7 @@ class RewindOperations:
         *,
         id: str | None = None,  # the public name
     ) -> str:
-        """Create an instance that continues before a step of another instance's current run, which does not change.
-
-        It has the same parameters and labels, copies of the steps that had finished before, and the events.
-        """
+        """Create an instance that continues before a step of another, with its parameters, labels, steps and events."""
         context = self._context
         context.check_create_enabled()
         max_length = context.settings.max_instance_id

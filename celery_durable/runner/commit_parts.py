@@ -68,10 +68,7 @@ class LockTarget(NamedTuple):
 
 @dataclass(slots=True)
 class OpenCommit:
-    """One try of a commit, after the guard. Its parts write in it, and add what follows the commit.
-
-    ``later_targets``: the instances to lock that come after the run's own.
-    """
+    """One try of a commit, after the guard. ``later_targets``: the instances to lock after the run's own."""
 
     tx: Tx
     env: Environment

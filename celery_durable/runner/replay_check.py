@@ -111,10 +111,7 @@ class ReplayCheck(ReplayContext):
         return super().now()
 
     def _compare_order(self, row: StepRow) -> None:
-        """Report a step that is called after a later one of the record, if the code asks for the time in between.
-
-        Results are returned by name. So the order of calls matters to nothing but step.now().
-        """
+        """Report a step called after a later one of the record, if step.now() in between makes the order matter."""
         earlier = self._last_before_clock
         if earlier is not None and earlier.seq > row.seq:
             sentence = (

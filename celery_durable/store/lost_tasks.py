@@ -110,10 +110,7 @@ def _select_awaited(s: Store) -> sa.Select[Any]:
 
 
 def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int]]:
-    """Return where the oldest tasks that are out were sent, the time of the oldest, and how many there are.
-
-    That is the queue, or the encoded task if its route decides.
-    """
+    """Return where the oldest tasks were sent (queue, or encoded task if its route decides), since when, how many."""
     item, i, st = tx.t.item, tx.t.instance, tx.t.step
     oldest = sa.select(item).where(*_is_searched(tx)).order_by(item.c.sent_at).limit(_MAX_OLDEST).subquery()
     o = oldest.c

@@ -86,10 +86,7 @@ class AnswerCommitter:
         is_direct: bool = False,
         exception: TaskException | None = None,
     ) -> str:
-        """Record that a task has failed; returns and raises as `commit_result`.
-
-        An ``error`` that is ``final`` is not retried. ``exception``: what the task raised, if it ran in this process.
-        """
+        """Record that a task has failed, as `commit_result`; a ``final`` error is not retried."""
         name, message, is_non_retryable = error.get("name"), error.get("message"), error.get("final") is True
         payload = values.encode_error_answer(str(name), str(message), is_non_retryable=is_non_retryable)
         return self._commit(payload, reference, is_direct=is_direct, exception=exception)

@@ -1,7 +1,7 @@
 """The dispatcher: a loop that sleeps until the next poll time, sweeps the store and publishes messages for due work.
 
-Any number of dispatchers may run, in beat and in workers. A dispatcher locks rows with SKIP LOCKED and postpones them
-before it publishes. A superfluous message changes nothing (LAW 1).
+Any number may run. Each locks rows with SKIP LOCKED and postpones them before it publishes. A superfluous message
+changes nothing (LAW 1).
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ _PAUSE_FACTOR, _MAX_PAUSE_SECONDS = 10, 1.0
 
 
 class Sweeper:
-    """Finds and publishes due work in rounds.
-
-    A round is one batch each of due instances, lost dispatch messages, the outbox and emissions.
-    """
+    """Finds and publishes due work in rounds: a batch each of due runs, lost messages, the outbox and emissions."""
 
     def __init__(
         self,
@@ -69,10 +66,7 @@ class Sweeper:
         self._newest_claims_valid_until = -math.inf
 
     def seconds_to_next(self) -> float:
-        """The seconds until the next known work is due; 0 or less if work is due now.
-
-        Work for a queue that is full or refuses messages is not due until that queue is checked again.
-        """
+        """The seconds until known work is due; work of a full or refusing queue when that is checked again."""
         with self._record_check():
             agenda = self._read_agenda()
         self._flow.forget_full_queues(except_for=agenda.queues_with_work())
@@ -93,11 +87,7 @@ class Sweeper:
         return self._runtime.monotonic() - self._last_check_at
 
     def sweep(self, *, max_rounds: int | None = None) -> int:
-        """Publish all due work, resumed work before new work; returns the number of published messages.
-
-        ``max_rounds``: return after this many rounds, even if more work is due. Nothing is published while
-        ``durable_execution_enabled`` is off.
-        """
+        """Publish all due work, resumed work before new work, in ``max_rounds``; returns the number of messages."""
         if not self._settings.is_execution_enabled:
             return 0
         began, published, rounds = self._runtime.monotonic(), 0, 0
@@ -112,9 +102,8 @@ class Sweeper:
     def sweep_as_only_sweeper(self) -> int:
         """Sweep for the command `celery durable sweep`, or for the task `sweep` while no dispatcher runs.
 
-        An empty queue counts at once as proof that earlier dispatch messages are lost. This process checks once or
-        rarely, so it cannot remember an empty queue until that observation is old enough.
-        A worker that has just taken a message from the queue therefore gets a superfluous copy.
+        An empty queue counts at once as proof that earlier dispatch messages are lost: this process cannot remember it
+        until that is old enough. A worker that has just taken a message gets a superfluous copy.
         """
         self._flow.slack = timedelta(0)
         try:
@@ -124,9 +113,9 @@ class Sweeper:
 
     @contextlib.contextmanager
     def _record_check(self) -> Iterator[None]:
-        """Record a check of the database; after the start, a failure or a gap, no lease expires for one lease time.
+        """Record a check of the database. After the start, a failure or a gap, no lease expires for one lease time.
 
-        After a gap, the sweeper cannot know whether workers renewed their leases: the database may have been down.
+        The sweeper cannot know whether workers renewed their leases: the database may have been down.
         """
         now = self._runtime.monotonic()
         if now - self._last_check_at > self._settings.lease_seconds:
@@ -212,11 +201,7 @@ class Sweeper:
         ]
 
     def _republish_lost(self, agenda: Agenda) -> tuple[int, bool]:
-        """Publish lost dispatch messages again (`redispatch`).
-
-        A message is lost if a later message of its queue was claimed, or if its queue was empty after it was sent. Each
-        message of the maximum age counts as lost, too.
-        """
+        """Publish lost dispatch messages again (`redispatch`)."""
         published, has_more = 0, False
         for name, queue in agenda.queues.items():
             if queue.oldest_sent_at is None or agenda.now - queue.oldest_sent_at < self._flow.unclaimed_check_delay:
@@ -254,7 +239,6 @@ class Sweeper:
         return self._newest_claims
 
     def _send_outbox(self, agenda: Agenda) -> tuple[int, bool]:
-        """Publish messages from the outbox."""
         if self._outbox is None or agenda.next_outbox_at is None or agenda.next_outbox_at > agenda.now:
             return 0, False
         batch = self._outbox.send_batch(self._flow.batch_limit)
@@ -274,10 +258,7 @@ class Sweeper:
 
 
 def _seconds_until_allowed(due_in: float, not_before_in: float) -> float:
-    """The seconds until work that is due in ``due_in`` seconds may start.
-
-    It may not start before ``not_before_in`` seconds have passed; 0 or less means that there is no such limit.
-    """
+    """The seconds until work due in ``due_in`` may start, not before ``not_before_in``, if that is over 0."""
     return max(due_in, not_before_in) if not_before_in > 0 else due_in
 
 
@@ -301,7 +282,6 @@ class Dispatcher:
         self._jobs = [self._job, *beside]
 
     def is_running(self) -> bool:
-        """Whether this process runs the job."""
         return self._job.is_started()
 
     def start(self) -> None:

@@ -83,10 +83,7 @@ class FlowControl:
         return self._queues.setdefault(name, _QueueState())
 
     def assume_local_queues(self) -> None:
-        """Count an unclaimed message as lost while its queue is empty, for `durable dev`: its broker is in its memory.
-
-        Messages that other processes send never arrive there.
-        """
+        """Count an unclaimed message as lost while its queue, in the memory of `durable dev`, is empty."""
         self._has_local_queues = True
 
     @property

@@ -88,10 +88,7 @@ class Client:
     def get(
         self, *path: str, query: Mapping[str, Any] | None = None, known_etag: object = None, wait_seconds: float = 0
     ) -> Reply:
-        """Send a GET request; the reply has no data as long as the resource has the ETag ``known_etag``.
-
-        ``query``: None values are left out, and a list becomes one parameter per item.
-        """
+        """Send a GET request; the reply has no data as long as the resource has the ETag ``known_etag``."""
         parameters = httpx.QueryParams({key: value for key, value in (query or {}).items() if value is not None})
         headers = [] if known_etag is None else [("If-None-Match", str(known_etag))]
         target = "/".join(quote(each, safe="") for each in path) + (f"?{parameters}" if parameters else "")

@@ -61,10 +61,7 @@ Cell = str | Styled | Bar
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. ``is_optional``: a terminal does not show it if all its cells are empty.
-
-    ``keeps_full_text``: it is never shortened, because ids must stay complete.
-    """
+    """A column of a table: never cut if it ``keeps_full_text``, as for ids; hidden if it ``is_optional`` and empty."""
 
     title: str
     keeps_full_text: bool = True

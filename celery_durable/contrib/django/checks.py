@@ -212,10 +212,7 @@ def _find_database_faults(alias: str, store: Store) -> Iterator[CheckMessage]:
 
 
 class StoreRevision(Operation):
-    """Bring the tables to a revision of ``durable migrate``, or a newer one, on the store's own connection.
-
-    It does nothing where the tables are new enough, so both commands may be used.
-    """
+    """Bring the tables to a revision of ``durable migrate``, unless they are new enough: both commands may be used."""
 
     reduces_to_sql = False
     reversible = True

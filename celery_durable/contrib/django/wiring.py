@@ -93,10 +93,7 @@ def is_test_database(alias: str) -> bool:
 def make_store(
     database: DjangoDatabase, durable_settings: Settings, runtime: Runtime, *, is_closed: bool = False
 ) -> FrameworkStore:
-    """Make a store on a database of Django.
-
-    A test's database is dropped while the process lives, so no connection to it stays open, unless ``is_closed``.
-    """
+    """Make a store; unless ``is_closed``, no connection stays open to a test's database, which is dropped."""
     keeps_connections = is_closed or not is_test_database(database.alias)
     engine = make_own_engine(
         database.alias, prepared_statements=durable_settings.prepared_statements, keeps_connections=keeps_connections

@@ -32,10 +32,7 @@ _ids = itertools.count(1)
 
 
 def prepared_statements_of(conn: sa.Connection) -> PreparedStatements | None:
-    """Return the prepared statements of a connection, or None if its statements need a cursor.
-
-    That is with another driver, an encoding other than UTF-8, or greenlets, which libpq would block (LAW 8).
-    """
+    """Return a connection's statements; None with another driver or encoding, or greenlets, which libpq blocks."""
     driver: Any = conn.connection.driver_connection
     if conn.dialect.driver != "psycopg" or _has_greenlets() or driver.info.encoding != "utf-8":
         return None

@@ -112,10 +112,7 @@ def find_sync_wait(variables: Mapping[str, str]) -> int | None:
 
 
 def has_lock_timeout(store: Store) -> bool:
-    """Read whether a statement outside a transaction waits for a lock for a limited time.
-
-    On PostgreSQL a pooler that ignores the startup parameter ``options`` loses the limit without an error.
-    """
+    """Read whether a lock wait outside a transaction is limited: a pooler may ignore the parameter ``options``."""
     if store.database is not dialects.POSTGRESQL:
         return True
     query = "SELECT current_setting('lock_timeout') <> '0'"

@@ -200,10 +200,7 @@ class Store:
         find_committed: Callable[[Tx], T | None] | None = None,
         timeouts: Timeouts | TimeBudget | None = ORDINARY,
     ) -> T:
-        """Like `transact`, for ``work`` that runs a single statement on a database that can combine writes.
-
-        There it runs in autocommit on a kept connection, in one round trip; on others, in a transaction.
-        """
+        """Like `transact`, but in autocommit and one round trip if the database can combine writes."""
         if not self.database.can_combine_writes:
             return self.transact(work, find_committed=find_committed, timeouts=timeouts)
         return self._run_with_retries(self._run_autocommit, work, find_committed, timeouts)

@@ -32,10 +32,7 @@ _LOCK_POLL_SECONDS = 0.2
 
 
 def upgrade(store: Store) -> tuple[str | None, str]:
-    """Migrate a store's tables while workers use them.
-
-    Returns the revision before (None if there were no tables) and the one after.
-    """
+    """Migrate a store's tables while workers use them. Returns the revision before (None: no tables) and after."""
     if store.database.name != "postgresql":
         return store.transact(
             lambda tx: upgrade_connection(tx.conn, schema=store.schema, prefix=store.prefix), timeouts=None

@@ -101,10 +101,7 @@ def new_values(s: Store) -> dict[sa.Column[Any], Any]:
 
 @statement
 def claim_run(s: Store) -> Any:
-    """Claim an unclaimed run. A run whose claim has expired is found too, but only locked: nothing in it changes.
-
-    So both are one statement. `take_over` continues with an expired claim.
-    """
+    """Claim an unclaimed run. An expired claim is found too, and only locked: `take_over` continues with it."""
     i = s.tables.instance
     is_unclaimed = i.c.claim_token.is_(None)
     # In MariaDB later assignments see the new values of earlier ones, so the order of `new_values` matters.

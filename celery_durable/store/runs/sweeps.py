@@ -278,10 +278,7 @@ def _select_lost(s: Store) -> Any:
 def take_lost_runs(
     tx: Tx, *, queue: str, limit: int, redispatch: Redispatch, progress: QueueProgress, now: datetime
 ) -> list[DueRun]:
-    """Find runs of one queue whose dispatch message is lost, oldest message first, and postpone them.
-
-    The caller publishes them after the commit. ``now`` is the database's time, as `schedule.read` returned it.
-    """
+    """Find and postpone runs of a queue whose message is lost, oldest first. The caller publishes them later."""
     rows = tx.run(
         _select_lost,
         queue=queue,
