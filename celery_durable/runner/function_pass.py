@@ -149,7 +149,7 @@ class FunctionPass:
         raise reason
 
     def _end_after_swallowing(self, reason: Interruption) -> StepCommit:
-        """Return the last commit of a function that swallowed its interruption: if a Suspend, SuspensionSwallowed."""
+        """Return the last commit of a function that swallowed its interruption: for a Suspend, an error."""
         if isinstance(reason, Suspend):
             return StepCommit(ending=build_error_outcome(SuspensionSwallowed(self._definition.name)))
         return self._end_after_interruption(reason)

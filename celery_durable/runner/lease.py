@@ -284,7 +284,7 @@ class LeaseRenewer:
 
 
 def _release_stalled(tx: Tx, lease: Lease, error: PassStalled, *, cooldown: timedelta) -> None:
-    """Release the claim of a stalled pass, which is no crash; no process publishes it, so the sweep does at once."""
+    """Release the claim of a stalled pass, which is no crash. The sweep publishes the run after the cooldown."""
     guard_result = claims.guard(tx, lease.claim, lease=lease.length, resets_crash_count=False)
     line = LogLine(LogLevel.ERROR, "system", f"PassStalled: {error}", None, None, None, is_replay=False)
     outputs.write_logs(tx, lease.claim, guard_result, [line], remaining=1)

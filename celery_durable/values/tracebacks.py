@@ -21,7 +21,7 @@ from celery_durable.values.names import UNSTORABLE_CHARACTERS
 logger = logging.getLogger("celery_durable")
 
 Tracebacks = Literal["full", "author", "none"]
-"""What is stored: "full", the frames of the application ("author"), or only the place of the innermost of these."""
+"""What is stored: all frames, those of the application alone, or only the place of the innermost of these."""
 
 MAX_TRACEBACK_BYTES = 16 * 1024
 _MAX_FILE_LENGTH = 255

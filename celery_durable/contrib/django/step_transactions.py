@@ -1,6 +1,6 @@
 """The ``atomic()`` block of a step's body, which the commit of the step's record ends (LAW 3).
 
-Django's connections belong to threads. The thread of the pass borrows the connection of a branch's to commit it, as
+Django's connections belong to threads. The thread of the pass borrows the connection of a branch to commit it, as
 Django's LiveServerThread does.
 """
 
