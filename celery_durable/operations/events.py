@@ -100,7 +100,7 @@ class _Sending:
         """
         store, budget = self.context.store, TimeBudget(ORDINARY)
         is_plain = not self.may_be_repeated and self.if_version is None and self.context.scope is None
-        if is_plain and store.database.can_combine_writes and store.owns_engine:
+        if is_plain and store.combines_writes and store.owns_engine:
             sent = store.run_statement(self.send_in_one_statement, find_committed=self.find_sent, timeouts=budget)
             if sent is not None:
                 return sent

@@ -38,12 +38,12 @@ class Transactions(Protocol):
 
 def build(env: Environment, run: ClaimedRun, committer: Transactions) -> WriteCommit:
     """Return the first lane for the commits of a run."""
-    database, write = env.store.database, committer.transact
+    write = committer.transact
     write = EndLane(env, run, committer, write).commit
-    if database.can_combine_writes:
+    if env.store.combines_writes:
         write = SleepLane(env, run, committer, write).commit
         write = RowLane(env, run, committer, write).commit
-    elif database is MARIADB:
+    elif env.store.database is MARIADB:
         write = UnpausedRowLane(env, run, committer, write).commit
     return write if env.group_commit is None else GroupLane(env, run, committer, write).commit
 

@@ -20,7 +20,7 @@ def nothing() -> None:
 @pytest.mark.parametrize(("when", "is_restarted"), [("before", False), ("after", False), ("after", True)])
 def test_a_create_is_its_own_whatever_has_become_of_it(world: World, order, others, when, is_restarted) -> None:
     then = (lambda: others.rewind.restart("order", "o-1")) if is_restarted else nothing
-    cut_connection = cut_statement if world.store.database.can_combine_writes else cut_commit
+    cut_connection = cut_statement if world.store.combines_writes else cut_commit
     with cut_connection(world.store, when=when, then=then) as cut:
         assert world.operations.create.instance("order", id="o-1") == "o-1"
     assert cut == [when]
@@ -70,7 +70,7 @@ def test_an_event_in_doubt_is_not_new_where_another_sent_one_of_its_id(world: Wo
 def test_an_event_without_an_id_is_sent_once_also_if_in_doubt(world: World, order, when) -> None:
     """On PostgreSQL one statement sends it. Its id is random, so a row with this id was written by this call."""
     instance = order.run()
-    cut_connection = cut_statement if world.store.database.can_combine_writes else cut_commit
+    cut_connection = cut_statement if world.store.combines_writes else cut_commit
     with cut_connection(world.store, when=when) as cut:
         assert instance.send("approval", "yes") is True
     assert cut == [when]
@@ -84,7 +84,7 @@ def test_an_event_without_an_id_is_sent_once_also_if_in_doubt(world: World, orde
 def test_an_event_in_doubt_is_not_sent_to_two_runs(world: World, order, others, when, id) -> None:
     instance = order.run()
     options = {} if id is None else {"id": id}
-    is_alone = id is None and world.store.database.can_combine_writes
+    is_alone = id is None and world.store.combines_writes
     cut_connection = cut_statement if is_alone else cut_commit
     with cut_connection(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
         assert instance.send("approval", "yes", **options) is True

@@ -172,7 +172,7 @@ def test_a_group_in_doubt_is_committed_once(passes: Passes, when: str) -> None:
     assert is_held.wait(30)
     group[0].result(30)
     store = passes.world.store
-    cut = cut_statement if store.database.can_combine_writes else cut_commit
+    cut = cut_statement if store.combines_writes else cut_commit
     with cut(store, when=when) as cuts:
         group_may_go.set()
         ends = [each.exception(30) for each in group[1:]]

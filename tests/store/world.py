@@ -242,7 +242,7 @@ def send_in(tx: Tx, ref: RunRef, type_: str = "approval", payload: str = "{}", i
 
 def commit_in(tx: Tx, claim: Claim, write: StepWrite, *, changes_instance: bool = True) -> WrittenStep:
     """Write the guard and a step in one statement, where the database can do that."""
-    if tx.store.database.can_combine_writes:
+    if tx.store.combines_writes:
         return step_rows.guard_and_write_step(tx, claim, write, lease=LEASE, changes_instance=changes_instance)
     if changes_instance:
         held = claims.guard(tx, claim, lease=LEASE, resets_crash_count=write.resets_crash_count)

@@ -29,7 +29,7 @@ from celery_durable.store.engine.statements import (
 )
 from celery_durable.store.engine.time_limits import LOOP, ORDINARY, USER_WRITES, TimeBudget, Timeouts
 from celery_durable.store.schema import dialects
-from celery_durable.store.schema.dialects import CLOCK_PARAM, Database
+from celery_durable.store.schema.dialects import CLOCK_PARAM, POSTGRESQL, Database
 from celery_durable.store.schema.tables import REVISION, Tables, build_tables
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
@@ -71,6 +71,10 @@ class Tx:
             raise
         return compiled.load(result, self.prepared_statements.transformer)
 
+    def run_combined(self, statement: Statement, /, **params: Any) -> Rows | None:
+        """Run a Statement that does the work of several; returns None if the caller has to run these."""
+        return self.run(statement, **params) if self.store.combines_writes else None
+
     def run_many(self, statement: Statement, rows: Sequence[dict[str, Any]], /) -> None:
         """Run a Statement once for each row of parameters."""
         if len(rows) == 1:  # without the result object that SQLAlchemy makes
@@ -109,6 +113,11 @@ class Store:
         drivers.check_is_sync(engine)
         self.owns_engine = owns_engine
         self.database: Database = dialects.database_from_url(engine.url)
+        self.combines_writes = self.database is POSTGRESQL
+        """Whether one statement may hold a guard and the writes that depend on it (a data-modifying CTE).
+
+        The same is written without such statements. Tests turn them off.
+        """
         self.engine = drivers.configure_transactions(engine, owns_engine=self.owns_engine)
         self.schema, self.prefix = schema, prefix
         self.keeps_session_settings = prepared_statements
@@ -200,8 +209,8 @@ class Store:
         find_committed: Callable[[Tx], T | None] | None = None,
         timeouts: Timeouts | TimeBudget | None = ORDINARY,
     ) -> T:
-        """Like `transact`, but in autocommit and one round trip if the database can combine writes."""
-        if not self.database.can_combine_writes:
+        """Like `transact`, but in autocommit and one round trip if the store combines writes."""
+        if not self.combines_writes:
             return self.transact(work, find_committed=find_committed, timeouts=timeouts)
         return self._run_with_retries(self._run_autocommit, work, find_committed, timeouts)
 

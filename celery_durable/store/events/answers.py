@@ -382,7 +382,7 @@ def _waiting_map_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
 @statement
 def _record_result(s: Store) -> Any:
     item = s.tables.item
-    update = (
+    return (
         sa.update(item)
         .where(
             *items.step_conditions(s),
@@ -394,7 +394,6 @@ def _record_result(s: Store) -> Any:
         )
         .values(status=ItemStatus.DONE.value, answer=param("answer", sa.Text), due_at=sa.null())
     )
-    return update.where(_takes_results(s)) if s.database.can_combine_writes else update
 
 
 def _takes_results(s: Store) -> Any:
@@ -416,16 +415,23 @@ def _select_takes_results(s: Store) -> Any:
     return sa.select(_takes_results(s).label("takes_results"))
 
 
+@statement
+def _record_result_if_taken(s: Store) -> Any:
+    return _record_result.build(s).where(_takes_results(s))
+
+
 def record_result(tx: Tx, reference: TaskReference, item: ItemRef, payload: str) -> bool:
     """Record the result of a map item, locking the item's row alone. If it returns False, call `accept_answer`."""
     ref = reference.ref
     where = {"pk": item.pk, "run": ref.run_number, "key": item.step_key}
     named = {"workflow": ref.workflow, "instance": ref.instance_id, "token": reference.token}
     mine = {"position": item.position, "attempt": item.attempt, "answer": payload}
-    # MariaDB would lock the rows that a subquery of an UPDATE reads, among them the instance's.
-    if not tx.store.database.can_combine_writes and not tx.run(_select_takes_results, **where, **named).scalar():
-        return False
-    return tx.run(_record_result, **where, **named, **mine).rowcount == 1
+    recorded = tx.run_combined(_record_result_if_taken, **where, **named, **mine)
+    if recorded is None:  # MariaDB would lock the rows that a subquery of an UPDATE reads, among them the instance's
+        if not tx.run(_select_takes_results, **where, **named).scalar():
+            return False
+        recorded = tx.run(_record_result, **where, **named, **mine)
+    return recorded.rowcount == 1
 
 
 @statement

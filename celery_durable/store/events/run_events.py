@@ -60,7 +60,7 @@ EVENT_KEY = ("instance_pk", "run_number", "event_id")
 
 @statement
 def _bump_version_and_insert_event(s: Store) -> Any:
-    """Do both in one statement, if the database can combine writes."""
+    """Do both in one statement."""
     i, e = s.tables.instance, s.tables.event
     bumped = _bump_version.build(s).returning(i.c.version).cte("bumped")
     values = _build_event(s, bumped.c.version)
@@ -131,9 +131,8 @@ def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id
     outdated in a caller's REPEATABLE READ session.
     """
     event = {"pk": row.pk, "run": row.run_number, "event_id": event_id, "type": type_, "payload": payload}
-    if tx.store.database.can_combine_writes:
-        inserted = tx.run(_bump_version_and_insert_event, **event)
-    else:
+    inserted = tx.run_combined(_bump_version_and_insert_event, **event)
+    if inserted is None:
         tx.run(_bump_version, pk=row.pk)
         inserted = tx.run(_insert_event, **event)
     new = inserted.first()
@@ -237,7 +236,7 @@ def consume(tx: Tx, claim: Claim, guard_result: GuardResult, event: StoredEvent,
     tx.run(_consume, pk=claim.pk, run=claim.ref.run_number, seq=event.seq, now_us=to_us(guard_result.now), key=key)
 
 
-# An event that is sent on its own: one statement, if the database can combine writes (PostgreSQL).
+# An event that is sent on its own: one statement (PostgreSQL).
 #
 # Whether the run waits for the event must be known at the time of the lock (LAW 2b). The statement looks before it
 # locks, and then compares the version, which each change of the status, the claim or the run increments, and each wait

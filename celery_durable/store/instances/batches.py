@@ -80,13 +80,13 @@ def _divide(batch: Sequence[NewInstance]) -> Iterator[list[NewInstance]]:
 
 def _insert_part(tx: Tx, part: Sequence[NewInstance], given: dict[str, Any], start: RunStart) -> dict[str, int]:
     rows = dialects.encode_rows([{"instance_id": each.instance_id, "params": each.params} for each in part])
-    if tx.store.database.can_combine_writes:
-        return {row.instance_id: row.id for row in tx.run(_insert_with_runs, rows=rows, **given, **start.encode(1))}
-    created = {row.instance_id: row.id for row in tx.run(_insert, rows=rows, **given)}
-    new_runs = [
-        {"pk": created[each.instance_id], "params": each.params} for each in part if each.instance_id in created
-    ]
-    if new_runs:
+    combined = tx.run_combined(_insert_with_runs, rows=rows, **given, **start.encode(1))
+    inserted = tx.run(_insert, rows=rows, **given) if combined is None else combined
+    created = {row.instance_id: row.id for row in inserted}
+    if combined is None and created:
+        new_runs = [
+            {"pk": created[each.instance_id], "params": each.params} for each in part if each.instance_id in created
+        ]
         tx.run(_insert_runs, rows=dialects.encode_rows(new_runs), **start.encode(1))
     return created
 

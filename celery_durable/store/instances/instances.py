@@ -84,7 +84,7 @@ def _insert(s: Store) -> Any:
 
 @statement
 def _insert_with_run(s: Store) -> Any:
-    """Insert an instance and its first run, on a database that can combine writes."""
+    """Insert an instance and its first run in one statement."""
     instance, run = _build_insert(s).cte("new_instance"), s.tables.run
     values = {"instance_pk": instance.c.id, **runs.run_values(s)}
     source = sa.select(*values.values()).select_from(instance)
@@ -118,17 +118,12 @@ def insert(
     options: dict[str, Any] = {"run_at": run_at, "parent": parent, "retention": retention, "max_run": max_run}
     given = {"instance": instance_id, **encode_start(workflow, queue=queue, grace=grace, plan=plan, **options)}
     start = RunStart(params, commit_id, plan, continuation=continuation)
-    combines = tx.store.database.can_combine_writes
-    if combines:
-        pk = tx.run(_insert_with_run, **given, **start.encode(1)).scalar()
-    else:
-        pk = tx.run(_insert, **given).scalar()
+    combined = tx.run_combined(_insert_with_run, **given, **start.encode(1))
+    pk = (tx.run(_insert, **given) if combined is None else combined).scalar()
     if pk is None:
         return runs.find_creator(tx, workflow, instance_id) == commit_id
-    if combines:
-        runs.insert_rows(tx, pk, 1, start)
-    else:
-        runs.insert(tx, pk, 1, start)
+    insert_run = runs.insert if combined is None else runs.insert_rows
+    insert_run(tx, pk, 1, start)
     if initial_labels:
         insert_labels(tx, pk, initial_labels)
     if continuation is not None:

@@ -137,9 +137,8 @@ def _has_event_for(tx: Tx, claim: Claim, waits: Sequence[OpenWait]) -> bool:
 
 @statement
 def _end(s: Store) -> Any:
-    """End an instance. If the database can combine writes, the statement also ends the run."""
-    i, r = s.tables.instance, s.tables.run
-    ended = (
+    i = s.tables.instance
+    return (
         sa.update(i)
         .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
         .values(
@@ -154,13 +153,16 @@ def _end(s: Store) -> Any:
             retention_until=s.clock() + i.c.retention_us,
         )
     )
-    if not s.database.can_combine_writes:
-        return ended
-    guard = ended.returning(i.c.id, i.c.run_number).cte("guard")
-    return _update_ended_run(s).where(r.c.instance_pk == guard.c.id, r.c.run_number == guard.c.run_number)
 
 
-HOT_STATEMENTS = (_end,)
+@statement
+def _end_with_run(s: Store) -> Any:
+    i, r = s.tables.instance.c, s.tables.run.c
+    guard = _end.build(s).returning(i.id, i.run_number).cte("guard")
+    return _update_ended_run(s).where(r.instance_pk == guard.c.id, r.run_number == guard.c.run_number)
+
+
+HOT_STATEMENTS = (_end_with_run,)
 
 
 @statement
@@ -191,13 +193,12 @@ def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
         "started_us": to_us(claim.claimed_at),
     }
     key = {"pk": claim.pk, "token": claim.token, "status": run_outcome.status.value}
-    if tx.store.database.can_combine_writes:
-        ended = tx.run(_end, **key, **outcome).rowcount
-    else:
-        ended = tx.run(_end, **key).rowcount
-        if ended:
+    ended = tx.run_combined(_end_with_run, **key, **outcome)
+    if ended is None:
+        ended = tx.run(_end, **key)
+        if ended.rowcount:
             tx.run(_end_run, pk=claim.pk, run=claim.ref.run_number, **outcome)
-    if ended == 0:
+    if ended.rowcount == 0:
         raise Superseded(str(claim.ref))
 
 
@@ -216,7 +217,7 @@ def mark_started(tx: Tx, claim: Claim) -> None:
     tx.run(_mark_started, pk=claim.pk, run=claim.ref.run_number, started_us=to_us(claim.claimed_at))
 
 
-# The suspension of a run that only sleeps: one statement, if the database can combine writes (PostgreSQL).
+# The suspension of a run that only sleeps: one statement (PostgreSQL).
 #
 # A sleep ends at its time alone, so nothing but the locked row decides (LAW 2b). A wait for an event has to be
 # suspended by `suspend`: whether an event is there must be read after the lock.

@@ -62,7 +62,7 @@ def _build_locked(s: Store, given: Any) -> Any:
 
 @statement_for
 def _lock_and_insert_all(s: Store, fields: Sequence[str]) -> Any:
-    """Build the statement for a database that can combine writes. It returns the steps that it has inserted."""
+    """Build the statement that does both. It returns the steps that it has inserted."""
     types: dict[str, Any] = dict(_KEYS)
 
     def note_type(name: str, type_: Any) -> Any:
@@ -97,15 +97,14 @@ def _lock_all(s: Store) -> Any:
 def write_group(tx: Tx, group: Sequence[GroupedStep]) -> list[WrittenStep | None]:
     """Write the steps of a group; None for each that has to be written alone. All have the same `GroupedStep.fields`.
 
-    Such a step belongs to an instance that is locked or no longer claimed, or its row exists. On a database that cannot
+    Such a step belongs to an instance that is locked or no longer claimed, or its row exists. On a store that does not
     combine writes, a row that exists raises `sqlalchemy.exc.IntegrityError` instead, and nothing is written.
     """
     fields = group[0].fields
     keys = [{"position": n, "pk": each.claim.pk, "token": each.claim.token} for n, each in enumerate(group)]
-    if tx.store.database.can_combine_writes:
-        rows = [key | each.parameters for key, each in zip(keys, group, strict=True)]
-        found: list[Any] = tx.run(_lock_and_insert_all(fields), rows=dialects.encode_rows(rows))
-    else:
+    rows = [key | each.parameters for key, each in zip(keys, group, strict=True)]
+    found: list[Any] | None = tx.run_combined(_lock_and_insert_all(fields), rows=dialects.encode_rows(rows))
+    if found is None:
         found = [row for row in tx.run(_lock_all, rows=dialects.encode_rows(keys)) if row.id is not None]
         insert_new(
             tx, fields, [(group[row.position].claim, row.now_us, group[row.position].parameters) for row in found]

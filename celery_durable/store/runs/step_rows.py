@@ -234,7 +234,7 @@ def guard_and_write_step(
     log_lines: Sequence[LogLine] = (),
     changes_instance: bool = True,
 ) -> WrittenStep:
-    """Take the guard and write one step row, and perhaps log lines: one statement, if the database can combine writes.
+    """Take the guard and write one step row, and perhaps log lines, in one statement (PostgreSQL).
 
     At most `outputs.MAX_WITH_STEP` lines; all are kept. Raises Superseded if the claim is lost, or if the row to
     overwrite has changed. ``changes_instance``: False if `guard_without_change` suffices.

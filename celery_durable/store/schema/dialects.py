@@ -77,16 +77,14 @@ def _sqlite_clock(*_: Any, **__: Any) -> str:
 @dataclass(frozen=True, slots=True)
 class Database:
     name: str
-    can_combine_writes: bool
-    """Whether one statement can hold a guard and the writes that depend on it (a data-modifying CTE)."""
     update_returns: bool
     has_one_writer: bool
     """Whether only one write transaction can run at a time for the whole file."""
 
 
-POSTGRESQL = Database("postgresql", can_combine_writes=True, update_returns=True, has_one_writer=False)
-MARIADB = Database("mariadb", can_combine_writes=False, update_returns=False, has_one_writer=False)
-SQLITE = Database("sqlite", can_combine_writes=False, update_returns=True, has_one_writer=True)
+POSTGRESQL = Database("postgresql", update_returns=True, has_one_writer=False)
+MARIADB = Database("mariadb", update_returns=False, has_one_writer=False)
+SQLITE = Database("sqlite", update_returns=True, has_one_writer=True)
 
 _MIN_VERSIONS = {"postgresql": (15, 0), "mariadb": (10, 6), "sqlite": (3, 35)}
 

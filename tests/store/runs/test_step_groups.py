@@ -76,7 +76,7 @@ def test_a_row_that_exists_is_left_alone(world: World) -> None:
     """On a database that cannot combine writes, the whole group is."""
     first, second = claim_some(world, 2)
     before = world.commit(first, step(result="1"), changes_instance=False).row
-    if world.store.database.can_combine_writes:
+    if world.store.combines_writes:
         assert [each is not None for each in write(world, *grouped([first, second]))] == [False, True]
     else:
         with pytest.raises(IntegrityError):
