@@ -26,6 +26,7 @@ from celery_durable.wire.requests import (
     SendEvent,
     SetResult,
     Skip,
+    Terminate,
 )
 from celery_durable.wire.responses import (
     Done,
@@ -213,14 +214,18 @@ def cancel(operations: Operations, target: Target, body: Reason) -> Done:
     return Done(ok=True)
 
 
-@command(f"{INSTANCE}/terminate", Permission.MANAGEMENT, Reason, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
-def terminate(operations: Operations, target: Target, body: Reason) -> Done:
-    """End an instance permanently.
+@command(f"{INSTANCE}/terminate", Permission.MANAGEMENT, Terminate, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
+def terminate(operations: Operations, target: Target, body: Terminate) -> Done:
+    """End an instance permanently, and its open children.
 
     The result of a step that is running is not recorded.
     """
     operations.lifecycle.terminate(
-        target.workflow, target.instance_id, reason=body.reason, if_version=target.if_version
+        target.workflow,
+        target.instance_id,
+        reason=body.reason,
+        children=body.children,
+        if_version=target.if_version,
     )
     return Done(ok=True)
 

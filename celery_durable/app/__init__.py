@@ -334,6 +334,7 @@ class Durable:
             ConfigInvalid: No database is configured.
             StoreUnavailable: The database cannot do this now.
         """
+        self.internals.end_children()
         return self.internals.ticker.tick(max_instances=max_instances, max_steps=max_steps)
 
 

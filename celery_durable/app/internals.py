@@ -19,11 +19,14 @@ from celery_durable.definitions import SHARED, Registry
 from celery_durable.errors import ConfigInvalid, NotConfigured
 from celery_durable.handles.host import refuse_using
 from celery_durable.housekeeping import CallQueue, Job
+from celery_durable.model import OutboundEvent
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
 from celery_durable.runtime import CallAsync, Runtime
 from celery_durable.store.engine import Store
+from celery_durable.store.instances.families import END_CHILDREN
+from celery_durable.store.runs import outbox
 from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.dispatch_publisher import DispatchPublisher
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
@@ -35,6 +38,7 @@ from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.process_stops import StopFlag, make_process_stop_check
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.task_ends import TaskEndHandler
+from celery_durable.values import Retries
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
@@ -77,7 +81,7 @@ class Internals:
         self.runtime = runtime or Runtime()
         self.registry = Registry(SHARED)
         self.bindings = Bindings(self.registry)
-        self.handlers: dict[str, Handler] = {}
+        self.handlers = {END_CHILDREN: Handler.of(self._end_children, Retries(limit=None))}
         """The handlers of outbound events, by the event's name."""
         self.celery_app: Celery | None = None
         """Set by `Durable.init_app`."""
@@ -216,6 +220,14 @@ class Internals:
     def deliveries(self) -> OutboundDeliverer:
         """Calls the handlers of outbound events."""
         return OutboundDeliverer(self.store, self.settings, self.runtime, self.handlers, self._stops_process)
+
+    def _end_children(self, event: OutboundEvent) -> None:
+        self.operations.families.end_children(event.payload)
+
+    def end_children(self) -> None:
+        """End the children of terminated runs, for `Durable.tick`: there may be no worker to do it."""
+        for id_ in self.store.read(lambda tx: outbox.find_due_events(tx, END_CHILDREN)):
+            self.deliveries.deliver(id_)
 
     @functools.cached_property
     def answers(self) -> AnswerCommitter:

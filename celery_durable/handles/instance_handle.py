@@ -76,17 +76,19 @@ class InstanceHandle(abc.ABC):
         """
         self._operations.lifecycle.cancel(self._workflow_name, self.id, reason=reason)
 
-    def terminate(self, reason: str | None = None) -> None:
+    def terminate(self, reason: str | None = None, *, children: bool = True) -> None:
         """End the instance now, without a result. Nothing more of it is recorded.
 
         Args:
             reason: Why, for the history; cut to 2048 characters.
+            children: Also end the open children of the current run, and theirs. A worker does so soon after the call.
+                Children with ``on_parent_end="continue"`` continue.
 
         Raises:
             InstanceTerminal: It has ended already.
             StoreUnavailable: The database cannot do this now.
         """
-        self._operations.lifecycle.terminate(self._workflow_name, self.id, reason=reason)
+        self._operations.lifecycle.terminate(self._workflow_name, self.id, reason=reason, children=children)
 
     def restart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
         """Start a new run with the same parameters, from any status. Earlier runs stay readable.
@@ -281,9 +283,9 @@ class InstanceHandle(abc.ABC):
         """`cancel` for async code, on a thread."""
         await self._call(lambda: self.cancel(reason))
 
-    async def aterminate(self, reason: str | None = None) -> None:
+    async def aterminate(self, reason: str | None = None, *, children: bool = True) -> None:
         """`terminate` for async code, on a thread."""
-        await self._call(lambda: self.terminate(reason))
+        await self._call(lambda: self.terminate(reason, children=children))
 
     async def arestart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
         """`restart` for async code, on a thread."""

@@ -57,7 +57,15 @@ from celery_durable.model.overview import (
     StatusCount,
     TaskQueue,
 )
-from celery_durable.model.public import CreateOptions, IfExists, OnLost, OutboundEvent, ReceivedEvent, WorkflowEvent
+from celery_durable.model.public import (
+    CreateOptions,
+    IfExists,
+    OnLost,
+    OnParentEnd,
+    OutboundEvent,
+    ReceivedEvent,
+    WorkflowEvent,
+)
 from celery_durable.model.record import Record
 from celery_durable.model.records import (
     AuditRecord,
@@ -131,6 +139,7 @@ from celery_durable.model.states import (
     derive_id,
     get_public_event_type,
     is_answer,
+    is_independent_child,
     is_task_event_type,
     parse_child_event_type,
     parse_task_event_type,
@@ -211,6 +220,7 @@ __all__ = [
     "MapState",
     "NewRun",
     "OnLost",
+    "OnParentEnd",
     "OpenWait",
     "Origin",
     "Outage",
@@ -276,6 +286,7 @@ __all__ = [
     "get_public_event_type",
     "hot_dataclass",
     "is_answer",
+    "is_independent_child",
     "is_task_event_type",
     "iso",
     "parse_child_event_type",

@@ -12,6 +12,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 OnLost = Literal["resend", "fail", "wait"]
 """What to do if a task is lost with its worker or queue: send it again, fail with TaskLost, or wait for its timeout."""
+OnParentEnd = Literal["terminate", "continue"]
+"""What becomes of a child if its parent is terminated: the child is terminated too, or continues."""
 IfExists = Literal["error", "return"]
 """What to do if an instance with the id exists: raise an error, or return the existing instance."""
 

@@ -166,7 +166,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-_TOPIC, _TASK, _CHILD = "topic:", "task:", "child:"
+_TOPIC, _TASK, _CHILD, _INDEPENDENT_CHILD = "topic:", "task:", "child:", "independent-child:"
 _ITEM_PATTERN = re.compile(r"item:(\d{1,18}):(\d{1,9}):(\d{1,9}):([^\x00-\x1e]+)")
 _TASK_PATTERN = re.compile(r"task:\d{1,18}:\d{1,9}:\d{1,9}:[^\x00-\x1f]+")
 _MAX_TYPE_LENGTH = 255
@@ -210,15 +210,23 @@ def task_id(event_type: str, pk: int, run_number: int) -> str:
     return derive_id(event_type, pk, run_number)
 
 
-def child_event_type(workflow: str, instance_id: str, seq: int) -> str:
-    """Return the event type for the answer of a child instance to the step that created it."""
-    return f"{_CHILD}{seq}:{workflow}/{instance_id}"[:_MAX_TYPE_LENGTH]
+def child_event_type(workflow: str, instance_id: str, seq: int, *, is_independent: bool = False) -> str:
+    """Return the event type for the answer of a child instance to the step that created it.
+
+    ``is_independent``: the child continues if its parent is terminated. The type is where the database has that.
+    """
+    return f"{_INDEPENDENT_CHILD if is_independent else _CHILD}{seq}:{workflow}/{instance_id}"[:_MAX_TYPE_LENGTH]
 
 
 def parse_child_event_type(event_type: str | None) -> tuple[str, str] | None:
     """Return the workflow and the instance id from an event type of `child_event_type`, or None for any other."""
-    found = _parse_subject(event_type, _CHILD, 2)
+    found = _parse_subject(event_type, _CHILD, 2) or _parse_subject(event_type, _INDEPENDENT_CHILD, 2)
     return None if found is None else (found.partition("/")[0], found.partition("/")[2])
+
+
+def is_independent_child(event_type: str | None) -> bool:
+    """Whether the child of a step with this event type continues if its parent is terminated."""
+    return event_type is not None and event_type.startswith(_INDEPENDENT_CHILD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +252,7 @@ class ItemRef:
 
 def is_answer(event_type: str) -> bool:
     """Whether the event type belongs to an answer of a task or of a child instance."""
-    return event_type.startswith((_TASK, _CHILD))
+    return event_type.startswith((_TASK, _CHILD, _INDEPENDENT_CHILD))
 
 
 def get_public_event_type(event_type: str | None) -> str | None:

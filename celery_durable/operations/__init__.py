@@ -13,6 +13,7 @@ from celery_durable.operations.answers import AnswerOperations
 from celery_durable.operations.context import OperationContext, PublishRuns, Versions
 from celery_durable.operations.create import CreateOperations
 from celery_durable.operations.events import EventOperations
+from celery_durable.operations.families import FamilyOperations
 from celery_durable.operations.history import HistoryOperations
 from celery_durable.operations.interventions import InterventionOperations
 from celery_durable.operations.lifecycle import LifecycleOperations
@@ -37,6 +38,7 @@ class Operations:
         self.topics = TopicOperations(context)
         self.rewind = RewindOperations(context)
         self.interventions = InterventionOperations(context)
+        self.families = FamilyOperations(context, self.lifecycle)
         self.queries = QueryOperations(context)
         self.history = HistoryOperations(context)
         self.stats = StatsOperations(context)

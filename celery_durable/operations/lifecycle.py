@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from celery_durable import notify, values
 from celery_durable.errors import Cancelled, InstanceTerminal
-from celery_durable.model import DueRun, InstanceRow, Status, WakeReason
+from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Status, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
-from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.instances import families, instances, lifecycle
 from celery_durable.store.runs import runs
 
 
@@ -82,27 +82,44 @@ class LifecycleOperations:
 
         A run that has done nothing yet, or that was asked before, ends at once.
         """
-        self._stop(workflow, instance_id, reason, if_version, cleans_up=True)
+        self._stop(workflow, instance_id, reason, if_version, children=True, cleans_up=True)
 
     def terminate(
-        self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        reason: str | None = None,
+        children: bool = True,
+        if_version: Versions = None,
     ) -> None:
         """End the instance permanently. A step function that still runs records nothing more.
 
-        If a step of another instance created it, that step gets an error as its answer.
+        If a step of another instance created it, that step gets an error as its answer. With ``children``, the
+        open children of its run end soon after it.
         """
-        self._stop(workflow, instance_id, reason, if_version, cleans_up=False)
+        self._stop(workflow, instance_id, reason, if_version, children=children, cleans_up=False)
 
     def _stop(
-        self, workflow: str, instance_id: str, reason: str | None, if_version: Versions, *, cleans_up: bool
+        self,
+        workflow: str,
+        instance_id: str,
+        reason: str | None,
+        if_version: Versions,
+        *,
+        children: bool,
+        cleans_up: bool,
     ) -> None:
         reason = self._context.clean_reason(reason)
         operation, grace = "cancel" if cleans_up else "terminate", self._context.grace
+        new_id = self._context.runtime.new_id
         ended: InstanceRow | None = None
+        messages: list[OutboxMessage] = []
 
         def work(tx: Tx) -> list[DueRun]:
-            nonlocal ended
-            ended, parent = None, instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
+            nonlocal ended, messages
+            ended, messages = None, []
+            parent = instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
             # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
             answers.lock_parent(tx, parent)
             row = self._context.lock_unfinished(tx, workflow, instance_id, operation, if_version)
@@ -112,12 +129,12 @@ class LifecycleOperations:
                 return [] if due is None else [due]
             ended, why = row, str(Cancelled(reason)) if cleans_up else reason
             lifecycle.terminate(tx, row, reason=why)
+            if children:
+                messages = families.end_children(tx, row, "terminate", reason=why, new_id=new_id, grace=grace)
             if parent is None:
                 return []
             payload = values.encode_termination_answer(workflow, instance_id, why)
-            return answers.answer_parent(
-                tx, parent, payload=payload, event_id=self._context.runtime.new_id(), grace=grace
-            )
+            return answers.answer_parent(tx, parent, payload=payload, event_id=new_id(), grace=grace)
 
         def find_committed(tx: Tx) -> list[DueRun] | None:
             nonlocal ended
@@ -135,5 +152,6 @@ class LifecycleOperations:
             if ended is not None:
                 notify.send_workflow_terminated(ended.ref, reason=str(Cancelled(reason)) if cleans_up else reason)
             self._context.publish_runs(due_runs)
+            self._context.send_messages(messages)
 
         self._context.after_commit(notify_and_wake)

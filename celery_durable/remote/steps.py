@@ -186,7 +186,8 @@ class ChildKind(StepKind[ChildCall]):
 
     def identify(self, call: ChildCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
         timeout = None if call.timeout is None else parse_timeout(call.timeout, settings)
-        return CallIdentity(call.name, (call.definition.name, call.params, call.instance_id, timeout), policy)
+        work = call.definition.name, call.params, call.instance_id, timeout, call.on_parent_end
+        return CallIdentity(call.name, work, policy)
 
     def advance(self, context: ExecutionContext, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
         for execution in executions:
@@ -229,7 +230,12 @@ def _create_child(context: ExecutionContext, execution: StepExecution, call: Chi
         StepStatus.WAITING,
         attempts=1,
         wake_in=wait_duration(context, execution, timeout, "event"),
-        event_type=child_event_type(call.definition.name, instance_id, execution.entry.seq),
+        event_type=child_event_type(
+            call.definition.name,
+            instance_id,
+            execution.entry.seq,
+            is_independent=call.on_parent_end == "continue",
+        ),
     )
     new_instance = NewInstance(call.definition, instance_id, call.params, call.labels)
     try:

@@ -305,7 +305,13 @@ class ExecutionContext:
             result=result,
         )
         losers = [branch for branch in race.branches if branch is not winner and self.find_finished_row(branch) is None]
-        return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]
+        return [race_write, *(self._build_loser(branch, commit_id) for branch in losers)]
+
+    def _build_loser(self, branch: StepExecution, commit_id: str) -> StepWrite:
+        """Build the row of a branch that has lost. It keeps what the branch waited for, such as its child."""
+        row = self.replay_state.rows.get(branch.key)
+        event_type = None if row is None else row.wait_event_type
+        return self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id, event_type=event_type)
 
     def find_finished_row(self, execution: StepExecution) -> StepRow | None:
         """Return the current row of a step if it has finished, else None."""

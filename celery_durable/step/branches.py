@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from celery_durable.model import OnLost, ReceivedEvent
+from celery_durable.model import OnLost, OnParentEnd, ReceivedEvent
 from celery_durable.step.calls import (
     DEFAULT_EVENT_TIMEOUT,
     DEFAULT_TASK_TIMEOUT,
@@ -162,9 +162,13 @@ class Branches:
         id: str | None = None,  # the public name
         timeout: Duration | None = None,
         labels: Mapping[str, str] | None = None,
+        on_parent_end: OnParentEnd = "terminate",
     ) -> StepFuture[T]:
         """Submit a call of `Step.child` as a branch. The child is created when the branch is gathered."""
-        return self._context.submit(build_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        call = build_child_call(
+            name, workflow, params, id=id, timeout=timeout, labels=labels, on_parent_end=on_parent_end
+        )
+        return self._context.submit(call)
 
     @overload
     def gather(self, *futures: StepFuture[T], return_exceptions: Literal[False] = ...) -> list[T]: ...

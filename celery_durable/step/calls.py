@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.errors import DefinitionInvalid, ValueRefused
-from celery_durable.model import LogLevel, OnLost, WorkflowEvent, hot_dataclass
+from celery_durable.model import LogLevel, OnLost, OnParentEnd, WorkflowEvent, hot_dataclass
 from celery_durable.values import Duration, Retries, StepConfig, parse_duration
 
 T_co = TypeVar("T_co", covariant=True)
@@ -97,6 +97,7 @@ class ChildCall:
     instance_id: str | None
     timeout: Duration | None
     labels: Mapping[str, str]
+    on_parent_end: OnParentEnd = "terminate"
 
 
 class StepCall(Protocol):
@@ -245,11 +246,14 @@ def build_child_call(
     id: str | None,  # the public name
     timeout: Duration | None,
     labels: Mapping[str, str] | None,
+    on_parent_end: OnParentEnd,
 ) -> ChildCall:
-    """Build a call of `child`; raises DefinitionInvalid, InvalidLabel, TooManyLabels."""
+    """Build a call of `child`; raises DefinitionInvalid, InvalidLabel, TooManyLabels, ValueRefused."""
     definition = require_definition(f"step.child({name!r})", workflow)
     child_id = values.read_text(id) if isinstance(id, str) else id
-    return ChildCall(name, definition, params, child_id, timeout, values.check_labels(labels))
+    if on_parent_end not in get_args(OnParentEnd):
+        raise ValueRefused(f"on_parent_end={on_parent_end!r} must be one of {', '.join(get_args(OnParentEnd))}.")
+    return ChildCall(name, definition, params, child_id, timeout, values.check_labels(labels), on_parent_end)
 
 
 def require_definition(call: str, workflow: HasDefinition) -> Definition:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from celery_durable import values
-from celery_durable.model import OnLost, ReceivedEvent
+from celery_durable.model import OnLost, OnParentEnd, ReceivedEvent
 from celery_durable.step.branches import Branches
 from celery_durable.step.calls import (
     DEFAULT_EVENT_TIMEOUT,
@@ -293,11 +293,12 @@ class Step(Branches):
         id: str | None = None,  # the public name
         timeout: Duration | None = None,
         labels: Mapping[str, str] | None = None,
+        on_parent_end: OnParentEnd = "terminate",
     ) -> T:
         """Run another workflow as a step and return its output.
 
-        The child is created when the step is recorded. It is independent: it continues if this run ends, and a restart
-        of this run creates another child.
+        The child is created when the step is recorded. It continues if this run completes or fails, and a restart of
+        this run creates another child.
 
         Args:
             name: The step's name.
@@ -306,6 +307,7 @@ class Step(Branches):
             id: The child's id. None: one derived from this run and step.
             timeout: 1 second to a year; the child continues after it. None: ``durable_max_sleep_seconds``.
             labels: As in `Workflow.create`.
+            on_parent_end: If this run is terminated: "terminate" the child too, or let it "continue".
 
         Returns:
             The child's output.
@@ -315,8 +317,12 @@ class Step(Branches):
                 terminated, "InstanceAlreadyExists" if the id is taken, or "WorkflowParamsInvalid".
             StepTimeout: It did not end in time.
             DefinitionInvalid: ``workflow`` is not a workflow.
+            ValueRefused: ``on_parent_end`` is neither.
         """
-        output: T = self._context.call(build_child_call(name, workflow, params, id=id, timeout=timeout, labels=labels))
+        call = build_child_call(
+            name, workflow, params, id=id, timeout=timeout, labels=labels, on_parent_end=on_parent_end
+        )
+        output: T = self._context.call(call)
         return output
 
     def publish(self, key: str, value: Any) -> None:

@@ -146,6 +146,15 @@ class Reason(RequestModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terminate(Reason):
+    """``children`` false lets the open children of the instance continue. By default they are terminated too."""
+
+    __pydantic_config__ = _config({"reason": "sold twice", "children": False})
+
+    children: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retry(Reason):
     """``delayMs`` is how long the new run waits before it starts, up to 30 days. By default it starts now."""
 

@@ -47,6 +47,10 @@ class Site:
             step.sleep("nap", "1 hour")
             step.do("after", self.ran.append, event.instance_id)
 
+        @self.durable.workflow(name="family")
+        def family(event: WorkflowEvent[None], step: Step) -> None:
+            step.child("child", self.durable.workflows["nap"], id="kid")
+
     def create(self, workflow: str, params: Any, id: str) -> Any:
         return self.durable.workflows[workflow].create(params, id=id)
 
@@ -162,3 +166,14 @@ def test_a_dispatcher_waits_ten_times_as_long_as_it_took_to_find_out_what_is_due
         world.sweeper.seconds_to_next()
         pauses.append(round(world.sweeper.pause_seconds, 3))
     assert pauses == [0.0, 0.3, 1.0]
+
+
+def test_a_tick_ends_the_children_of_a_terminated_run(site: Site) -> None:
+    family = site.create("family", None, "f-1")
+    site.durable.tick()
+    site.durable.tick()
+    assert site.status("nap", "kid") == "waiting"
+    family.terminate()
+    site.clock.advance(60)
+    site.durable.tick()
+    assert site.status("nap", "kid") == "terminated"

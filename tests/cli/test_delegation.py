@@ -147,6 +147,17 @@ def test_one_that_failed_for_good_is_settled_in_a_new_run(album: Shop, connectio
     assert connection("show", "single", "s-1", "--full").rows[-1] == ["output", '"by hand"']
 
 
+@pytest.mark.parametrize("options", [(), ("--no-children",)])
+@pytest.mark.parametrize("targets", [("album", "a-1"), ("--where", "workflow=album", "--yes")])
+def test_terminate_ends_the_children_unless_told_otherwise(
+    album: Shop, connection: Any, options: tuple[str, ...], targets: tuple[str, ...]
+) -> None:
+    assert connection("terminate", *targets, *options).rows == [["Terminated", "album/a-1"]]
+    album.clock.advance(minutes=1)
+    album.durable.tick()
+    assert connection("show", "nap", "n-1").rows[0][3] == ("waiting" if options else "terminated")
+
+
 def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> None:
     assert ["parent", "album", "a-1", "1", "rest"] in connection("show", "nap", "n-1").rows
     started = ["run", "active", "run 1 of nap/n-1", "Child of album/a-1#1, step rest"]

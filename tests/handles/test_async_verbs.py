@@ -157,7 +157,7 @@ CALLS: dict[str, list[Call]] = {
     "pause": [Call(waiting)],
     "resume": [Call(lambda world: world.orders.get("paused"))],
     "cancel": [Call(waiting, ("no longer wanted",))],
-    "terminate": [Call(waiting, ("no longer wanted",))],
+    "terminate": [Call(waiting, ("no longer wanted",), {"children": False})],
     "restart": [Call(waiting, (), {"from_step": "answer", "reason": "wrong item"})],
     "retry": [Call(failed, (), {"delay": "5 minutes", "reason": "the limit is higher"}), Call(waiting)],
     "set_result": [Call(failed, ("refuse", 7), {"by": "ada", "reason": "by phone"})],

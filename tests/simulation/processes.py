@@ -13,6 +13,7 @@ from celery_durable import remote
 from celery_durable.model import OutboundEvent, OutboxMessage, RunRef
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.runner import Runner
+from celery_durable.store.instances.families import END_CHILDREN
 from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.publishing import PublishReport
@@ -204,7 +205,8 @@ class Postman(Machine):
 
     def deliver(self, id_: str) -> str:
         """Deliver one; "crashed" where it died in the handler."""
-        handlers = {"note": Handler.of(self._note, Retries(limit=None, delay=5, backoff="constant"))}
+        retries = Retries(limit=None, delay=5, backoff="constant")
+        handlers = {"note": Handler.of(self._note, retries), END_CHILDREN: Handler.of(self._end_children, retries)}
         try:
             return OutboundDeliverer(self.store, self.world.settings, self.runtime, handlers, ends_the_process).deliver(
                 id_
@@ -213,6 +215,12 @@ class Postman(Machine):
             if not self.runtime.is_dead:
                 raise
             return "crashed"
+
+    def _end_children(self, event: OutboundEvent) -> None:
+        """End the children of a run that was terminated; if this fails or dies afterwards, it is done again."""
+        self.operations().families.end_children(event.payload)
+        self.world.schedule.story.terminated.update(instance_id for _, instance_id in event.payload["children"])
+        self._note(event)
 
     def _note(self, event: OutboundEvent) -> None:
         match self.world.schedule.errands.notes(event):

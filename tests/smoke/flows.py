@@ -113,6 +113,14 @@ def _delegate(app: Celery, durable: Durable) -> None:
         doubled = step.task("double", double.s(7).set(queue=event.payload))
         return [doubled, step.child("chain", durable.workflows["chain"], {"steps": 1, "hold": 0}, id="c-1")]
 
+    @durable.workflow(name="family")
+    def family(event: WorkflowEvent[int], step: Step) -> Any:
+        """Each generation waits for the next; the last one rests."""
+        if not event.payload:
+            return step.sleep("rest", "1 hour")
+        child_id = f"{event.instance_id}-{event.payload - 1}"
+        return step.child("child", durable.workflows["family"], event.payload - 1, id=child_id)
+
 
 def _with(flow: Any, traces: Traces) -> Any:
     def bound(event: WorkflowEvent[Any], step: Step) -> Any:

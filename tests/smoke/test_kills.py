@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_durable.model import Status
+from tests.smoke.proc import until
 from tests.smoke.site import RABBITMQ_IN_GATE, REDIS_AND_POSTGRESQL, REDIS_IN_GATE, Site
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -195,3 +196,20 @@ def test_a_client_may_die_between_its_commit_and_its_message(site: Site) -> None
         if is_created:
             site.instances.append(site.workflow("chain").get(point))
     site.finish()
+
+
+@REDIS_IN_GATE
+def test_the_children_end_although_the_client_died_when_it_had_terminated_their_parent(site: Site) -> None:
+    site.beat(wait=False)
+    site.worker()
+    family = site.workflow("family")
+
+    def statuses() -> set[str]:
+        return {item.status for item in family.list(limit=100).items}
+
+    family.create(2, id="f")
+    until("the grandchild", lambda: len(family.list().items) == 3 and statuses() == {"waiting"})
+    site.order("client.after-commit")
+    assert site.client("durable.workflows['family'].get('f').terminate('sold twice')") == -signal.SIGKILL
+    until("the end of all", lambda: statuses() == {"terminated"})
+    site.check()

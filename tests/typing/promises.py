@@ -116,7 +116,7 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
 
     assert_type(step.task("resize", "media.resize", timeout="1 hour", retries=3), Any)
     assert_type(step.child("report", report, "some words", id="r-1", timeout="1 hour", labels={"of": "o-1"}), list[int])
-    assert_type(step.child("again", order, event.payload), str)
+    assert_type(step.child("again", order, event.payload, on_parent_end="continue"), str)
     assert_type(step.child("nothing given", nothing_given), Approval)
     assert_type(step.child("packing", packing, event.payload), Any)
     assert_type(step.child("of an app", durable.workflows["order"], 5), Any)

@@ -85,13 +85,21 @@ def cancel(backend: Backend, target: Target, reason: Reason) -> Sequence[str]:
     "terminate --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
     statuses=UNFINISHED,
 )
-def terminate(backend: Backend, target: Target, reason: Reason) -> Sequence[str]:
+def terminate(
+    backend: Backend,
+    target: Target,
+    children: Annotated[
+        bool,
+        Option("--children/--no-children", default=True, help="Terminate open children too, or let them continue."),
+    ],
+    reason: Reason,
+) -> Sequence[str]:
     """End instances permanently, without a result.
 
     Use it for instances that must not continue, not even to clean up. A running step may finish, but nothing of it is
     recorded.
     """
-    backend.call(commands.terminate, target, requests.Reason(reason=reason))
+    backend.call(commands.terminate, target, requests.Terminate(reason=reason, children=children))
     return ["Terminated"]
 
 

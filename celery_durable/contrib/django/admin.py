@@ -32,7 +32,7 @@ from celery_durable.explain import YOUR_APP, Diagnosis, explain
 from celery_durable.model import AttemptRecord, HistoryPage, InstanceRow, InstanceSummary, Status, StepRecord
 from celery_durable.operations import Operations
 from celery_durable.operations.context import read_status
-from celery_durable.wire.requests import Reason, Retry, SendEvent
+from celery_durable.wire.requests import Reason, Retry, SendEvent, Terminate
 
 # What the pages of Django's admin show. Values have passed the `redact` hook, and each read is bounded (LAW 10).
 
@@ -317,7 +317,7 @@ def _cancel(operations: Operations, target: Target, form: Form, username: str) -
 
 
 def _terminate(operations: Operations, target: Target, form: Form, username: str) -> str:
-    commands.terminate.run(operations, target, _reason(form, username))
+    commands.terminate.run(operations, target, Terminate(reason=_reason(form, username).reason))
     return "terminated"
 
 

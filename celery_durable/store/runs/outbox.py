@@ -170,6 +170,13 @@ class Delivery:
     attempt: int
 
 
+def find_due_events(tx: Tx, name: str) -> list[str]:
+    """Return the ids of due events of this name, oldest first."""
+    o = tx.t.outbox.c
+    due = (o.next_check_at <= tx.store.statement_clock(), o.kind == OutboxKind.EVENT.value, o.name == name)
+    return list(tx.execute(sa.select(o.id).where(*due).order_by(o.next_check_at).limit(_CHUNK)).scalars())
+
+
 @statement
 def _begin_delivery(s: Store) -> Any:
     o, now = s.tables.outbox, s.clock()

@@ -1,0 +1,96 @@
+"""The children of a run that is ended before its end: they end with it.
+
+The transaction that ends the run writes into the outbox which children it has, as an outbound event to the engine. So
+they end also if this process dies, if the broker is down, or if the parent is deleted meanwhile. The event may come
+late or twice: a child that was started again after the end of its parent is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from celery_durable import values
+from celery_durable.model import (
+    TERMINAL,
+    InstanceRow,
+    OutboxMessage,
+    StepType,
+    is_independent_child,
+    parse_child_event_type,
+)
+from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.runs import outbox
+
+END_CHILDREN = "celery_durable.end_children"
+"""The name of the outbound event. Its payload is that of `ChildrenToEnd`."""
+_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenToEnd:
+    """Some children of a run. ``action``: the operation that ended their parent, at ``ended_at_us``."""
+
+    action: str
+    reason: str
+    parent_pk: int
+    ended_at_us: int
+    children: Sequence[tuple[str, str]]
+    """Workflow and instance id of each."""
+
+
+@statement
+def _select_steps(s: Store) -> Any:
+    st = s.tables.step.c
+    return (
+        sa.select(st.wait_event_type, s.clock().label("now_us"))
+        .where(
+            st.instance_pk == param("pk"),
+            st.run_number == param("run"),
+            st.type == sa.literal_column(f"'{StepType.CHILD.value}'"),
+        )
+        .order_by(st.seq)
+    )
+
+
+def end_children(
+    tx: Tx, parent: InstanceRow, action: str, *, reason: str | None, new_id: Callable[[], str], grace: timedelta
+) -> list[OutboxMessage]:
+    """Write messages that end the children of the current run of ``parent``, in the transaction that ends this run.
+
+    They name the child of each step, whatever became of the step: a child continues after the timeout of its step, and
+    after a lost race. No further child can come: the run's worker has lost its token. The caller sends the messages.
+    """
+    children, now_us = [], 0
+    for step in tx.run(_select_steps, pk=parent.pk, run=parent.run_number):
+        child, now_us = parse_child_event_type(step.wait_event_type), step.now_us
+        if child is not None and not is_independent_child(step.wait_event_type):
+            children.append(child)
+    why = f"its parent {parent.workflow}/{parent.instance_id} has ended" + ("" if reason is None else f": {reason}")
+    messages = []
+    for start in range(0, len(children), _BATCH):
+        part = ChildrenToEnd(action, why, parent.pk, now_us, children[start : start + _BATCH])
+        limits = values.ALREADY_CHECKED_LIMITS
+        messages.append(values.build_event_message(END_CHILDREN, asdict(part), id_=new_id(), limits=limits))
+    if messages:
+        outbox.insert(tx, messages, pk=parent.pk, run_number=parent.run_number, step_key=None, grace=grace)
+    return messages
+
+
+def find_open(tx: Tx, ended: ChildrenToEnd) -> list[tuple[str, str]]:
+    """Return the workflow and the instance id of those children that have not ended yet."""
+    i, r = tx.t.instance.c, tx.t.run.c
+    named = sa.tuple_(i.workflow, i.instance_id).in_([tuple(each) for each in ended.children])
+    query = (
+        sa.select(i.workflow, i.instance_id)
+        .join_from(tx.t.instance, tx.t.run, sa.and_(r.instance_pk == i.id, r.run_number == i.run_number))
+        .where(named, i.parent_pk == ended.parent_pk, i.status.not_in([status.value for status in TERMINAL]))
+        .where(r.created_at <= ended.ended_at_us)
+        .order_by(i.id)
+    )
+    return [(row.workflow, row.instance_id) for row in tx.execute(query)]

@@ -1,0 +1,174 @@
+"""The children of a run that is terminated end with it, and theirs; what else ends a run leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_durable import Step, StepTimeout, WorkflowEvent, durable_workflow
+from celery_durable.errors import WorkflowFailed
+from celery_durable.model import OutboxKind
+from celery_durable.testing import DurableHarness, HarnessInstance
+from tests.support.databases import on_databases
+
+database = on_databases("sqlite", "postgresql", "mariadb")
+
+
+@durable_workflow(name="families-leaf")
+def leaf(event: WorkflowEvent[Any], step: Step) -> Any:
+    return step.wait_for_event("go", "go", timeout="30 days").payload
+
+
+@durable_workflow(name="families-branch")
+def branch(event: WorkflowEvent[Any], step: Step) -> Any:
+    return step.child("leaf", leaf, id=f"{event.instance_id}-leaf")
+
+
+@durable_workflow(name="families-tree")
+def tree(event: WorkflowEvent[Any], step: Step) -> Any:
+    """A parent with children in all states: two wait, one has lost a race, one was not waited for, one has ended."""
+    done = step.child("done", leaf, id=f"{event.instance_id}-done")
+    step.first("sooner", step.submit_sleep("nap", "1 hour"), step.submit_child("loser", leaf, id="loser"))
+    try:
+        step.child("late", leaf, id="late", timeout="1 hour")
+    except StepTimeout:
+        step.do("note", lambda: "too late")
+    own = step.submit_child("own", branch, id="own")
+    free = step.submit_child("free", leaf, id="free", on_parent_end="continue")
+    return [done, *step.gather(own, free)]
+
+
+@durable_workflow(name="families-short", max_run_duration="2 hours")
+def short(event: WorkflowEvent[Any], step: Step) -> Any:
+    step.gather(step.submit_child("leaf", leaf, id="leaf"), step.submit_sleep("nap", "1 hour"))
+    return None
+
+
+@durable_workflow(name="families-hasty")
+def hasty(event: WorkflowEvent[str], step: Step) -> None:
+    """It waits for nobody, completes or fails."""
+    option: Any = {"on_parent_end": event.payload} if event.payload == "abandon" else {}
+    kid = step.submit_child("leaf", leaf, id=event.payload, **option)
+    step.first("sooner", step.submit_sleep("nap", "1 hour"), kid)
+    if event.payload == "fails":
+        raise ValueError("no")
+
+
+@durable_workflow(name="families-crowd")
+def crowd(event: WorkflowEvent[int], step: Step) -> Any:
+    return step.gather(*(step.submit_child(f"leaf {n}", leaf, id=f"leaf-{n}") for n in range(event.payload)))
+
+
+@pytest.fixture
+def harness(store_url: str) -> Iterator[DurableHarness]:
+    with DurableHarness([leaf, branch, tree, short, hasty, crowd], store_url=store_url, wipe=True) as harness:
+        yield harness
+
+
+def states(harness: DurableHarness) -> dict[str, str]:
+    return {each.id: str(each.status) for each in harness.durable.internals.operations.queries.list(limit=500).items}
+
+
+def grow(harness: DurableHarness) -> HarnessInstance[Any]:
+    parent = harness.create(tree, id="t")
+    harness.run_until_idle()
+    harness.instance(leaf, "t-done").send_event("go", 1)
+    harness.advance("3 hours")
+    assert states(harness) == {
+        "t": "waiting", "t-done": "complete", "loser": "waiting", "late": "waiting", "own": "waiting",
+        "own-leaf": "waiting", "free": "waiting",
+    }  # fmt: skip
+    return parent
+
+
+def test_the_children_of_a_terminated_run_end_too_and_theirs(harness: DurableHarness) -> None:
+    grow(harness).terminate("sold twice")
+    harness.run_until_idle()
+    assert states(harness) == {
+        "t": "terminated", "t-done": "complete", "loser": "terminated", "late": "terminated", "own": "terminated",
+        "own-leaf": "terminated", "free": "waiting",
+    }  # fmt: skip
+    reason = "its parent families-tree/t has ended: sold twice"
+    assert harness.instance(branch, "own").history().reason == reason
+    assert harness.instance(leaf, "own-leaf").history().reason == f"its parent families-branch/own has ended: {reason}"
+    assert harness.durable.internals.operations.outbox.read() == []
+
+
+def test_a_caller_may_leave_the_children(harness: DurableHarness) -> None:
+    grow(harness).terminate(children=False)
+    harness.run_until_idle()
+    assert set(states(harness).values()) == {"terminated", "complete", "waiting"}
+    harness.instance(leaf, "own-leaf").send_event("go", 1)
+    harness.run_until_idle()
+    assert states(harness)["own"] == "complete"
+
+
+def test_a_run_that_takes_too_long_takes_its_children_along(harness: DurableHarness) -> None:
+    harness.create(short, id="s")
+    harness.advance("1 hour")
+    assert states(harness) == {"s": "waiting", "leaf": "waiting"}
+    harness.advance("1 hour")
+    assert states(harness) == {"s": "terminated", "leaf": "terminated"}
+
+
+def test_a_cancelled_run_takes_its_children_along_when_it_ends(harness: DurableHarness) -> None:
+    grow(harness).cancel("sold twice")
+    harness.run_until_idle()
+    assert [states(harness)[each] for each in ("t", "own", "own-leaf", "free")] == [*["terminated"] * 3, "waiting"]
+
+
+def test_a_run_that_completes_or_fails_leaves_its_children(harness: DurableHarness) -> None:
+    for how in ("completes", "fails"):
+        harness.create(hasty, how, id=f"p-{how}")
+    harness.advance("1 hour")
+    assert states(harness) == {
+        "p-completes": "complete", "p-fails": "errored", "completes": "waiting", "fails": "waiting",
+    }  # fmt: skip
+
+
+def test_a_child_that_was_started_again_after_its_parent_had_ended_is_left(harness: DurableHarness) -> None:
+    """As when the broker was down for a while, or the event comes a second time."""
+    harness.create(branch, id="b")
+    harness.run_until_idle()
+    harness.instance(branch, "b").terminate()
+    harness.instance(leaf, "b-leaf").terminate()
+    harness.clock.advance(timedelta(seconds=1))
+    harness.instance(leaf, "b-leaf").restart()
+    harness.run_until_idle()
+    assert states(harness) == {"b": "terminated", "b-leaf": "waiting"}
+
+
+def test_the_children_of_a_deleted_parent_end(harness: DurableHarness) -> None:
+    harness.create(branch, id="b")
+    harness.run_until_idle()
+    harness.instance(branch, "b").terminate()
+    assert harness.durable.internals.operations.retention.prune(older_than=0, workflow="families-branch") == 1
+    harness.run_until_idle()
+    assert states(harness) == {"b-leaf": "terminated"}
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_many_children_take_several_messages(harness: DurableHarness) -> None:
+    harness.create(crowd, 230, id="c")
+    harness.run_until_idle()
+    harness.instance(crowd, "c").terminate()
+    assert [each.kind for each in harness.durable.internals.operations.outbox.read()] == [OutboxKind.EVENT] * 3
+    harness.run_until_idle(max_ticks=5000)
+    assert set(states(harness).values()) == {"terminated"}
+
+
+def test_a_parent_without_children_writes_no_message(harness: DurableHarness) -> None:
+    harness.create(leaf, id="l")
+    harness.run_until_idle()
+    harness.instance(leaf, "l").terminate()
+    assert harness.durable.internals.operations.outbox.read() == []
+
+
+def test_only_two_words_say_what_becomes_of_a_child(harness: DurableHarness) -> None:
+    harness.create(hasty, "abandon", id="h")
+    harness.run_until_idle()
+    with pytest.raises(WorkflowFailed, match="on_parent_end='abandon' must be one of terminate, continue"):
+        harness.instance(hasty, "h").result(timeout=1)
