@@ -47,7 +47,7 @@ def check_database(durable: Durable) -> Generator[Finding, None, Processes | Non
     else:
         yield Finding(Level.OK, about, f"{found.name} {found.version} at {url}, {found.isolation}.")
     if found.isolation not in ("READ COMMITTED", "SERIALIZABLE" if found.name == "sqlite" else ""):
-        remedy = "Let engine= use isolation_level='READ COMMITTED'."
+        remedy = "Remove what sets it from engine=, such as a listener. Durable asks for READ COMMITTED."
         yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups can be lost.", remedy)
     yield from _check_lock_timeout(durable)
     yield from check_galera(found.sync_wait)

@@ -153,6 +153,25 @@ def test_a_database_that_takes_no_writes_is_a_failure(store_url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_an_engine_that_sets_another_isolation_is_a_failure(store_url: str) -> None:
+    engine = sa.create_engine(store_url)
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    durable = Durable(app, engine=engine)
+
+    @sa.event.listens_for(engine, "begin")
+    def set_isolation(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+    assert one(app, "isolation") == (
+        "FAIL",
+        "Transactions run as REPEATABLE READ: wake-ups can be lost.",
+        "Remove what sets it from engine=, such as a listener. Durable asks for READ COMMITTED.",
+    )
+    durable.close()
+    engine.dispose()
+
+
 def test_a_galera_node_is_told_how_much_it_waits_before_it_reads() -> None:
     for sync_wait in (0, 2, 6):
         (found,) = check_galera(sync_wait)
