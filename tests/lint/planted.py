@@ -74,10 +74,12 @@ MISTAKES = [
     Mistake("CD602", "notify()  # PLANTED", "async def notify():\n    pass"),
     Mistake("CD603", "try:\n    step.sleep('nap', 5)\nexcept:  # PLANTED\n    pass"),
     Mistake("CD603", "try:\n    step.do(charge)\nexcept (KeyError, BaseException) as exc:  # PLANTED\n    print(exc)"),
+    Mistake("CD603", "try:\n    step.do(charge)\nexcept* BaseException:  # PLANTED\n    pass"),
     Mistake(
         "CD603", "with suppress(BaseException):  # PLANTED\n    step.do(charge)", "from contextlib import suppress"
     ),
     Mistake("CD604", "try:\n    step.do(charge)\nfinally:\n    return 'ended'  # PLANTED"),
+    Mistake("CD604", "while True:\n    try:\n        step.do(charge)\n    finally:\n        continue  # PLANTED"),
     Mistake("CD605", "step.do('all', lambda: step.do('one', charge))  # PLANTED"),
 ]  # fmt: skip
 
@@ -121,6 +123,16 @@ INNOCENT = [
     ("failures that are handled", "", "try:\n    step.do(charge)\nexcept Exception:\n    step.do('undo', charge)"),
     ("a suspension that gets through", "", "try:\n    step.do(charge)\nexcept BaseException:\n    print(1)\n    raise"),
     ("a finally that ends its own loop", "", "try:\n    step.do(charge)\nfinally:\n    for n in [1]:\n        break"),
+    (
+        "a finally that ends its async loop",
+        "",
+        "try:\n    step.do(charge)\nfinally:\n    async for n in []:\n        break",
+    ),
+    (
+        "a finally with a function",
+        "",
+        "try:\n    step.do(charge)\nfinally:\n    async def one():\n        return 1\n    print(one)",
+    ),
     ("a bare except around no step", "", "try:\n    n = int(event.payload)\nexcept:\n    n = 0"),
     ("a value published by a step", "", "step.do('all', lambda: step.publish('progress', 1))"),
 ]
