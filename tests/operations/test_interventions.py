@@ -37,6 +37,8 @@ def test_an_open_step_is_settled_in_its_run_which_goes_on(world: World, failing)
     assert (audit.step_key, audit.action, audit.by, audit.reason) == ("charge", "set_result", "eve", "by hand, #42")
     assert (audit.before.status, audit.before.attempts, audit.run_number) == ("waiting", 1, 1)
     assert (audit.before.error.name, audit.created_at) == ("ZeroDivisionError", world.now)
+    with pytest.raises(InstanceTerminal, match="it is complete"):
+        world.operations.interventions.skip("failing", "i-1", "charge", by="eve")
 
 
 def test_a_step_that_ended_its_instance_is_settled_in_a_new_run(world: World, failing) -> None:

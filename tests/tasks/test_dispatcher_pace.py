@@ -10,10 +10,13 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable.model import DueRun, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.support.embedded import until
+from tests.support.flows import flow_of
+from tests.support.world import World
 
 _REST_SECONDS = 0.2
 _STATEMENTS = 30
@@ -75,3 +78,15 @@ def test_a_full_queue_is_reported_only_while_work_waits_for_it(make_app: Callabl
         until(lambda: not sweeper.full_queues())  # its length is not read any more
     finally:
         dispatcher.stop()
+
+
+def test_a_queue_that_others_fill_is_reported_while_a_run_is_due(make_world: Callable[..., World]) -> None:
+    """The run sleeps until then, so it has no message in the queue."""
+    world = make_world(queue_high_water=1)
+    flow_of(world, lambda step: step.sleep("rest", 20)).run()
+    world.messages.append(DueRun(RunRef("foreign", "f-1", 1), world.settings.queue))
+    for seconds, full in ((10, []), (10, [world.settings.queue])):
+        world.advance(seconds)
+        assert world.sweeper.sweep() == 0
+        world.sweeper.seconds_to_next()
+        assert list(world.sweeper.full_queues()) == full

@@ -207,6 +207,21 @@ def test_what_nobody_waits_for_any_more_is_not_answered(make_harness: MakeHarnes
     assert mock.calls == (1 if what == "restarted" else 0)  # the task of the run that goes on
 
 
+@pytest.mark.parametrize(("ends", "calls"), [("terminate", 0), ("restart", 2)])
+def test_items_of_a_run_that_has_ended_are_not_answered(make_harness: MakeHarness, ends: str, calls: int) -> None:
+    def album(event: WorkflowEvent[None], step: Step) -> list[Any]:
+        return step.map("thumb", "media.resize", [1, 2], timeout="1 hour")
+
+    harness = make_harness(album)
+    instance = harness.create(album)
+    harness.run_until_idle()
+    getattr(instance, ends)()
+    harness.run_until_idle()
+    mock = harness.mocks.mock_step_result("thumb", "small")
+    harness.run_until_idle()
+    assert mock.calls == calls
+
+
 # --- children -----------------------------------------------------------------------------------
 
 
