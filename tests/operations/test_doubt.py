@@ -81,13 +81,24 @@ def test_an_event_without_an_id_is_sent_once_also_if_in_doubt(world: World, orde
 
 @pytest.mark.parametrize("id", ["e-1", None], ids=["with an id", "without"])
 @cuts
-def test_an_event_in_doubt_is_not_sent_to_two_runs(world: World, order, others, when, id) -> None:
-    instance = order.run()
+def test_an_event_in_doubt_is_not_sent_to_two_runs_and_is_told_of_the_one_that_has_it(
+    world: World, order, others, when, id
+) -> None:
+    instance, told = order.run(), []
+
+    def hear(run_number: int, **_: object) -> None:
+        told.append(run_number)
+
     options = {} if id is None else {"id": id}
     is_alone = id is None and world.store.combines_writes
     cut_connection = cut_statement if is_alone else cut_commit
-    with cut_connection(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
-        assert instance.send("approval", "yes", **options) is True
+    signals.event_received.connect(hear)
+    try:
+        with cut_connection(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
+            assert instance.send("approval", "yes", **options) is True
+    finally:
+        signals.event_received.disconnect(hear)
+    assert told == [1 if when == "after" else 2]
     sent = [[payload for _, payload, _ in instance.events(run)] for run in (1, 2)]
     assert sent == ([["yes"], []] if when == "after" else [[], ["yes"]])
 

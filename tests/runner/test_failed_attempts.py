@@ -248,12 +248,17 @@ def test_a_task_that_does_not_answer_is_recorded_as_timed_out(world: World) -> N
     )
 
 
-def test_an_error_after_the_deadline_is_recorded_once_as_timed_out(world: World) -> None:
+@pytest.mark.parametrize(
+    ("later", "outcome"), [(0, AttemptOutcome.FAILED), (1, AttemptOutcome.TIMED_OUT)], ids=["at it", "after it"]
+)
+def test_an_error_at_the_deadline_is_in_time_and_a_later_one_is_recorded_as_timed_out(
+    world: World, later: int, outcome: AttemptOutcome
+) -> None:
     instance = flow_of(world, lambda step: step.task("ship", resize.s(1), timeout=60)).run()
-    world.advance(61)
+    world.advance(timedelta(seconds=60, microseconds=later))
     answer(world, world.sent[0], error=ValueError("no screws"))
     world.run_until_idle()
-    assert [(found.outcome, found.attempt) for found in attempts_of(instance)] == [(AttemptOutcome.TIMED_OUT, 1)]
+    assert [(found.outcome, found.attempt) for found in attempts_of(instance)] == [(outcome, 1)]
 
 
 def test_failed_items_of_a_map_are_recorded_with_their_positions(world: World) -> None:
