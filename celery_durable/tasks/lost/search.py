@@ -40,9 +40,8 @@ _ORDER_MARGIN = timedelta(seconds=30)
 """Two messages of different commits may be sent in the other order, but not so late."""
 _PAUSE_FACTOR = 10
 """A search that takes long, because many tasks are out, takes a tenth of the time."""
-_PAGE_SIZE = 2_000
-_BATCH_SIZE, _MAX_REPORTED = 50, 1_000
-"""How many lost tasks one transaction reports, and how many one check; the next one finds the rest."""
+_BATCH_SIZE = 50
+"""How many lost tasks one transaction reports."""
 LOSS_REASON = "no worker holds it, and its message is gone"
 
 Destination = tuple[str, int]
@@ -59,7 +58,11 @@ class MessageBroker(Protocol):
 
 
 class LostTaskSearch:
-    """Finds lost tasks. ``report`` returns how many of them are still awaited."""
+    """Finds lost tasks. ``report`` returns how many of them are still awaited.
+
+    One search reads ``page_size`` of the tasks that are out, and reports at most ``max_reported`` for each worker and
+    each queue. The next searches find the rest.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,12 @@ class LostTaskSearch:
         runtime: Runtime,
         messages: MessageBroker,
         report: Callable[[Sequence[Lost]], int],
+        *,
+        page_size: int = 2_000,
+        max_reported: int = 1_000,
     ) -> None:
         self._store, self._settings, self._runtime = store, settings, runtime
+        self._page_size, self._max_reported = page_size, max_reported
         self._messages, self._report = messages, report
         self._dead_after = timedelta(seconds=settings.worker_lost_seconds)
         self._next_search_at = self._next_old_check_at = -math.inf
@@ -128,8 +135,8 @@ class LostTaskSearch:
     def _report_list(self, worker: WorkerRow, held: Sequence[TaskReference], in_hands: Hands) -> None:
         """Report what a dead worker held, unless the broker has delivered it to another one."""
         lost = [(each, worker.seen_at) for each in held if each.attempt not in in_hands]
-        self._report_lost(lost[:_MAX_REPORTED], f"with worker {worker.node!r}")
-        if worker.has_list and len(lost) <= _MAX_REPORTED:
+        self._report_lost(lost[: self._max_reported], f"with worker {worker.node!r}")
+        if worker.has_list and len(lost) <= self._max_reported:
             self._store.transact_once(lambda tx: heartbeats.forget_held(tx, worker.id))
 
     def _report_lost(self, lost: Sequence[Lost], where: str) -> None:
@@ -142,9 +149,9 @@ class LostTaskSearch:
     def _check_sent(self, before: datetime, living: Sequence[WorkerRow], in_hands: Hands) -> None:
         """Look for missing tasks in a page of those that were sent before a time; the next call reads the next page."""
         tasks, has_more = self._store.read(
-            lambda tx: lost_tasks.read_sent(tx, before=before, limit=_PAGE_SIZE, offset=self._offset)
+            lambda tx: lost_tasks.read_sent(tx, before=before, limit=self._page_size, offset=self._offset)
         )
-        self._offset = self._offset + _PAGE_SIZE if has_more else 0
+        self._offset = self._offset + self._page_size if has_more else 0
         if has_more:
             self._next_old_check_at = -math.inf
         for (queue, _), sent in self._group(tasks).items():
@@ -155,7 +162,9 @@ class LostTaskSearch:
             missing = self._find_missing(queue, sent, in_hands)
             listed_since = min(each for each in listed if each is not None) - SLACK
             lost = [each for each in missing if each.missing_at is not None and each.missing_at <= listed_since]
-            self._report_lost([(each.reference, each.sent_at) for each in lost[:_MAX_REPORTED]], f"of queue {queue!r}")
+            self._report_lost(
+                [(each.reference, each.sent_at) for each in lost[: self._max_reported]], f"of queue {queue!r}"
+            )
             steps: dict[StepKey, list[int]] = {}
             for each in missing:
                 if each.missing_at is None:

@@ -226,7 +226,10 @@ class Schedule(RuleBasedStateMachine):
         assert self.world.instance("mill", "i-1").output == [self.finished[item] for item in range(COUNT)]
 
 
-def test_only_lost_tasks_are_sent_again_and_all_of_them_in_time(sqlite_template: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedules", [15, pytest.param(100, marks=pytest.mark.gate)])
+def test_only_lost_tasks_are_sent_again_and_all_of_them_in_time(
+    sqlite_template: str, tmp_path: Path, schedules: int
+) -> None:
     copies = itertools.count()
 
     class OnCopies(Schedule):
@@ -236,5 +239,5 @@ def test_only_lost_tasks_are_sent_again_and_all_of_them_in_time(sqlite_template:
 
     options: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
     run_state_machine_as_test(
-        OnCopies, settings=settings(max_examples=50, stateful_step_count=25, derandomize=True, **options)
+        OnCopies, settings=settings(max_examples=schedules, stateful_step_count=25, derandomize=True, **options)
     )

@@ -28,8 +28,8 @@ DEAD_SECONDS = 12
 class Scene:
     """A world with tasks of a map that are out: its dispatchers search as long as they are driven."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.broker = world, Broker()
+    def __init__(self, world: World, **bounds: int) -> None:
+        self.world, self.broker, self.bounds = world, Broker(), bounds
         self.peers: list[Peer] = []
         self.reported: list[str] = []
         self.searches = [self.dispatcher()]
@@ -46,7 +46,7 @@ class Scene:
         def report(lost: Sequence[Lost]) -> int:
             return world.operations.answers.report_lost(lost, why="it is gone")
 
-        return LostTaskSearch(world.store, world.settings, world._web.runtime, self.broker, report)
+        return LostTaskSearch(world.store, world.settings, world._web.runtime, self.broker, report, **self.bounds)
 
     def worker(self, node: str, *held: OutboxMessage, **options: Any) -> Peer:
         self.peers.append(Peer(self.world, node, *held, **options))
@@ -331,11 +331,11 @@ def test_what_has_not_left_the_outbox_is_not_lost(world: World) -> None:
 
 @pytest.mark.parametrize("on_lost", ["resend", "wait"])
 def test_more_tasks_than_one_check_reads_are_found(world: World, on_lost: str) -> None:
-    start(world, 2600, on_lost=on_lost)
-    scene = Scene(world)
-    scene.worker("a", *world.sent[:1200])
-    dead = scene.worker("b", *world.sent[1200:2400])
+    start(world, 260, on_lost=on_lost)
+    scene = Scene(world, page_size=200, max_reported=100)
+    scene.worker("a", *world.sent[:120])
+    dead = scene.worker("b", *world.sent[120:240])
     scene.drive(2)
     scene.peers.remove(dead)
     scene.drive(DEAD_SECONDS + 20)
-    assert scene.lost == (list(range(1200, 2600)) if on_lost == "resend" else [])
+    assert scene.lost == (list(range(120, 260)) if on_lost == "resend" else [])
