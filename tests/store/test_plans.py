@@ -22,7 +22,7 @@ from celery_durable.store.runs import claims, schedule, step_groups, step_rows, 
 from celery_durable.store.runs.claims import RESUMING, STARTING
 from tests.store.world import LEASE, REDISPATCH, World, step
 
-SLEEPERS = 20_000
+SLEEPERS = 8_000
 ON_SQLITE = f"(WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {SLEEPERS}) SELECT n FROM c) n"
 KEY = {"workflow": "order", "instance": "s-777"}
 HOT: dict[str, tuple[Statement, dict[str, Any]]] = {

@@ -101,9 +101,9 @@ def test_no_read_meets_more_rows_than_the_bound_however_many_there_are(crowd: Cr
 
 
 def test_no_read_scans_a_table(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a bound of 100 rows, a read meets less than a third of them: some examine each workflow and status."""
-    monkeypatch.setattr(bounds, "MAX_EXAMINED", 100)
-    crowd.fill(30_000)
+    """With a bound of 50 rows, a read meets less than a third of them: some examine each workflow and status."""
+    monkeypatch.setattr(bounds, "MAX_EXAMINED", 50)
+    crowd.fill(15_000)
     met = {name: crowd.count_met_rows(read) for name, read in READS.items()}
     assert {name: number for name, number in met.items() if number > 90 * bounds.MAX_EXAMINED} == {}
 
@@ -261,7 +261,7 @@ def test_a_list_of_waits_ends_where_others_may_lie_in_between(world: World, monk
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_short_list_of_waits_looks_up_few_instances(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "_MAX_WAITS", 10)
-    crowd.fill(30_000)  # a hundred of which wait for an approval
+    crowd.fill(15_000)  # fifty of which wait for an approval
 
     def count_met_rows(limit: int) -> int:
         read = functools.partial(overview.read_waits, workflow=None, event_type="approval", limit=limit)
