@@ -26,7 +26,9 @@ from tests.store.world import LEASE, World, step
 from tests.support.embedded import until
 from tests.support.lost_connections import session_id
 
-SHORT = Timeouts(2.0, 30.0)
+SHORT = Timeouts(0.5, 30.0)
+ONE_TRY = Timeouts(0.4, 0.4)
+"""The next try would connect, which has a timeout of its own."""
 SLACK_SECONDS = 15.0
 """For machines that have other things to do. A hung read would last for ever."""
 
@@ -89,7 +91,7 @@ def test_a_statement_without_an_answer_times_out(detoured: Store, proxy: FaultPr
 
     def fails() -> None:
         with pytest.raises(StoreUnavailable):
-            (detoured.run_statement if single else detoured.transact)(one, timeouts=Timeouts(0.4, 0.8))
+            (detoured.run_statement if single else detoured.transact)(one, timeouts=ONE_TRY)
 
     with hearing(signals.connections_cut) as cut:
         assert took(fails) < SLACK_SECONDS
@@ -112,7 +114,7 @@ def test_a_receiver_that_hangs_does_not_keep_the_watchdog_from_the_next_connecti
         detoured.transact(one)
         proxy.set(Mode.BLACKHOLE)
         with pytest.raises(StoreUnavailable):
-            detoured.transact(one, timeouts=Timeouts(0.4, 0.8))
+            detoured.transact(one, timeouts=ONE_TRY)
 
     signals.connections_cut.connect(hang)
     try:
@@ -133,7 +135,7 @@ def test_a_read_without_an_answer_times_out(detoured: Store, proxy: FaultProxy) 
 
     def fails() -> None:
         with pytest.raises(StoreUnavailable):
-            detoured.read(one, timeouts=Timeouts(0.4, 0.8))
+            detoured.read(one, timeouts=ONE_TRY)
 
     assert took(fails) < SLACK_SECONDS
 
@@ -286,7 +288,7 @@ def test_a_forked_child_has_its_own_watchdog(detoured: Store, proxy: FaultProxy)
         os.write(write, b"r")
         os.read(silent, 1)
         with pytest.raises(StoreUnavailable):
-            detoured.run_statement(one, timeouts=Timeouts(0.4, 0.8))
+            detoured.run_statement(one, timeouts=ONE_TRY)
 
     proc = multiprocessing.get_context("fork").Process(target=lambda: (child(), os._exit(7)))
     proc.start()

@@ -96,7 +96,7 @@ def test_a_statement_to_a_silent_server_times_out(driven: Store, url: sa.URL) ->
         assert store.run_statement(lambda tx: tx.conn.scalar(sa.select(1))) == 1
         proxy.set(Mode.BLACKHOLE)
         with pytest.raises(StoreUnavailable):
-            store.run_statement(lambda tx: tx.conn.scalar(sa.select(1)), timeouts=Timeouts(0.4, 0.8))
+            store.run_statement(lambda tx: tx.conn.scalar(sa.select(1)), timeouts=Timeouts(0.4, 0.4))
         proxy.set(Mode.PASS)
         assert store.run_statement(lambda tx: tx.conn.scalar(sa.select(1))) == 1
     finally:
