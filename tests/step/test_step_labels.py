@@ -8,23 +8,12 @@ from celery_durable import Completed, LinearStep, NonRetryableError, Retries, St
 from celery_durable.definitions import define_linear
 from tests.support.databases import on_databases
 from tests.support.flows import flow_of
-from tests.support.labelled import found, labels_of, rows
+from tests.support.labelled import found, labels_of, order, rows
 from tests.support.world import FlowControl, World
 
+__all__ = ["order"]
 database = on_databases("sqlite", "postgresql", "mariadb")
 ONCE_MORE = StepConfig(retries=Retries(limit=1, delay=1))
-
-
-@pytest.fixture
-def order(world: World) -> FlowControl:
-    """Each step sets the labels that the params say."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        for number, labels in enumerate(event.payload or []):
-            step.do(f"set {number}", lambda tx, labels=labels: tx.set_labels(labels))
-
-    return order
 
 
 def test_a_step_changes_labels_with_its_commit(world: World, order: FlowControl) -> None:
