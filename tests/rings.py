@@ -38,6 +38,7 @@ ON_SERVERS = {
 
 
 AT_THE_GATE = {
+    "operations": {"doubt"},
     "store/instances": {"batches", "chaos_checks", "instances"},
     "store/runs": {"dead_workers", "history", "leases", "new_runs", "pages", "queues", "step_groups", "sweep"},
 }

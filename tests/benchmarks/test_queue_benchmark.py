@@ -123,6 +123,7 @@ def test_a_replica_describes_itself_then_samples_and_ends_at_sigterm(start, stor
     assert 0 < last["claim_p50_ms"] <= last["claim_p95_ms"] <= last["claim_p99_ms"]
 
 
+@pytest.mark.slow
 @on_postgresql
 def test_the_rate_follows_the_file_of_the_benchmark(start, tmp_path: Path) -> None:
     file = tmp_path / "producer_rate.txt"

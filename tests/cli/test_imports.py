@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,13 @@ import pytest
 from tests.cli.conftest import Shop
 from tests.cli.connections import served
 
-SHOP = """
+DATABASE = "sqlite:///durable.sqlite3"
+SHOP = f"""
 from celery import Celery
 from celery_durable import Durable
 
 app = Celery("shop", broker="memory://")
-app.conf.durable_database_url = "sqlite:///durable.sqlite3"
+app.conf.durable_database_url = "{DATABASE}"
 durable = Durable(app)
 
 
@@ -86,11 +86,9 @@ def test_a_call_over_http_imports_neither_app_nor_database_nor_terminal(
 
 @pytest.mark.parametrize("words", [("ls",), ("explain", "order", "o-1")])
 def test_a_call_on_the_database_imports_no_http_and_no_terminal(
-    tmp_path: Path, sqlite_template: str, words: tuple[str, ...]
+    order: Shop, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    (tmp_path / "shop.py").write_text(SHOP)
-    shutil.copy(sqlite_template, tmp_path / "durable.sqlite3")
-    subprocess.run([sys.executable, "-c", "import shop; shop.order.create(id='o-1')"], cwd=tmp_path, check=True)
+    (tmp_path / "shop.py").write_text(SHOP.replace(DATABASE, order.app.conf.durable_database_url))
     status, modules = call(tmp_path, "celery.bin.celery", "-A", "shop", "durable", *words)
     assert status == "EXIT 0"
     assert "celery_durable.store" in modules

@@ -160,6 +160,7 @@ def test_celery_lists_our_verbs_and_without_an_app_says_how_to_name_one(folder: 
     assert re.search(r"^ +durable +Run and operate durable workflows\.$", folder.celery("--help").stdout, re.MULTILINE)
 
 
+@pytest.mark.gate
 def test_hints_name_the_app_as_it_was_typed(folder: Folder) -> None:
     done = folder.celery("-A", "shop:app", "durable", "ls")
     assert done.stderr.endswith("SQLite in this directory: celery -A shop:app durable dev\n")
@@ -207,6 +208,7 @@ def test_dev_runs_a_workflow_to_its_end_without_any_server(folder: Folder) -> No
     assert folder.log().endswith("Stopped. Unfinished instances continue when you start it again.\n")
 
 
+@pytest.mark.gate
 def test_dev_prints_a_start_with_the_parameters_that_the_workflow_needs(folder: Folder) -> None:
     folder.path.joinpath("typed.py").write_text(
         textwrap.dedent("""

@@ -75,6 +75,7 @@ def test_the_demo_kills_a_worker_in_a_payment_and_proves_that_nothing_happened_t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.gate
 def test_a_demo_that_is_stopped_ends_its_worker_and_removes_its_folder(running, tmp_path) -> None:
     pid = 0
     while not pid:

@@ -61,6 +61,7 @@ def test_flower_does_not_start_without_a_password(services: dict[str, Any], tmp_
         assert done.stdout.startswith("started -A examples.order_approval flower ") != bool(code)
 
 
+@pytest.mark.gate
 def test_the_application_reads_that_environment(services: dict[str, Any]) -> None:
     given = services["worker"]["environment"]
     program = (
@@ -79,6 +80,7 @@ def test_the_application_reads_that_environment(services: dict[str, Any]) -> Non
     assert json.loads(told) == [given["CELERY_BROKER_URL"], given["DURABLE_DATABASE_URL"]]
 
 
+@pytest.mark.gate
 def test_every_command_is_one_that_exists(services: dict[str, Any], tmp_path: Path) -> None:
     """With --help at its end a command only reads its options, and stumbles over those that do not exist."""
     commands = [services[name]["command"] for name in OURS - {"flower"}]

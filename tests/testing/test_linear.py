@@ -69,6 +69,7 @@ def test_a_linear_workflow_is_driven_like_others() -> None:
         assert instance.result() == {"booked": "SHIP", "paid": None}
 
 
+@pytest.mark.gate
 def test_a_linear_workflow_is_crash_safe() -> None:
     report = assert_crash_safe(parcel, {"cents": 5}, events=[("paid", "cash")], side_effects=rows, schedules=40)
     assert report.crashes > 10

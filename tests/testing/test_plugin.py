@@ -69,6 +69,7 @@ def durable_store():
     assert (tmp_path / "own.sqlite3").exists()
 
 
+@pytest.mark.gate
 def test_the_plugin_is_loaded_by_itself_and_brings_no_celery_along(run_tests, run_tests_in_new_interpreter) -> None:
     said = run_tests_in_new_interpreter(
         """

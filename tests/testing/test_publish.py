@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from celery_durable import Published, Step, WorkflowEvent, durable_workflow
 from celery_durable.testing import START, DurableHarness, assert_crash_safe
 
@@ -54,6 +56,7 @@ def test_the_handle_reads_what_is_published() -> None:
         assert moved.published()["phase"] == Published("unpacks", updated_at=started + timedelta(hours=2))
 
 
+@pytest.mark.gate
 def test_a_workflow_that_publishes_is_safe_wherever_its_runners_die() -> None:
     report = assert_crash_safe(packing, 3, schedules=60)
     assert report.crashes > report.checkpoints > 10

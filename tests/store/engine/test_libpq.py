@@ -209,7 +209,7 @@ GREENLETS = {
 }
 
 
-@pytest.mark.parametrize("library", GREENLETS)
+@pytest.mark.parametrize("library", ["gevent", "threads", pytest.param("eventlet", marks=pytest.mark.gate)])
 def test_greenlets_run_while_a_statement_waits(store_url: str, library: str) -> None:
     code = f"""
 {GREENLETS[library]}
