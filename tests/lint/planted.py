@@ -73,6 +73,10 @@ MISTAKES = [
     Mistake("CD601", "branch = step.submit_sleep('nap', 5)  # PLANTED"),
     Mistake("CD602", "notify()  # PLANTED", "async def notify():\n    pass"),
     Mistake("CD603", "try:\n    step.sleep('nap', 5)\nexcept:  # PLANTED\n    pass"),
+    Mistake(
+        "CD603", "try:\n    step.do(charge)\nexcept Cancelled:  # PLANTED\n    step.do(refund)",
+        "from celery_durable import Cancelled",
+    ),
     Mistake("CD603", "try:\n    step.do(charge)\nexcept (KeyError, BaseException) as exc:  # PLANTED\n    print(exc)"),
     Mistake("CD603", "try:\n    step.do(charge)\nexcept* BaseException:  # PLANTED\n    pass"),
     Mistake(
@@ -121,6 +125,11 @@ INNOCENT = [
     ("branches that are gathered", "", "step.gather(*[step.submit(n, charge) for n in event.payload])"),
     ("a branch that is asked", "", "branch = step.submit('charge', charge)\nbranch.result()"),
     ("failures that are handled", "", "try:\n    step.do(charge)\nexcept Exception:\n    step.do('undo', charge)"),
+    (
+        "a cleanup",
+        "from celery_durable.errors import Cancelled",
+        "try:\n    step.do(charge)\nexcept Cancelled as why:\n    print(1)\n    raise why",
+    ),
     ("a suspension that gets through", "", "try:\n    step.do(charge)\nexcept BaseException:\n    print(1)\n    raise"),
     ("a finally that ends its own loop", "", "try:\n    step.do(charge)\nfinally:\n    for n in [1]:\n        break"),
     (

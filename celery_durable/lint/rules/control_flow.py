@@ -17,7 +17,12 @@ STEP_IN_STEP = Rule("CD605", "Call step methods in the workflow itself; run bran
 
 RULES = (NEVER_GATHERED, NEVER_AWAITED, SWALLOWS, LEAVES_FINALLY, STEP_IN_STEP)
 
-_CATCH_ALL = "builtins.BaseException"
+_SWALLOWED = {
+    "builtins.BaseException": "suspension",
+    "celery_durable.Cancelled": "cancellation",
+    "celery_durable.errors.Cancelled": "cancellation",
+}
+"""What of the steps in its try a handler of this exception swallows."""
 _COROUTINES = {"asyncio.sleep", "asyncio.gather", "asyncio.wait", "asyncio.wait_for"}
 
 
@@ -68,10 +73,11 @@ def _may_suspend(code: WorkflowCode, statements: list[ast.stmt]) -> bool:
 
 def _check_try(code: WorkflowCode, statement: ast.Try | ast.TryStar) -> Iterator[Finding]:
     for handler in statement.handlers:
-        if _catches_all(code, handler.type) and not _raises_again(handler):
+        swallowed = "suspension" if handler.type is None else _find_swallowed(code, handler.type)
+        if swallowed is not None and not _raises_again(handler):
             caught = "except:" if handler.type is None else f"except {ast.unparse(handler.type)}:"
             yield SWALLOWS.find(
-                handler, f"{caught!r} in workflow {code.workflow!r} swallows the suspension of the steps in its try."
+                handler, f"{caught!r} in workflow {code.workflow!r} swallows the {swallowed} of the steps in its try."
             )
     for node in _walk_leaving(statement.finalbody):
         word = type(node).__name__.lower()
@@ -85,17 +91,20 @@ def _check_suppress(code: WorkflowCode, statement: ast.With) -> Iterator[Finding
     for item in statement.items:
         match item.context_expr:
             case ast.Call(func=called, args=arguments) if code.source.resolve(called) == "contextlib.suppress":
-                if any(_catches_all(code, argument) for argument in arguments):
+                found = filter(None, (_find_swallowed(code, argument) for argument in arguments))
+                if (swallowed := next(found, None)) is not None:
                     yield SWALLOWS.find(
                         item.context_expr,
-                        f"suppress(BaseException) in workflow {code.workflow!r} swallows the suspension of its steps.",
+                        f"{ast.unparse(item.context_expr)!r} in workflow {code.workflow!r} swallows the {swallowed} of "
+                        "its steps.",
                     )
 
 
-def _catches_all(code: WorkflowCode, caught: ast.expr | None) -> bool:
+def _find_swallowed(code: WorkflowCode, caught: ast.expr) -> str | None:
+    """Return what a handler of this exception, or of these, swallows; None if it swallows nothing of a step."""
     if isinstance(caught, ast.Tuple):
-        return any(_catches_all(code, each) for each in caught.elts)
-    return caught is None or code.source.resolve(caught) == _CATCH_ALL
+        return next(filter(None, (_find_swallowed(code, each) for each in caught.elts)), None)
+    return _SWALLOWED.get(code.source.resolve(caught) or "")
 
 
 def _raises_again(handler: ast.ExceptHandler) -> bool:
