@@ -186,10 +186,10 @@ def pause(operations: Operations, target: Target, _: EmptyRequest) -> Done:
 def resume(operations: Operations, target: Target, _: EmptyRequest) -> Resumed:
     """Resume a paused instance.
 
-    A requested pause is cancelled. `resumed` is false if the instance was not paused: then nothing changes.
+    A requested pause is cancelled. If `wasPaused` is false, nothing was changed.
     """
     before = operations.lifecycle.resume(target.workflow, target.instance_id, if_version=target.if_version)
-    return Resumed(ok=True, resumed=before.status is Status.PAUSED or before.pause_requested)
+    return Resumed(ok=True, was_paused=before.status is Status.PAUSED or before.pause_requested)
 
 
 @command(f"{INSTANCE}/wake", Permission.MANAGEMENT, EmptyRequest, Woken, (*_CHANGE, "INSTANCE_TERMINAL"))

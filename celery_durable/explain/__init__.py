@@ -9,7 +9,7 @@ import shlex
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch, WorkflowParamsInvalid
+from celery_durable.errors import Cancelled, StepLimitExceeded, StepNameReused, StepTypeMismatch, WorkflowParamsInvalid
 from celery_durable.errors.base import name_error
 from celery_durable.explain.codes import YOUR_APP, Code, instance_command
 from celery_durable.explain.due import explain_due
@@ -33,7 +33,7 @@ from celery_durable.explain.phrases import (
     start_dispatcher_command,
 )
 from celery_durable.explain.waits import explain_waiting, list_steps, waiting_steps
-from celery_durable.model import OUTCOME_UNKNOWN, Status, StepStatus, format_duration, iso
+from celery_durable.model import OUTCOME_UNKNOWN, Status, StepStatus, WorkflowKind, format_duration, iso
 
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]
 
@@ -45,7 +45,22 @@ _OF_PARAMETERS = frozenset({"KeyError", WorkflowParamsInvalid.__name__})
 def explain(facts: Facts) -> Diagnosis:
     """Return the diagnosis of these facts."""
     found = _explain_status(facts)
-    return found if facts.instance.status.is_terminal else _add_limit(facts, found)
+    return found if facts.instance.status.is_terminal else _add_limit(facts, _add_cancel(facts, found))
+
+
+def _add_cancel(facts: Facts, found: Diagnosis) -> Diagnosis:
+    """Say before the diagnosis that the run was asked to stop, if it was."""
+    if (at := facts.run.cancel_requested_at) is None:
+        return found
+    reason = facts.run.reason if facts.cancellation is None else facts.cancellation.reason
+    why = "" if reason is None else f" ({shorten(reason)})"
+    if facts.instance.kind is WorkflowKind.LINEAR:
+        effect = "it ends before its next step"
+    elif facts.cancellation is None:
+        effect = "its workflow gets Cancelled at its next step call"
+    else:
+        effect = "its workflow cleans up"
+    return replace(found, sentence=f"It was cancelled {format_age(facts, at)} ago{why}; {effect}. {found.sentence}")
 
 
 def _add_limit(facts: Facts, found: Diagnosis) -> Diagnosis:
@@ -71,10 +86,11 @@ def _explain_status(facts: Facts) -> Diagnosis:
         case Status.COMPLETE:
             return build_diagnosis(facts, Code.DONE, f"It completed{format_end(facts)}.")
         case Status.TERMINATED:
-            why = "" if facts.run.reason is None else f": {shorten(facts.run.reason)}"
-            return build_diagnosis(
-                facts, Code.TERMINATED, f"It was terminated{format_end(facts)}{why}.", instance_command(row, "restart")
-            )
+            how, _, why = (facts.run.reason or "").partition(": ")
+            if facts.run.cancel_requested_at is None or how != str(Cancelled()):
+                how, why = "terminated", facts.run.reason or ""
+            sentence = f"It was {how}{format_end(facts)}{why and f': {shorten(why)}'}."
+            return build_diagnosis(facts, Code.TERMINATED, sentence, instance_command(row, "restart"))
         case Status.ERRORED:
             return _explain_failed(facts)
         case Status.PAUSED:
@@ -109,6 +125,8 @@ def _explain_failed(facts: Facts) -> Diagnosis:
     sentence = f"{sentence.rstrip('.')}.{locate_error(facts, None if step is None else step.step_key)}"
     if name in _OF_PARAMETERS:
         sentence += " Retry and restart keep the parameters: if they are wrong, start a new instance."
+    if facts.cancellation is not None:
+        sentence += " It had been cancelled, and failed in its cleanup; a retry continues the cleanup."
     actions = [instance_command(row, "show", "--full"), instance_command(row, "retry")]
     if name == OUTCOME_UNKNOWN:
         code = Code.OUTCOME_UNKNOWN
@@ -153,7 +171,7 @@ def _explain_claimed(facts: Facts) -> Diagnosis:
         return build_diagnosis(
             facts, Code.LEASE_EXPIRED, sentence + describe_missing_dispatcher(facts), *start_dispatcher_command(facts)
         )
-    if row.pause_requested:
+    if facts.is_pausing:
         sentence = f"A pause is requested; it takes effect when the running step ends. It runs {_describe_work(facts)}."
         return build_diagnosis(facts, Code.PAUSED, sentence, instance_command(row, "resume"))
     left = format_duration(row.lease_until - now)

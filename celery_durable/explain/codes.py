@@ -180,7 +180,7 @@ MEANINGS: Mapping[Code, Meaning] = {
         "Fix the cause, then `durable retry`.",
     ),
     Code.TERMINATED: Meaning(
-        "The instance was terminated.",
+        "The instance was terminated or cancelled.",
         "If it was a mistake: `durable rewind` continues from a step, and `durable restart` runs all steps again.",
     ),
     Code.DONE: Meaning("The run completed.", "Nothing."),

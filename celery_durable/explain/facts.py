@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery_durable.errors import Cancelled
 from celery_durable.explain.codes import Code, find_python_call
 from celery_durable.model import (
     AttemptRecord,
@@ -32,6 +33,8 @@ class Facts:
     open_steps: tuple[StepRecord, ...] = ()
     """The open steps of the current run, in call order."""
     last_step: StepRecord | None = None
+    cancellation: Cancelled | None = None
+    """What a step call has raised because the run was cancelled; None if none has."""
     last_attempt: AttemptRecord | None = None
     """The last attempt of the current run that did not succeed."""
     buffered: tuple[str, ...] = ()
@@ -59,6 +62,11 @@ class Facts:
     locker: RowLocker | None = None
     parent: ParentStep | None = None
     """The step that created this instance as a child; None if no step did."""
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether it pauses when the running step ends. A worker leaves a run also to be cancelled."""
+        return self.instance.pause_requested and self.run.cancel_requested_at is None
 
 
 @dataclass(frozen=True, slots=True)

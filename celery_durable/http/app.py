@@ -143,7 +143,6 @@ def _add(
     status: int = 200,
     responses: dict[int | str, dict[str, Any]] | None = None,
     response_class: type[Response] = JSONResponse,
-    in_schema: bool = True,
 ) -> None:
     """Add a route. ``where``: method and path. ``codes``: the problem codes that only some routes return."""
     method, path = where.split()
@@ -155,7 +154,6 @@ def _add(
         response_model=model,
         response_class=response_class,
         responses={**openapi.example(status, model), **(responses or {}), **openapi.errors(*codes)},
-        include_in_schema=in_schema,
         operation_id=openapi.operation_id(endpoint.__name__),
         summary=openapi.summary(endpoint),
         description=openapi.description(endpoint),

@@ -117,7 +117,8 @@ class RunRecord(Record):
         created_at: When the run was created.
         started_at: When a worker first executed it; None if none has.
         completed_at: When it ended; None if it has not.
-        reason: Why the run was started or terminated; None if no reason was given.
+        cancel_requested_at: When the run was asked to stop, by `cancel`; None if it was not.
+        reason: Why the run was started, cancelled or terminated; None if no reason was given.
         origin: The run that this one continues; None if it started from the beginning.
         parent: The step that created the instance; None if no step did.
         max_run: How long each run of the instance may take; None: as long as the workflow says.
@@ -131,6 +132,7 @@ class RunRecord(Record):
     created_at: datetime
     started_at: datetime | None = None
     completed_at: datetime | None = None
+    cancel_requested_at: datetime | None = None
     reason: str | None = None
     origin: Origin | None = None
     parent: ParentStep | None = None
@@ -189,7 +191,8 @@ class InstanceMeta(Record):
         updated_at: When it last changed.
         started_at: When a worker first executed the run; None if none has.
         completed_at: When the run ended; None if it has not.
-        reason: Why the run was started or terminated; None if no reason was given.
+        cancel_requested_at: When the run was asked to stop, by `cancel`; None if it was not.
+        reason: Why the run was started, cancelled or terminated; None if no reason was given.
         pause_requested: Whether it pauses at the next step boundary.
         max_run: How long each run may take; None: as long as the workflow says.
         current_step: The open step that is due first. If no step is open, the last finished step, or else a planned
@@ -206,6 +209,7 @@ class InstanceMeta(Record):
     updated_at: datetime
     started_at: datetime | None = None
     completed_at: datetime | None = None
+    cancel_requested_at: datetime | None = None
     reason: str | None = None
     pause_requested: bool
     max_run: Annotated[Milliseconds | None, Field(alias="maxRunMs")] = None

@@ -266,6 +266,8 @@ class RunRow:
     completed_at: datetime | None
     dropped_logs: int
     origin: Origin | None = None
+    cancel_requested_at: datetime | None = None
+    """When the run was asked to stop."""
 
 
 SUPPORTED_POOLS = frozenset({"prefork", "threads", "solo"})

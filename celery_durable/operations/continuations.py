@@ -32,7 +32,9 @@ def build_continuation_before(row: InstanceRow, source: SourceRun, key: str) -> 
     if row.kind is WorkflowKind.LINEAR:
         return _build_linear_before(row, source, step)
     kept = ancestry.select_rows_before(source.steps, step)
-    return _build_continuation(row, kept, step.step_key, source.ancestry.for_continuation(ancestry.find_last_seq(kept)))
+    return _build_continuation(
+        row, source, kept, step.step_key, source.ancestry.for_continuation(ancestry.find_last_seq(kept))
+    )
 
 
 def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Continuation:
@@ -41,10 +43,12 @@ def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Cont
         return _build_linear_from_failure(row, source)
     kept = ancestry.select_rows_for_retry(source.steps, source.failure)
     if source.failure is None:
-        return _build_continuation(row, kept, None, source.ancestry.for_continuation(ancestry.find_last_seq(kept)))
+        return _build_continuation(
+            row, source, kept, None, source.ancestry.for_continuation(ancestry.find_last_seq(kept))
+        )
     keys = source.failure.keys
     continuation = _build_continuation(
-        row, kept, keys[0], source.ancestry.for_continuation(source.failure.seq, retried=keys)
+        row, source, kept, keys[0], source.ancestry.for_continuation(source.failure.seq, retried=keys)
     )
     return dataclasses.replace(continuation, retried=tuple(keys))
 
@@ -74,10 +78,11 @@ def find_current_step(steps: Iterable[StepRow]) -> StepRow | None:
 
 
 def _build_continuation(
-    row: InstanceRow, kept: Sequence[StepRow], key: str | None, ancestors: ancestry.Ancestry
+    row: InstanceRow, source: SourceRun, kept: Sequence[StepRow], key: str | None, ancestors: ancestry.Ancestry
 ) -> Continuation:
-    origin = Origin(row.instance_id, row.run_number, key)
-    return Continuation(row.pk, origin, tuple(step.step_key for step in kept), ancestors, row.version)
+    origin, keys = Origin(row.instance_id, row.run_number, key), tuple(step.step_key for step in kept)
+    cancelled_at = source.cancel_requested_us if any(step.is_cancelled for step in kept) else None
+    return Continuation(row.pk, origin, keys, ancestors, row.version, cancel_requested_us=cancelled_at)
 
 
 # --- linear runs --------------------------------------------------------------------------------
@@ -119,7 +124,7 @@ def _build_linear(
     row: InstanceRow, source: SourceRun, seq: int, *, key: str | None, retried: Sequence[str] = ()
 ) -> Continuation:
     kept = [step for step in source.steps if step.seq < seq]
-    continuation = _build_continuation(row, kept, key, source.ancestry.for_continuation(0, retried=retried))
+    continuation = _build_continuation(row, source, kept, key, source.ancestry.for_continuation(0, retried=retried))
     return dataclasses.replace(continuation, plan=RunPlan(WorkflowKind.LINEAR, version=source.definition_version))
 
 

@@ -126,6 +126,7 @@ class _RunFields(TypedDict):
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
+    cancel_requested_at: datetime | None
     reason: str | None
     origin: Origin | None
     labels: Mapping[str, str]
@@ -294,6 +295,7 @@ class HistoryOperations:
             "created_at": record.created_at,
             "started_at": record.started_at,
             "completed_at": record.completed_at,
+            "cancel_requested_at": record.cancel_requested_at,
             "reason": record.reason,
             "origin": context.restrict_origin(tx, self._context.scope, row, record.origin),
             "labels": instances.read_labels(tx, row.pk),

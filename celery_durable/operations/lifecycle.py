@@ -128,7 +128,7 @@ class LifecycleOperations:
                 due = lifecycle.request_cancel(tx, row, reason=reason, grace=grace)
                 return [] if due is None else [due]
             ended, why = row, str(Cancelled(reason)) if cleans_up else reason
-            lifecycle.terminate(tx, row, reason=why)
+            lifecycle.terminate(tx, row, reason=why, is_cancel=cleans_up)
             if children:
                 messages = families.end_children(tx, row, "terminate", reason=why, new_id=new_id, grace=grace)
             if parent is None:

@@ -35,7 +35,7 @@ from celery_durable.store import heartbeats
 from celery_durable.store.engine import Tx, server_info
 from celery_durable.store.instances import instances, lists
 from celery_durable.store.instances.lists import InstanceFilter, InstanceList
-from celery_durable.store.runs import attempts, history, items, outbox
+from celery_durable.store.runs import attempts, history, items, outbox, runs
 
 _MAX_TASK_QUEUES = 10
 _MAX_WORKFLOWS = 200
@@ -90,8 +90,9 @@ class QueryOperations:
                 updated_at=row.updated_at,
                 started_at=record.started_at,
                 completed_at=record.completed_at,
+                cancel_requested_at=record.cancel_requested_at,
                 reason=record.reason,
-                pause_requested=row.pause_requested,
+                pause_requested=row.pause_requested and record.cancel_requested_at is None,
                 max_run=row.max_run,
                 current_step=None if step is None else context.restrict_steps(tx, self._context.scope, [step])[0],
                 running=row.running,
@@ -125,6 +126,7 @@ class QueryOperations:
                 run,
                 open_steps=open_,
                 last_step=last,
+                cancellation=runs.find_raised_cancellation(tx, row.pk, row.run_number),
                 last_attempt=last_attempt,
                 buffered=buffered,
                 heartbeats=beats,

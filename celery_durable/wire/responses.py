@@ -143,9 +143,9 @@ class Woken(Done):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Done):
-    """Whether a pause has ended; ``resumed`` is false if the instance was not paused, and no pause was requested."""
+    """Whether it was paused, or a pause was requested. If ``was_paused`` is false, nothing was changed."""
 
-    resumed: bool
+    was_paused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

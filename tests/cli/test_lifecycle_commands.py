@@ -149,7 +149,42 @@ def test_a_pause_of_what_runs_waits_for_the_step(shop: Shop) -> None:
 
 def test_commands_have_the_names_of_the_methods_too(shop: Shop) -> None:
     assert shop.pipe("create", "order", "-P", "order_id=42", "--id", "o-1").rows == [["o-1"]]
-    assert shop.pipe("cancel", "order", "o-1", "--reason", "sold twice").rows == [["Terminated", "order/o-1"]]
+
+
+def test_cancel_lets_a_run_clean_up(shop: Shop) -> None:
+    @shop.durable.workflow(name="tour")
+    def tour(event, step):
+        step.do("book", lambda: 1)
+        try:
+            step.wait_for_event("go", "go")
+        finally:
+            step.sleep("rest", "1 hour")
+
+    for each in ("t-1", "t-2", "t-3"):
+        shop.pipe("start", "tour", "--id", each)
+    assert shop.pipe("cancel", "tour", "t-3").rows == [["Cancelled", "tour/t-3"]]
+    shop.work("tour", "t-1")
+    shop.work("tour", "t-2")
+    said = shop.pipe("cancel", "--where", "workflow=tour status=waiting", "--reason", "rain")
+    assert said.rows == [["Would cancel", "tour/t-2"], ["Would cancel", "tour/t-1"]]
+    said = shop.pipe("cancel", "--where", "workflow=tour status=waiting", "--reason", "rain", "--yes")
+    assert said.rows == [["Cancelling", "tour/t-2"], ["Cancelling", "tour/t-1"]]
+    shop.clock.advance(seconds=5)
+    shop.work("tour", "t-1")
+    assert shop.pipe("explain", "tour", "t-1").rows == [
+        [
+            "SLEEPING",
+            'It was cancelled 5 s ago (rain); its workflow cleans up. Sleeps at step "rest"; wakes in 1 h.',
+        ]
+    ]
+    assert "   cancelled 5 s ago" in shop.terminal("show", "tour", "t-1")
+    assert ["cancel", "2030-01-01T00:00:00.000Z"] in shop.pipe("show", "tour", "t-1").rows
+    shown = json.loads(shop.pipe("show", "tour", "t-1", "-o", "json").out)
+    assert shown["run"]["cancelRequestedAt"] == "2030-01-01T00:00:00Z"
+    shop.clock.advance(hours=1)
+    assert shop.work("tour", "t-1") == "terminated: cancelled: rain"
+    assert shop.pipe("explain", "tour", "t-1").rows[0] == ["TERMINATED", "It was cancelled 0 ms ago: rain."]
+    assert shop.pipe("cancel", "tour", "t-2", "t-1").rows == [["Cancelled", "tour/t-2"]]
 
 
 def test_operators_need_no_workflow_code(order: Shop, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

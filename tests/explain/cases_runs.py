@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from celery_durable import Cancelled
 from celery_durable.explain import Code
 from celery_durable.model import (
     AttemptOutcome,
@@ -34,6 +35,7 @@ from tests.explain.builders import (
 )
 
 LOST = "the worker of attempt 1 died, so it is unknown whether its function did its work; it is not called again"
+CANCELLED = run(cancel_requested_at=NOW - MINUTE, reason="sold twice")
 REPORT = RunningStep("long report\x1f3", 2, NOW - timedelta(seconds=57))
 
 RUNS = {
@@ -115,6 +117,52 @@ RUNS = {
         "A pause is requested; it takes effect when the running step ends. It runs the code before its first step, on "
         "celery@a, which has held it for 1 min, as of 10 s ago.",
         [f"{DURABLE} resume order o-1"],
+    ),
+    "cancelled while a step runs": (
+        told(instance(**RUNNING, pause_requested=True), of=CANCELLED, heartbeats=(worker(),)),
+        Code.RUNNING,
+        "It was cancelled 1 min ago (sold twice); its workflow gets Cancelled at its next step call. It runs the code "
+        "before its first step, on celery@a, which has held it for 1 min, as of 10 s ago; the lease is valid for 20 s.",
+        [f"{DURABLE} logs order o-1 --follow"],
+    ),
+    "a linear run that is cancelled": (
+        told(instance(**RUNNING, pause_requested=True, kind=WorkflowKind.LINEAR), of=replace(CANCELLED, reason=None)),
+        Code.RUNNING,
+        "It was cancelled 1 min ago; it ends before its next step. It runs the code before its first step, on "
+        "celery@a, which has held it for 1 min, as of 10 s ago; the lease is valid for 20 s.",
+        [f"{DURABLE} logs order o-1 --follow"],
+    ),
+    "a cleanup that sleeps": (
+        told(ASLEEP, of=replace(CANCELLED, reason="retried"), cancellation=Cancelled("sold twice"), open_steps=(NAP,)),
+        Code.SLEEPING,
+        'It was cancelled 1 min ago (sold twice); its workflow cleans up. Sleeps at step "nap"; wakes in 1 h.',
+        [],
+    ),
+    "a cleanup that failed": (
+        told(
+            instance(Status.ERRORED),
+            of=replace(CANCELLED, error_name="BankClosed", error_message="on sunday"),
+            cancellation=Cancelled("sold twice"),
+        ),
+        Code.FAILED,
+        "It failed with BankClosed: on sunday. It had been cancelled, and failed in its cleanup; a retry continues the "
+        "cleanup.",
+        [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
+    ),
+    "cancelled": (
+        told(
+            instance(Status.TERMINATED),
+            of=replace(CANCELLED, reason="cancelled: sold twice", completed_at=NOW - MINUTE),
+        ),
+        Code.TERMINATED,
+        "It was cancelled 1 min ago: sold twice.",
+        [f"{DURABLE} restart order o-1"],
+    ),
+    "terminated in its cleanup": (
+        told(instance(Status.TERMINATED), of=CANCELLED),
+        Code.TERMINATED,
+        "It was terminated: sold twice.",
+        [f"{DURABLE} restart order o-1"],
     ),
     "running": (
         told(instance(**RUNNING), last_step=step("count"), heartbeats=(worker(),)),

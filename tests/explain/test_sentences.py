@@ -72,6 +72,7 @@ def test_the_facts_are_ready_for_json() -> None:
         "sent_at": None,
         "crash_count": 0,
         "pause_requested": False,
+        "cancel_requested_at": None,
         "task_id": None,
         "claimed_by": None,
         "lease_until": None,

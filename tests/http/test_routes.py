@@ -242,19 +242,18 @@ def test_an_etag_is_answered_with_304_until_something_changes(shop: Shop, api: T
 
 
 @everywhere
-@pytest.mark.parametrize("command", ["terminate", "cancel"])
-def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: str, command: str) -> None:
+def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: str) -> None:
     def status() -> str:
         return api.get(order).json()["details"]["status"]
 
     assert api.post(f"{order}/pause").json() == {"ok": True}
     assert status() == "paused"
     assert api.post(f"{order}/pause").json() == {"ok": True}
-    assert api.post(f"{order}/resume").json() == {"ok": True}
+    assert api.post(f"{order}/resume").json() == {"ok": True, "wasPaused": True}
     shop.work()
     assert status() == "waiting"
-    assert api.post(f"{order}/resume").json() == {"ok": True}
-    assert api.post(f"{order}/{command}", json={"reason": "sold twice"}).json() == {"ok": True}
+    assert api.post(f"{order}/resume").json() == {"ok": True, "wasPaused": False}
+    assert api.post(f"{order}/terminate", json={"reason": "sold twice"}).json() == {"ok": True}
     assert status() == "terminated"
     assert api.get(order).json()["meta"]["reason"] == "sold twice"
     refused(api.post(f"{order}/pause"), 409, "INSTANCE_TERMINAL")
@@ -262,6 +261,42 @@ def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: 
     refused(api.post(f"{order}/events", json={"type": "approval"}), 409, "INSTANCE_TERMINAL")
     assert api.post(f"{order}/restart").json() == {"ok": True, "runNumber": 2}
     assert api.get(order).json()["meta"]["runNumber"] == 2
+
+
+@everywhere
+def test_a_cancel_is_shown_until_the_cleanup_has_ended(shop: Shop, api: TestClient) -> None:
+    tour, seen = "/workflows/tour/instances/t-1", []
+
+    @shop.durable.workflow(name="tour")
+    def tour_of(event: WorkflowEvent[None], step: Step) -> None:
+        def book() -> None:
+            assert api.post(f"{tour}/cancel", json={"reason": "rain"}).json() == {"ok": True}
+            seen.append(api.get(tour).json()["meta"] | api.post(f"{tour}/resume").json())
+            seen.append(api.get(f"{tour}/explain").json())
+
+        step.do("book", book)
+        try:
+            step.do("go", lambda: None)
+        finally:
+            step.wait_for_event("await the refund", "refund")
+
+    shop.durable.internals.operations.create.instance("tour", id="t-1")
+    shop.work()
+    meta, explained = seen
+    assert (meta["pauseRequested"], meta["wasPaused"], meta["reason"]) == (False, False, "rain")
+    assert "(rain); its workflow gets Cancelled at its next step call. It runs " in explained["sentence"]
+    shop.work()
+    body = api.get(tour).json()
+    assert (body["details"], body["meta"]["cancelRequestedAt"]) == ({"status": "waiting"}, meta["cancelRequestedAt"])
+    sentence = api.get(f"{tour}/explain").json()["sentence"]
+    assert '(rain); its workflow cleans up. Waits for event "refund" at step "await the refund"; ' in sentence
+    refused(api.post(f"{tour}/pause"), 409, "INSTANCE_TERMINAL")
+    api.post(f"{tour}/events", json={"type": "refund"})
+    shop.work()
+    run = api.get(f"{tour}/history", params={"includeRun": True}).json()["run"]
+    assert (run["details"]["status"], run["reason"]) == ("terminated", "cancelled: rain")
+    assert run["cancelRequestedAt"] == meta["cancelRequestedAt"]
+    refused(api.post(f"{tour}/cancel"), 409, "INSTANCE_TERMINAL")
 
 
 @everywhere
@@ -287,7 +322,7 @@ def test_wake_sends_a_worker_unless_the_instance_is_paused_or_held(shop: Shop, a
 
 
 def test_a_change_is_made_only_to_the_version_it_is_meant_for(api: TestClient, order: str) -> None:
-    for command in ("events", "wake", "pause", "resume", "restart", "terminate"):
+    for command in ("events", "wake", "pause", "resume", "cancel", "restart", "terminate"):
         tag = api.get(order).headers["etag"]
         body = {"json": {"type": "approval"}} if command == "events" else {}
         for header in ('"1"', f"W/{tag}", "nonsense", '""', f'"{"9" * 40}"'):

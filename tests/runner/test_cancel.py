@@ -180,6 +180,25 @@ def test_a_cleanup_that_fails_is_retried(world: World) -> None:
     )
 
 
+def test_a_retried_cleanup_is_still_cancelled(world: World) -> None:
+    did: list[str] = []
+    instance = order(world, WAITS["asleep"], did).run()
+    instance.cancel("sold twice")
+    world.run_until_idle()
+    world.operations.rewind.restart("order", "i-1", from_step="rest")
+    world.run_until_idle()
+    diagnosis = world.operations.queries.explain(instance.workflow, instance.id)
+    assert "(sold twice); its workflow cleans up. Sleeps" in diagnosis.sentence
+    with pytest.raises(InstanceTerminal, match="it is being cancelled"):
+        instance.pause()
+    instance.cancel("at once")
+    assert (did, instance.status) == (["charge", "refund: sold twice"], Status.TERMINATED)
+    world.operations.rewind.restart("order", "i-1", from_step="open")
+    world.run_until_idle()
+    instance.pause()
+    assert instance.status is Status.PAUSED
+
+
 def test_a_workflow_that_swallows_it_fails(world: World) -> None:
     def flow(step: Step) -> str:
         step.do("charge", lambda: 1)

@@ -13,6 +13,7 @@ from celery_durable.testing import START, HarnessMisuse, ScenarioFailed, databas
 from celery_durable.testing.scenario import (
     advance_time_and_run_until_idle,
     assert_,
+    cancel,
     concurrent,
     crash_at,
     create,
@@ -108,6 +109,11 @@ def test_every_verb_does_what_it_says() -> None:
             assert_(lambda ctx: ctx.harness.journal[-1].endswith("crashed")),
             advance_time_and_run_until_idle(by="3 days"),
             assert_(lambda ctx: [status(ctx, each) for each in ("b-2", "b-3")] == ["complete", "complete"]),
+            restart("b-2"),
+            run_until_idle(),
+            cancel("b-2", reason="sold"),
+            run_until_idle(),
+            read(lambda ctx: ctx.instance("b-2").history().reason, assert_=lambda why: why == "cancelled: sold"),
             read(lambda ctx: ctx.instance("b-3").ref.run_number, assert_=lambda run: run == 2),
         )
     )

@@ -43,8 +43,8 @@ def resume(backend: Backend, target: Target) -> Sequence[str]:
 
     Use it after pause. It withdraws a pause that has not taken effect yet. Other instances are not changed.
     """
-    done = backend.call(commands.resume, target, requests.EmptyRequest())
-    return ["Resumed" if done.resumed else "Was not paused"]
+    found = backend.call(commands.resume, target, requests.EmptyRequest())
+    return ["Resumed" if found.was_paused else "Was not paused"]
 
 
 @on_targets(

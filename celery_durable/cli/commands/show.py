@@ -34,9 +34,9 @@ def show(
     """Show one instance with its status, steps and events.
 
     Use it to see what an instance has done, why attempts failed, what it waits for, and what it has published. In a
-    pipe: one record per line, whose first field is its kind (instance, label, limit, origin, parent, error, reason,
-    step, item, attempt, event, audit, output, published, explain). --full adds params, and a last field with the
-    result, payload or traceback as JSON.
+    pipe: one record per line, whose first field is its kind (instance, label, limit, error, origin, parent, cancel,
+    reason, step, item, attempt, event, audit, output, published, explain). --full adds params, and a last field with
+    the result, payload or traceback as JSON.
     """
     seen = backend.read_snapshot(workflow, id)
     history = backend.history(workflow, id, run=run)
@@ -83,12 +83,16 @@ def show(
 
 def _print_head(console: Console, seen: InstanceSnapshot, history: History, times: Times) -> None:
     is_current = history.run_number == seen.run_number
+    moments = {
+        "created": history.created_at,
+        "cancelled": history.cancel_requested_at,
+        "ended": history.completed_at,
+    }
     console.print_line(
         Styled(f"{history.workflow}/{history.instance_id}", "bold"),
         render.style_status(history.status.status),
         f"run {history.run_number}" + ("" if is_current else f" (the current one is {seen.run_number})"),
-        f"created {times.format_in_sentence(history.created_at)}",
-        "" if history.completed_at is None else f"ended {times.format_in_sentence(history.completed_at)}",
+        *("" if at is None else f"{what} {times.format_in_sentence(at)}" for what, at in moments.items()),
     )
     if history.labels:
         labels = (f"{name}={value}" for name, value in history.labels.items())
@@ -123,6 +127,8 @@ def _print_head_records(console: Console, history: History, times: Times) -> Non
         console.print_record("origin", origin.instance_id, str(origin.run_number), origin.step_key or "")
     if (parent := history.parent) is not None:
         console.print_record("parent", parent.workflow, parent.instance_id, str(parent.run_number), parent.step_key)
+    if history.cancel_requested_at is not None:
+        console.print_record("cancel", times.format(history.cancel_requested_at))
     if history.reason is not None:
         console.print_record("reason", history.reason)
 

@@ -124,8 +124,11 @@ def has_started(row: InstanceRow) -> bool:
     return row.priority != STARTING or row.crash_count > 0 or row.claim_token is not None
 
 
-def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
-    """End the instance without a result. A worker that holds it is superseded, so its later writes have no effect."""
+def terminate(tx: Tx, row: InstanceRow, *, reason: str | None, is_cancel: bool = False) -> None:
+    """End the instance without a result. A worker that holds it is superseded, so its later writes have no effect.
+
+    ``is_cancel``: it was asked to stop, and ends without a cleanup, or before its end.
+    """
     _update(
         tx,
         row,
@@ -137,13 +140,12 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None) -> None:
         pause_requested=False,
         retention_until=tx.store.clock() + tx.t.instance.c.retention_us,
     )
-    r = tx.t.run
-    tx.execute(
-        sa.update(r)
-        .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
-        # Without a new reason, the reason of the restart is kept.
-        .values(completed_at=tx.store.clock(), reason=reason or r.c.reason)
-    )
+    r, now = tx.t.run, tx.store.clock()
+    # Without a new reason, the reason of the restart is kept.
+    values: dict[str, Any] = {"completed_at": now, "reason": reason or r.c.reason}
+    if is_cancel:
+        values["cancel_requested_at"] = sa.func.coalesce(r.c.cancel_requested_at, now)
+    tx.execute(sa.update(r).where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number).values(values))
     items.cancel_open_of_run(tx, row.pk, row.run_number)
     st = tx.t.step
     open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)

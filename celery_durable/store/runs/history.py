@@ -71,6 +71,7 @@ def read_run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
         origin=None
         if row.forked_from_instance_id is None
         else Origin(row.forked_from_instance_id, row.forked_from_run_number, row.forked_from_step_key),
+        cancel_requested_at=from_us_or_none(row.cancel_requested_at),
     )
 
 

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from celery_durable.ancestry import Ancestry, RunFailure
 from celery_durable.errors import Cancelled
 from celery_durable.model import (
+    CANCELLED,
     PRIVATE_TYPE_PATTERN,
     InstanceRow,
     ItemStatus,
@@ -48,6 +49,8 @@ class Continuation:
     source_version: int
     retried: tuple[str, ...] = ()
     plan: RunPlan = field(default_factory=RunPlan)
+    cancel_requested_us: int | None = None
+    """When the run that it continues was asked to stop, if a step call that it keeps has raised that."""
     reopened: tuple[StepRow, ...] = ()
     planned: tuple[StepRow, ...] = ()
 
@@ -71,6 +74,15 @@ def find_cancellation(tx: Tx, pk: int, run_number: int) -> Cancelled | None:
 def is_cancel_requested(tx: Tx, pk: int, run_number: int) -> bool:
     """Return whether somebody asked a run to stop."""
     return find_cancellation(tx, pk, run_number) is not None
+
+
+def find_raised_cancellation(tx: Tx, pk: int, run_number: int) -> Cancelled | None:
+    """Return what a step call of a run has raised because the run was cancelled; None if none has."""
+    st = tx.t.step.c
+    is_it = (st.status == StepStatus.CANCELLED.value, st.error_name == CANCELLED)
+    query = sa.select(st.error_message).where(st.instance_pk == pk, st.run_number == run_number, *is_it).limit(1)
+    found = tx.execute(query).first()
+    return None if found is None else Cancelled(found.error_message or None)
 
 
 def has_steps(tx: Tx, row: InstanceRow) -> bool:
@@ -168,6 +180,10 @@ def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int
 
 def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, commit_id: str) -> None:
     """Copy a continuation's steps and events. An event stays consumed if its step exists: others are inserted later."""
+    if continuation.cancel_requested_us is not None:
+        r = tx.t.run
+        mine = (r.c.instance_pk == pk, r.c.run_number == run_number)
+        tx.execute(sa.update(r).where(*mine).values(cancel_requested_at=continuation.cancel_requested_us))
     copy_steps(tx, continuation, continuation.keys, pk=pk, run_number=run_number)
     _insert_linear(tx, continuation.reopened, pk=pk, run_number=run_number, commit_id=commit_id)
     is_done = tx.t.item.c.status == ItemStatus.DONE.value
@@ -250,6 +266,7 @@ class SourceRun:
     failure: RunFailure | None
     definition_version: int | None
     """The version of a linear run's step list."""
+    cancel_requested_us: int | None
     steps: tuple[StepRow, ...]
     """In call order, without results."""
 
@@ -258,9 +275,9 @@ def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
     """Return the current run of a locked instance, with what a continuation needs."""
     r, st = tx.t.run.c, tx.t.step.c
     run = tx.execute(
-        sa.select(r.params, r.ancestry, r.failed_steps, r.definition_version, r.created_at).where(
-            r.instance_pk == row.pk, r.run_number == row.run_number
-        )
+        sa.select(
+            r.params, r.ancestry, r.failed_steps, r.definition_version, r.created_at, r.cancel_requested_at
+        ).where(r.instance_pk == row.pk, r.run_number == row.run_number)
     ).one()
     steps = sa.select(*STEPS.select(tx.t.step, with_results=False)).where(
         st.instance_pk == row.pk, st.run_number == row.run_number
@@ -270,5 +287,6 @@ def read_source(tx: Tx, row: InstanceRow) -> SourceRun:
         ancestry=Ancestry.parse(run.ancestry, ref=row.ref, created_at=from_us(run.created_at)),
         failure=RunFailure.parse(run.failed_steps),
         definition_version=run.definition_version,
+        cancel_requested_us=run.cancel_requested_at,
         steps=tuple(STEPS.read(each) for each in tx.execute(steps.order_by(st.seq, st.step_key))),
     )

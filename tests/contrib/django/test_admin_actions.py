@@ -122,6 +122,19 @@ def test_terminate_asks_first(site: DurableHarness, alias: str) -> None:
     assert "stuck (by alice)" in text_of(client, address("a"))
 
 
+def test_cancel_asks_first(site: DurableHarness, alias: str) -> None:
+    start(site, alias, "a")
+    client = log_in("view_instance", "terminate_instance")
+    response = client.post(address("a"), {"action": "cancel", "reason": "stuck"})
+    assert b'name="confirmed" value="yes"' in response.content
+    client.post(address("a"), {"action": "cancel", "reason": "stuck", "confirmed": "yes"})
+    assert "It was cancelled" in text_of(client, address("a"))
+    site.run_until_idle()
+    history = wait.get("a").history()
+    assert (history.status.status, history.reason) == ("terminated", "cancelled: stuck (by alice)")
+    assert [message for _, _, message in changes()] == ["Cancelled: stuck"]
+
+
 def test_an_event_is_sent_once_for_its_id(site: DurableHarness, alias: str) -> None:
     start(site, alias, "a")
     client = log_in("view_instance", "send_event_instance")
@@ -169,6 +182,7 @@ def test_an_action_on_several_instances_does_what_it_can(site: DurableHarness, a
         ("resume", "pause_instance"),
         ("retry", "retry_instance"),
         ("restart", "retry_instance"),
+        ("cancel", "terminate_instance"),
         ("terminate", "terminate_instance"),
         ("send_event", "send_event_instance"),
     ],
