@@ -27,8 +27,8 @@ ON_SERVERS = {
     "step": {"mutate", "step_tx"},
     "store": {"*"},
     "store/engine": {"*"},
-    "store/events": {"*"},
     "store/instances": {"*"},
+    "store/lanes": {"*"},
     "store/migrations": {"*"},
     "store/runs": {"*"},
     "store/schema": {"*"},
@@ -40,7 +40,8 @@ ON_SERVERS = {
 AT_THE_GATE = {
     "operations": {"doubt"},
     "store/instances": {"batches", "chaos_checks", "instances"},
-    "store/runs": {"dead_workers", "history", "leases", "new_runs", "pages", "queues", "step_groups", "sweep"},
+    "store/lanes": {"groups"},
+    "store/runs": {"dead_workers", "history", "leases", "new_runs", "pages", "queues", "sweep"},
 }
 """Modules whose tests wait for the gate on MariaDB. In `make test` they run on SQLite and PostgreSQL.
 

@@ -20,6 +20,7 @@ from celery_durable.housekeeping import CallQueue
 from celery_durable.runtime import real_monotonic
 from celery_durable.signals import listen
 from celery_durable.store.engine import Store
+from celery_durable.store.lanes import steps
 from celery_durable.store.runs import claims, releases, step_rows
 from celery_durable.store.schema.dialects import POSTGRESQL
 from celery_durable.tasks import beat_schedules
@@ -209,5 +210,10 @@ def _compile_for_passes(store: Store) -> None:
     Only for PostgreSQL: SQLAlchemy compiles for MariaDB as it finds the server when it connects.
     """
     if store.database is POSTGRESQL:
-        for each in (claims.claim_run, *step_rows.choose_hot_statements(), *releases.HOT_STATEMENTS):
+        for each in (
+            claims.claim_run,
+            *step_rows.HOT_STATEMENTS,
+            *steps.choose_hot_statements(),
+            *releases.HOT_STATEMENTS,
+        ):
             store.compiled(each)

@@ -14,6 +14,7 @@ from celery_durable.store.engine import Tx, sessions
 from celery_durable.store.engine.time_limits import ORDINARY, TimeBudget
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import lifecycle
+from celery_durable.store.lanes import sent_events
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
@@ -140,7 +141,7 @@ class _Sending:
 
     def send_in_one_statement(self, tx: Tx) -> tuple[bool, list[DueRun]] | None:
         """Do what `insert` does, in one statement. Returns None if `insert` has to decide."""
-        sent = run_events.send(
+        sent = sent_events.send(
             tx,
             self.workflow,
             require_possible_id(self.workflow, self.instance_id),

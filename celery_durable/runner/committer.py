@@ -13,16 +13,7 @@ from datetime import datetime
 
 from celery_durable import notify
 from celery_durable.errors import Superseded
-from celery_durable.model import (
-    DueRun,
-    Release,
-    ReleaseOutcome,
-    RunOutcome,
-    Status,
-    StepRow,
-    StepStatus,
-    StepWrite,
-)
+from celery_durable.model import DueRun, Release, ReleaseOutcome, RunOutcome, Status, StepRow, StepStatus, StepWrite
 from celery_durable.runner import lanes
 from celery_durable.runner.commit_parts import CommitPart, OpenCommit, RowKinds, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment

@@ -4,7 +4,7 @@ A commit that finds no other under way is written alone, at once. Commits that a
 of them leads it, writes in one transaction what waits when its turn comes, and hands the lead to the first that has
 arrived since. So no commit waits for a timer, and there is no thread.
 
-What a group cannot write without waiting (`store.runs.step_groups`), and each commit of a group that failed or is in
+What a group cannot write without waiting (`store.lanes.groups`), and each commit of a group that failed or is in
 doubt, its own pass writes alone, or finds by its commit id.
 """
 
@@ -18,8 +18,8 @@ from typing import TypeVar
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.faults import describe_fault
 from celery_durable.store.engine.time_limits import PASS
-from celery_durable.store.runs.step_groups import GroupedStep, write_group
-from celery_durable.store.runs.step_rows import WrittenStep
+from celery_durable.store.lanes.groups import GroupedStep, write_group
+from celery_durable.store.lanes.steps import WrittenStep
 
 T = TypeVar("T")
 logger = logging.getLogger("celery_durable.runner")

@@ -15,8 +15,9 @@ from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.step_commit import Committed, StepCommit, build_suspension
 from celery_durable.store.engine import Tx
 from celery_durable.store.engine.time_limits import PASS
-from celery_durable.store.runs import outputs, releases, step_rows
-from celery_durable.store.runs.step_groups import GroupedStep
+from celery_durable.store.lanes import steps
+from celery_durable.store.lanes.groups import GroupedStep
+from celery_durable.store.runs import outputs, releases
 from celery_durable.store.schema.dialects import MARIADB
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class RowLane(_Lane):
     def _write(self, tx: Tx, step_commit: StepCommit) -> Committed:
         [write], logs = step_commit.writes, step_commit.logs
         changes_instance = bool(logs) or self._committer.row_changes_instance(write)
-        written = step_rows.guard_and_write_step(
+        written = steps.guard_and_write_step(
             tx, self._claim, write, lease=self._run.lease.length, log_lines=logs, changes_instance=changes_instance
         )
         return Committed([written.row], written.pause_requested, writes=[write], renews_lease=changes_instance)
@@ -93,7 +94,7 @@ class UnpausedRowLane(_Lane):
     def _write(self, tx: Tx, step_commit: StepCommit) -> Committed | None:
         [write] = step_commit.writes
         with tx.store.conflict_as_superseded():
-            row = step_rows.lock_and_insert_unpaused(tx, self._claim, write)
+            row = steps.lock_and_insert_unpaused(tx, self._claim, write)
         if row is None:
             return None
         self._limits.reset_suspension()
@@ -133,7 +134,7 @@ class SleepLane(_Lane):
         return write.type is StepType.SLEEP and write.is_new
 
     def _write(self, tx: Tx, step_commit: StepCommit) -> Committed | None:
-        row = releases.suspend_for_sleep(tx, self._claim, step_commit.writes[0])
+        row = steps.suspend_for_sleep(tx, self._claim, step_commit.writes[0])
         if row is None:
             return None
         self._limits.reset_suspension()

@@ -62,11 +62,11 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a group does not check the claims of its steps",
         (
-            "store.runs.step_groups:_build_locked",
+            "store.lanes.groups:_build_locked",
             "i.c.id == given.c.pk, i.c.claim_token == given.c.token",
             "i.c.id == given.c.pk",
         ),
-        caught_by="tests/store/runs/test_step_groups.py::test_a_lost_claim_is_left_alone_and_the_others_are_written[postgresql]",
+        caught_by="tests/store/lanes/test_groups.py::test_a_lost_claim_is_left_alone_and_the_others_are_written[postgresql]",
     ),
     mutant(
         "a step that its group did not write counts as committed",
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the time of an added step is read before the lock",
         (
-            "store.runs.step_rows:hold_without_change",
+            "store.lanes.steps:hold_without_change",
             "i.pause_requested).cte('locked')",
             'i.pause_requested, s.clock().label("now_us")).cte("held")\n    return locked',
         ),
@@ -280,7 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "the statement of an event overlooks the wait that began while it waited",
-        ("store.events.run_events:_insert_and_wake", ", i.c.version == seen.c.version", ""),
+        ("store.lanes.sent_events:_insert_and_wake", ", i.c.version == seen.c.version", ""),
         caught_by="tests/store/events/test_sent_events.py::test_it_does_not_overlook_the_wait_that_began_meanwhile[postgresql]",
     ),
     mutant(

@@ -17,8 +17,8 @@ from celery_durable.runner import Runner
 from celery_durable.runner.group_commit import GroupCommit
 from celery_durable.store.engine import Store
 from celery_durable.store.instances import instances
-from celery_durable.store.runs.step_groups import GroupedStep
-from celery_durable.store.runs.step_rows import WrittenStep
+from celery_durable.store.lanes.groups import GroupedStep
+from celery_durable.store.lanes.steps import WrittenStep
 from tests.conftest import MovableRuntime
 from tests.store.world import LEASE, World, step
 from tests.support import world as engine_world

@@ -18,7 +18,8 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.engine.statements import Statement
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances, lists
-from celery_durable.store.runs import claims, schedule, step_groups, step_rows, sweeps
+from celery_durable.store.lanes import groups
+from celery_durable.store.runs import claims, schedule, step_rows, sweeps
 from celery_durable.store.runs.claims import RESUMING, STARTING
 from tests.store.world import LEASE, REDISPATCH, World, step
 
@@ -162,8 +163,8 @@ def test_a_plan_from_empty_tables_reads_no_list_to_find_a_row(live: World) -> No
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_group_of_steps_is_written_by_key_before_the_tables_are_analyzed(live: World) -> None:
-    steps = step_groups.GroupedStep(live.claim(live.create("o-1")), step(result="1"))
-    write = step_groups._lock_and_insert_all(steps.fields)
+    steps = groups.GroupedStep(live.claim(live.create("o-1")), step(result="1"))
+    write = groups._lock_and_insert_all(steps.fields)
     with live.store.engine.begin() as connection:
         found = plan(Tx(connection, live.store), write, {"rows": "[]"}, mode="generic")
     assert "Seq Scan on workflow_instance" not in found, found

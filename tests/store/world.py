@@ -30,9 +30,11 @@ from celery_durable.redispatch import QueueProgress, Redispatch
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.lanes import steps
+from celery_durable.store.lanes.steps import WrittenStep
 from celery_durable.store.runs import claims, releases, schedule, step_rows, sweeps
 from celery_durable.store.runs.claims import ClaimRequest
-from celery_durable.store.runs.step_rows import RunState, WrittenStep
+from celery_durable.store.runs.step_rows import RunState
 
 LEASE = timedelta(seconds=30)
 GRACE = timedelta(seconds=2)
@@ -243,7 +245,7 @@ def send_in(tx: Tx, ref: RunRef, type_: str = "approval", payload: str = "{}", i
 def commit_in(tx: Tx, claim: Claim, write: StepWrite, *, changes_instance: bool = True) -> WrittenStep:
     """Write the guard and a step in one statement, where the database can do that."""
     if tx.store.combines_writes:
-        return step_rows.guard_and_write_step(tx, claim, write, lease=LEASE, changes_instance=changes_instance)
+        return steps.guard_and_write_step(tx, claim, write, lease=LEASE, changes_instance=changes_instance)
     if changes_instance:
         held = claims.guard(tx, claim, lease=LEASE, resets_crash_count=write.resets_crash_count)
     else:

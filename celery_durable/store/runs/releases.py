@@ -7,28 +7,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
 from celery_durable.errors import Superseded
-from celery_durable.model import (
-    Claim,
-    OpenWait,
-    ReleaseOutcome,
-    RunOutcome,
-    Status,
-    StepRow,
-    StepWrite,
-    WakeReason,
-    decide_release,
-    from_us,
-    to_us,
-)
+from celery_durable.model import Claim, OpenWait, ReleaseOutcome, RunOutcome, WakeReason, decide_release, to_us
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import param, statement, statement_for
+from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.runs import runs
 from celery_durable.store.runs.claims import RELEASED, RESUMING, GuardResult
-from celery_durable.store.runs.step_rows import hold_without_change, insert_values
-from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS
 
 
 @statement
@@ -215,58 +200,3 @@ def _mark_started(s: Store) -> Any:
 def mark_started(tx: Tx, claim: Claim) -> None:
     """Record the time of this claim as the start of the run, unless an earlier claim did."""
     tx.run(_mark_started, pk=claim.pk, run=claim.ref.run_number, started_us=to_us(claim.claimed_at))
-
-
-# The suspension of a run that only sleeps: one statement (PostgreSQL).
-#
-# A sleep ends at its time alone, so nothing but the locked row decides (LAW 2b). A wait for an event has to be
-# suspended by `suspend`: whether an event is there must be read after the lock.
-
-
-@statement_for
-def _suspend_and_insert(s: Store, fields: Sequence[str]) -> Any:
-    i, r = s.tables.instance, s.tables.run
-    held = hold_without_change(s, i.c.pause_requested == sa.false())
-    values = insert_values(STEP_COLUMNS, fields, held.c.id, held.c.run_number, held.c.now_us)
-    written = sa.insert(s.tables.step).from_select(list(values), sa.select(*values.values()).select_from(held))
-    until = values["wake_at"]
-    released = (
-        sa.update(i)
-        .where(i.c.id == held.c.id)
-        .values(
-            **RELEASED,
-            status=Status.WAITING.value,
-            run_at=until,
-            next_check_at=until,
-            sent_at=None,
-            wake_reason=WakeReason.TIMER.value,
-            priority=RESUMING,
-            dispatch_count=0,
-            crash_count=0,
-            version=i.c.version + 1,
-            updated_at=held.c.now_us,
-        )
-    )
-    started = (
-        sa.update(r)
-        .where(r.c.instance_pk == held.c.id, r.c.run_number == held.c.run_number, r.c.started_at.is_(None))
-        .values(started_at=param("started_us", sa.BigInteger))
-    )
-    changes = written.cte("written"), released.cte("released"), started.cte("started")
-    return sa.select(held.c.now_us).add_cte(*changes)
-
-
-def suspend_for_sleep(tx: Tx, claim: Claim, write: StepWrite) -> StepRow | None:
-    """Write the row of a new sleep and release the instance until its end; raises Superseded.
-
-    Returns None, and writes nothing, if the claim is lost or a pause is requested.
-    """
-    assert write.replaces is None
-    parameters = STEPS.encode_write(write)
-    fields = tuple(parameters)
-    key = {"pk": claim.pk, "token": claim.token, "started_us": to_us(claim.claimed_at)}
-    try:
-        now_us = tx.run(_suspend_and_insert(fields), **key, **parameters).scalar()
-    except IntegrityError as error:  # another worker has inserted the row
-        raise Superseded(str(error.orig)) from error
-    return None if now_us is None else STEPS.to_written_row(write, fields, from_us(now_us))

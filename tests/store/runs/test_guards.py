@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import Claim, to_us
 from celery_durable.store.instances import instances
-from celery_durable.store.runs.step_rows import WrittenStep
+from celery_durable.store.lanes.steps import WrittenStep
 from tests.store.world import World, step
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.store.runs.step_groups import GroupedStep, write_group
+from celery_durable.store.lanes.groups import GroupedStep, write_group
 from tests.store.world import World, step
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -1,4 +1,4 @@
-"""Log lines in the statement that writes a step, on a database that can combine writes."""
+"""Log lines in the statement that writes a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, LogLevel, LogLine, LogRecord, StepStatus, StepWrite
-from celery_durable.store.runs import history, outputs, step_rows
+from celery_durable.store.lanes import steps
+from celery_durable.store.runs import history, outputs
 from tests.store.world import LEASE, World, seconds, step
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -19,7 +20,7 @@ def line(message: str) -> LogLine:
 
 def commit(world: World, claim: Claim, write: StepWrite, *messages: str) -> None:
     lines = [line(message) for message in messages]
-    world.store.run_statement(lambda tx: step_rows.guard_and_write_step(tx, claim, write, lease=LEASE, log_lines=lines))
+    world.store.run_statement(lambda tx: steps.guard_and_write_step(tx, claim, write, lease=LEASE, log_lines=lines))
 
 
 def read(world: World, claim: Claim) -> list[LogRecord]:

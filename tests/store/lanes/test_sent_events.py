@@ -1,4 +1,4 @@
-"""The one statement that sends an event, on a database that can combine writes."""
+"""The one statement that sends an event."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from celery_durable.model import Claim, DueRun, RunRef, StepStatus, StepType, to_us
 from celery_durable.store.engine import Tx
-from celery_durable.store.events import run_events
-from celery_durable.store.events.run_events import SentEvent
 from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.lanes import sent_events
+from celery_durable.store.lanes.sent_events import SentEvent
 from tests.store.world import GRACE, World, seconds, send_in, step, wait_in
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -22,7 +22,7 @@ _numbers = count(1)
 
 def send(world: World, ref: RunRef, type_: str = "approval", id: str | None = None) -> SentEvent | None:
     event = {"type_": type_, "payload": "{}", "event_id": id or f"sent-{next(_numbers)}", "grace": GRACE}
-    return world.store.run_statement(lambda tx: run_events.send(tx, ref.workflow, ref.instance_id, **event))
+    return world.store.run_statement(lambda tx: sent_events.send(tx, ref.workflow, ref.instance_id, **event))
 
 
 def wait(world: World, ref: RunRef, *, for_: float = 3600) -> Claim:

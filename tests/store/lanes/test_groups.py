@@ -9,8 +9,8 @@ from sqlalchemy.exc import IntegrityError
 
 from celery_durable.model import Claim
 from celery_durable.store.instances import instances
-from celery_durable.store.runs.step_groups import GroupedStep, write_group
-from celery_durable.store.runs.step_rows import WrittenStep
+from celery_durable.store.lanes.groups import GroupedStep, write_group
+from celery_durable.store.lanes.steps import WrittenStep
 from tests.store.world import LEASE, World, step
 
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)

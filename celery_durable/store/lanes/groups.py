@@ -16,7 +16,8 @@ from sqlalchemy.dialects import postgresql
 from celery_durable.model import Claim, StepWrite, from_us
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement, statement_for
-from celery_durable.store.runs.step_rows import WrittenStep, insert_new, insert_values
+from celery_durable.store.lanes.steps import WrittenStep
+from celery_durable.store.runs.step_rows import insert_new, insert_values
 from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import MARIADB, POSTGRESQL
 from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS

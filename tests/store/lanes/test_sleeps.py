@@ -1,4 +1,4 @@
-"""The one statement that suspends a run for a sleep, on a database that can combine writes."""
+"""The one statement that suspends a run for a sleep."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from celery_durable.errors import Superseded
 from celery_durable.model import Claim, ReleaseOutcome, StepRow, StepStatus, StepType, StepWrite, to_us
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.lanes import steps
 from celery_durable.store.runs import releases
 from tests.store.world import GRACE, World, step, wait_in
 
@@ -27,7 +28,7 @@ def nap(**given: Any) -> StepWrite:
 
 
 def sleep(world: World, claim: Claim, write: StepWrite | None = None) -> StepRow | None:
-    return world.store.run_statement(lambda tx: releases.suspend_for_sleep(tx, claim, write or nap()))
+    return world.store.run_statement(lambda tx: steps.suspend_for_sleep(tx, claim, write or nap()))
 
 
 @pytest.mark.parametrize("given", TIMES.values(), ids=TIMES)
