@@ -19,7 +19,10 @@ class FamilyOperations:
 
     def __init__(self, context: OperationContext, lifecycle: LifecycleOperations) -> None:
         self._context = context
-        self._end_by_action: Mapping[str, Callable[..., object]] = {"terminate": lifecycle.terminate}
+        self._end_by_action: Mapping[str, Callable[..., object]] = {
+            "terminate": lifecycle.terminate,
+            "cancel": lifecycle.cancel_once,
+        }
 
     def end_children(self, payload: Mapping[str, Any]) -> None:
         """End children of a run that was ended, as the event `END_CHILDREN` demands. Repeating it is harmless."""

@@ -84,6 +84,10 @@ class LifecycleOperations:
         """
         self._stop(workflow, instance_id, reason, if_version, children=True, cleans_up=True)
 
+    def cancel_once(self, workflow: str, instance_id: str, *, reason: str) -> None:
+        """Cancel an instance unless it was cancelled before, for a caller that may repeat itself."""
+        self._stop(workflow, instance_id, reason, None, children=True, cleans_up=True, may_repeat=True)
+
     def terminate(
         self,
         workflow: str,
@@ -109,6 +113,7 @@ class LifecycleOperations:
         *,
         children: bool,
         cleans_up: bool,
+        may_repeat: bool = False,
     ) -> None:
         reason = self._context.clean_reason(reason)
         operation, grace = "cancel" if cleans_up else "terminate", self._context.grace
@@ -124,13 +129,18 @@ class LifecycleOperations:
             answers.lock_parent(tx, parent)
             row = self._context.lock_unfinished(tx, workflow, instance_id, operation, if_version)
             has_begun = lifecycle.has_started(row) or runs.has_steps(tx, row)
-            if cleans_up and has_begun and not runs.is_cancel_requested(tx, row.pk, row.run_number):
+            was_cancelled = runs.is_cancel_requested(tx, row.pk, row.run_number)
+            if was_cancelled and may_repeat:
+                return []
+            if cleans_up and has_begun and not was_cancelled:
                 due = lifecycle.request_cancel(tx, row, reason=reason, grace=grace)
                 return [] if due is None else [due]
             ended, why = row, str(Cancelled(reason)) if cleans_up else reason
             lifecycle.terminate(tx, row, reason=why, is_cancel=cleans_up)
             if children:
-                messages = families.end_children(tx, row, "terminate", reason=why, new_id=new_id, grace=grace)
+                messages = families.end_children(
+                    tx, row.pk, row.ref, "terminate", reason=why, new_id=new_id, grace=grace
+                )
             if parent is None:
                 return []
             payload = values.encode_termination_answer(workflow, instance_id, why)

@@ -41,7 +41,7 @@ from celery_durable.step import NewEmission, NewEvent, NewInstance
 from celery_durable.store.engine import Tx
 from celery_durable.store.engine.sessions import StepTransaction, UserWrite
 from celery_durable.store.events import emissions, run_events
-from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.instances import families, instances, lifecycle
 from celery_durable.store.runs import attempts, outbox
 from celery_durable.store.runs.claims import GuardResult
 
@@ -248,6 +248,20 @@ def _encode_params(request: NewInstance, settings: Settings) -> str:
         raise WorkflowParamsInvalid(definition.name, exc.problems, item=request.instance_id) from exc
     values.check_instance_id(request.instance_id, settings.max_instance_id)
     return definition.params.encode(checked, what=f"Parameters of workflow {definition.name!r}", limits=settings.limits)
+
+
+@dataclass(eq=False)
+class EndChildren(CommitPart):
+    """Ends the open children of the run by ``action``, after the commit: "terminate" or "cancel"."""
+
+    action: str
+    reason: str | None
+
+    def write(self, commit: OpenCommit) -> None:
+        claim, new_id = commit.claim, commit.env.runtime.new_id
+        commit.messages += families.end_children(
+            commit.tx, claim.pk, claim.ref, self.action, reason=self.reason, new_id=new_id, grace=commit.grace
+        )
 
 
 @dataclass(eq=False)

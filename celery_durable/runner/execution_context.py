@@ -18,7 +18,7 @@ from celery_durable.errors import Cancelled, Interruption, PassBroken, StepMisus
 from celery_durable.model import CANCELLED, LogLevel, LogLine, OpenWait, StepRow, StepStatus, StepType, StepWrite
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.attempts import Attempts
-from celery_durable.runner.commit_parts import StepEffectFailed
+from celery_durable.runner.commit_parts import EndChildren, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.published_values import encode_published_value
 from celery_durable.runner.step_attempt import StepAttempt, current_attempt
@@ -269,7 +269,7 @@ class ExecutionContext:
             kept: dict[str, Any] = {} if row is None else {"attempts": row.attempts, "event_type": row.wait_event_type}
             kept |= {"error": (CANCELLED, cancelled.reason or ""), "commit_id": commit_id, **columns}
             writes.append(self.build_write(execution, StepStatus.CANCELLED, **kept))
-        self.commit(StepCommit(commit_id, writes, logs))
+        self.commit(StepCommit(commit_id, writes, logs, [EndChildren("cancel", str(cancelled))]))
         for execution in executions:
             self._apply_to(execution)
 

@@ -118,7 +118,7 @@ class FunctionPass:
     def _fail(self, error: BaseException) -> StepCommit:
         """Return the last commit of a function that raised. The attempt of a failed step is recorded already."""
         if isinstance(error, Cancelled) and self._context.is_cancelled:
-            return StepCommit(ending=RunOutcome(Status.TERMINATED, reason=str(error)))
+            return StepCommit(ending=RunOutcome(Status.TERMINATED, reason=str(error), exception=error))
         step_commit = StepCommit(ending=build_error_outcome(error))
         if not isinstance(error, StepFailed):
             step_commit.parts = [FailedAttempts([record_run_error(self._env, self._context.run, error)])]

@@ -11,12 +11,13 @@ from typing import Any
 
 from celery_durable import values
 from celery_durable.config import Settings
+from celery_durable.errors import Cancelled
 from celery_durable.model import OutboxMessage, RunOutcome, RunRef, Status
-from celery_durable.runner.commit_parts import CommitPart, LockTarget, OpenCommit, RowKind
+from celery_durable.runner.commit_parts import CommitPart, EndChildren, LockTarget, OpenCommit, RowKind
 from celery_durable.runner.environment import ClaimedRun
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
-from celery_durable.store.instances import families, instances, lifecycle
+from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.runs import releases
 
 logger = logging.getLogger("celery_durable.runner")
@@ -51,10 +52,8 @@ class RunEnd(CommitPart):
         if self.outcome.status is Status.TERMINATED:
             row = instances.lock(tx, claim.ref.workflow, claim.ref.instance_id)
             lifecycle.terminate(tx, row, reason=self.outcome.reason)
-            new_id, reason = commit.env.runtime.new_id, self.outcome.reason
-            commit.messages += families.end_children(
-                tx, row, "terminate", reason=reason, new_id=new_id, grace=commit.grace
-            )
+            if not isinstance(self.outcome.exception, Cancelled):  # then its children were cancelled when it was
+                EndChildren("terminate", self.outcome.reason).write(commit)
         else:
             releases.end_run(tx, claim, self.outcome)
             for kind in self.kinds:

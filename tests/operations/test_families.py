@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Step, StepTimeout, WorkflowEvent, durable_workflow
+from celery_durable import Cancelled, Status, Step, StepTimeout, WorkflowEvent, durable_workflow
 from celery_durable.errors import WorkflowFailed
 from celery_durable.model import OutboxKind
 from celery_durable.testing import DurableHarness, HarnessInstance
@@ -172,3 +172,65 @@ def test_only_two_words_say_what_becomes_of_a_child(harness: DurableHarness) -> 
     harness.run_until_idle()
     with pytest.raises(WorkflowFailed, match="on_parent_end='abandon' must be one of terminate, continue"):
         harness.instance(hasty, "h").result(timeout=1)
+
+
+# --- cancel -------------------------------------------------------------------------------------
+
+cleaned: list[tuple[str, str]] = []
+
+
+@durable_workflow(name="families-careful")
+def careful(event: WorkflowEvent[Any], step: Step) -> Any:
+    """A parent or a child that cleans up, the child for longer than the parent."""
+    try:
+        if event.payload == "child":
+            return step.wait_for_event("go", "go", timeout="30 days").payload
+        kids = [step.submit_child(f"kid {n}", careful, "child", id=f"kid-{n}") for n in range(2)]
+        free = step.submit_child("free", careful, "child", id="free", on_parent_end="continue")
+        return step.gather(*kids, free)
+    except Cancelled as cancelled:
+        why = cancelled.reason or ""
+        if event.payload == "child":
+            step.sleep("think", "1 hour")
+        step.do("clean up", lambda: cleaned.append((event.instance_id, why)))
+        raise
+
+
+@pytest.fixture
+def careful_harness(store_url: str) -> Iterator[DurableHarness]:
+    cleaned.clear()
+    with DurableHarness([careful], store_url=store_url, wipe=True) as harness:
+        yield harness
+
+
+def test_the_children_of_a_cancelled_run_clean_up_too(careful_harness: DurableHarness) -> None:
+    parent = careful_harness.workflow(careful).create("parent", id="p")
+    careful_harness.run_until_idle()
+    parent.cancel("sold twice")
+    careful_harness.run_until_idle()
+    assert (cleaned, parent.status().status) == ([("p", "sold twice")], Status.TERMINATED)
+    careful_harness.advance("1 hour")
+    why = "its parent families-careful/p has ended: cancelled: sold twice"
+    assert sorted(cleaned) == [("kid-0", why), ("kid-1", why), ("p", "sold twice")]
+    statuses = {id_: careful_harness.instance(careful, id_).status().status for id_ in ("kid-0", "kid-1", "free")}
+    assert statuses == {"kid-0": Status.TERMINATED, "kid-1": Status.TERMINATED, "free": Status.WAITING}
+
+
+def test_a_parent_that_is_cancelled_twice_terminates_its_children(careful_harness: DurableHarness) -> None:
+    parent = careful_harness.workflow(careful).create("parent", id="p")
+    careful_harness.run_until_idle()
+    parent.cancel()
+    parent.cancel()
+    careful_harness.run_until_idle()
+    assert (cleaned, careful_harness.instance(careful, "kid-0").status().status) == ([], Status.TERMINATED)
+
+
+def test_a_repeated_message_does_not_end_the_cleanup_of_a_child(careful_harness: DurableHarness) -> None:
+    child = careful_harness.workflow(careful).create("child", id="c")
+    careful_harness.run_until_idle()
+    for _ in range(2):
+        careful_harness.durable.internals.operations.lifecycle.cancel_once(
+            "families-careful", "c", reason="its parent has ended"
+        )
+    careful_harness.advance("1 hour")
+    assert (cleaned, child.status().status) == ([("c", "its parent has ended")], Status.TERMINATED)

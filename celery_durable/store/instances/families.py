@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from celery_durable import values
 from celery_durable.model import (
     TERMINAL,
-    InstanceRow,
     OutboxMessage,
+    RunRef,
     StepType,
     is_independent_child,
     parse_child_event_type,
@@ -59,26 +59,26 @@ def _select_steps(s: Store) -> Any:
 
 
 def end_children(
-    tx: Tx, parent: InstanceRow, action: str, *, reason: str | None, new_id: Callable[[], str], grace: timedelta
+    tx: Tx, pk: int, run: RunRef, action: str, *, reason: str | None, new_id: Callable[[], str], grace: timedelta
 ) -> list[OutboxMessage]:
-    """Write messages that end the children of the current run of ``parent``, in the transaction that ends this run.
+    """Write messages that end the children of a run, in the transaction that ends or cancels this run.
 
     They name the child of each step, whatever became of the step: a child continues after the timeout of its step, and
     after a lost race. No further child can come: the run's worker has lost its token. The caller sends the messages.
     """
     children, now_us = [], 0
-    for step in tx.run(_select_steps, pk=parent.pk, run=parent.run_number):
+    for step in tx.run(_select_steps, pk=pk, run=run.run_number):
         child, now_us = parse_child_event_type(step.wait_event_type), step.now_us
         if child is not None and not is_independent_child(step.wait_event_type):
             children.append(child)
-    why = f"its parent {parent.workflow}/{parent.instance_id} has ended" + ("" if reason is None else f": {reason}")
+    why = f"its parent {run.workflow}/{run.instance_id} has ended" + ("" if reason is None else f": {reason}")
     messages = []
     for start in range(0, len(children), _BATCH):
-        part = ChildrenToEnd(action, why, parent.pk, now_us, children[start : start + _BATCH])
+        part = ChildrenToEnd(action, why, pk, now_us, children[start : start + _BATCH])
         limits = values.ALREADY_CHECKED_LIMITS
         messages.append(values.build_event_message(END_CHILDREN, asdict(part), id_=new_id(), limits=limits))
     if messages:
-        outbox.insert(tx, messages, pk=parent.pk, run_number=parent.run_number, step_key=None, grace=grace)
+        outbox.insert(tx, messages, pk=pk, run_number=run.run_number, step_key=None, grace=grace)
     return messages
 
 
