@@ -15,7 +15,6 @@ from celery_durable.model import (
     ItemRef,
     OutboxMessage,
     RunRef,
-    Status,
     TaskReference,
     is_task_event_type,
 )
@@ -53,22 +52,17 @@ class AnswerOperations:
         return store.database_id or store.read(find_database_id, timeouts=DIRECT)
 
     def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
-        """Return whether no step will take the answer of a task: its run was terminated, or another has replaced it.
+        """Return whether no step will take the answer of a task.
 
-        If its message ``may_be_copy``, also whether no step waits for it any more. Other tasks are not asked that: a
-        server of a cluster may lack the commit that sent the task.
+        Its run was terminated, or another run has replaced it, or a cancel has ended its step. If its message
+        ``may_be_copy``, also whether no step waits for it any more. Other tasks are not asked that: a server of a
+        cluster may lack the commit that sent the task.
         """
-        ref = reference.ref
 
         def work(tx: Tx) -> bool:
             if may_be_copy:
                 return not lost_tasks.is_unanswered(tx, reference)
-            try:
-                row = self._context.read_row(tx, ref.workflow, ref.instance_id)
-            except InstanceNotFound:
-                return False
-            is_terminated = row.run_number == ref.run_number and row.status is Status.TERMINATED
-            return is_terminated or row.run_number > ref.run_number
+            return lost_tasks.is_abandoned(tx, reference)
 
         return self._context.store.read(work, timeouts=DIRECT)
 

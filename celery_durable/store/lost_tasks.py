@@ -290,6 +290,30 @@ def is_unanswered(tx: Tx, reference: TaskReference) -> bool:
     return _find_attempt(tx, reference) is not None
 
 
+@statement
+def _select_abandoned(s: Store) -> Any:
+    """Select a row if no step will take the answer of a task. Only of a cancelled run, the steps are searched."""
+    i, r, st = s.tables.instance.c, s.tables.run.c, s.tables.step.c
+    number = param("run", sa.Integer)
+    is_its_step = sa.or_(st.step_key == param("step_key", sa.String), st.wait_event_type == param("type", sa.String))
+    is_cancelled = sa.exists().where(
+        r.instance_pk == i.id, r.run_number == i.run_number, r.cancel_requested_at.is_not(None),
+        st.instance_pk == r.instance_pk, st.run_number == r.run_number,
+        st.status == StepStatus.CANCELLED.value, is_its_step,
+    )  # fmt: skip
+    is_over = sa.or_(i.status == Status.TERMINATED.value, is_cancelled)
+    named = (i.workflow == param("workflow", sa.String), i.instance_id == param("instance", sa.String))
+    return sa.select(i.id).where(*named, sa.or_(i.run_number > number, sa.and_(i.run_number == number, is_over)))
+
+
+def is_abandoned(tx: Tx, reference: TaskReference) -> bool:
+    """Return whether the run of a task was terminated or replaced, or a cancel has ended its step."""
+    ref, item = reference.ref, ItemRef.read(reference.event_type)
+    task = {"step_key": None if item is None else item.step_key, "type": reference.event_type}
+    run = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
+    return tx.run(_select_abandoned, **run, **task).first() is not None
+
+
 # --- retries and replacements --------------------------------------------------------------------
 
 

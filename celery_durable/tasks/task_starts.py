@@ -1,7 +1,8 @@
 """The starts of Celery tasks that do steps: a worker drops a superfluous task before it runs the body.
 
-It drops a task whose run was terminated or replaced, and a copy of a task that has been answered. Redis restores a
-message after its visibility timeout, and a dispatcher may send a task again that was not lost after all.
+It drops a task whose run was terminated or replaced, or whose step a cancel has ended, and a copy of a task that has
+been answered. Redis restores a message after its visibility timeout, and a dispatcher may send a task again that was
+not lost after all.
 
 Celery calls `Task.before_start` in the process of the task, on every pool, and takes an Ignore from it. A signal's
 receiver cannot stop a task, and a revoke reaches only workers that run at that time.

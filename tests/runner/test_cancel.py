@@ -9,6 +9,7 @@ import pytest
 
 from celery_durable import Cancelled, NonRetryableError, Retries, Status, Step, StepConfig, current_step
 from celery_durable.errors import InstanceTerminal, StepMisuse
+from celery_durable.model import TaskReference
 from tests.support.flows import flow_of
 from tests.support.instances import Instance
 from tests.support.world import World
@@ -67,6 +68,31 @@ def test_a_run_that_waits_cleans_up_when_it_is_cancelled(world: World, wait: str
     world.run_after(timedelta(hours=1))
     assert (did[2:], instance.status, reason_of(instance)) == (["mail"], Status.TERMINATED, "cancelled: sold twice")
     assert not set(instance.statuses().values()) & {"waiting", "pending"}
+
+
+def test_only_the_tasks_of_steps_that_a_cancel_ended_are_dropped(world: World) -> None:
+    def flow(step: Step) -> None:
+        step.do("charge", lambda: 1)
+        try:
+            step.gather(step.submit_task("pack", "shop.pack"), step.submit_map("print", "shop.print", [1, 2]))
+        finally:
+            step.task("unpack", "shop.unpack")
+
+    instance = flow_of(world, flow).run()
+    instance.cancel()
+    assert are_dropped(world) == {"shop.pack": False, "shop.print": False}
+    world.run_until_idle()
+    assert are_dropped(world) == {"shop.pack": True, "shop.print": True, "shop.unpack": False}
+
+
+def are_dropped(world: World) -> dict[str, bool]:
+    """Whether a worker that takes the task of a message now drops it."""
+    found = {}
+    for message in world.sent:
+        reference = TaskReference.read(message.content["reference"])
+        assert reference is not None
+        found[message.name] = world.operations.answers.is_superfluous(reference, may_be_copy=False)
+    return found
 
 
 def test_a_cancel_is_raised_at_the_same_call_in_each_pass(world: World) -> None:

@@ -21,7 +21,7 @@ import pytest
 from celery import Celery, Task, signals
 from celery.exceptions import Ignore, Reject
 
-from celery_durable import Durable, NonRetryableError, Retries, Step, StepFailed, WorkflowEvent
+from celery_durable import Cancelled, Durable, NonRetryableError, Retries, Status, Step, StepFailed, WorkflowEvent
 from celery_durable.tasks import TASK_DONE, TASK_FAILED
 from tests.support.celery_apps import MakeApp
 from tests.support.embedded import messages, until, worker
@@ -383,10 +383,8 @@ def test_a_result_that_kombu_writes_but_cannot_read_fails_its_step(app: Celery, 
 # --- tasks of runs that are over ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_message_of_a_terminated_run_is_dropped_when_it_is_taken(
-    app: Celery, durable: Durable, is_restarted: bool
-) -> None:
+@pytest.mark.parametrize("end", ["terminate", "restart", "cancel"])
+def test_a_message_of_a_run_that_is_over_is_dropped_when_it_is_taken(app: Celery, durable: Durable, end: str) -> None:
     queue, started = app.conf.durable_queue, []
 
     class Announced(Task):
@@ -401,18 +399,28 @@ def test_a_message_of_a_terminated_run_is_dropped_when_it_is_taken(
     @durable.workflow(name="book")
     def book(event: WorkflowEvent[str], step: Step) -> Any:
         task = convert.s(event.payload).set(queue=queue)
-        return step.gather(
-            step.submit_task("cover", task, timeout="1 minute"),
-            step.submit_map("pages", convert.s().set(queue=queue), [event.payload] * 2, timeout="1 minute"),
-        )
+        try:
+            return step.gather(
+                step.submit_task("cover", task, timeout="1 minute"),
+                step.submit_map("pages", convert.s().set(queue=queue), [event.payload] * 2, timeout="1 minute"),
+            )
+        except Cancelled:
+            step.task("apologize", convert.s("sorry").set(queue=queue), timeout="1 minute")
+            raise
 
     over = book.create("over", id="over")
     kept = book.create("kept", id="kept")
     assert durable.tick()
-    if is_restarted:
+    if end == "restart":
         over.restart()
-    over.terminate()
+    if end == "cancel":
+        over.cancel()
+        assert durable.tick()
+    else:
+        over.terminate()
     with worker(app, queues=[queue]):
         assert kept.result(timeout=20) == ["kept", ["kept", "kept"]]
+        if end == "cancel":
+            until(lambda: over.status().status is Status.TERMINATED)
     assert "over" not in str(started)
-    assert len(started) == 6
+    assert len([each for each in started if "kept" in each]) == 6
