@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a race leaves its losers open",
         (
             "runner.execution_context:ExecutionContext.build_race_end",
-            "return [race_write, *(self.build_write(branch, StepStatus.CANCELLED, commit_id=commit_id) for branch in losers)]",
+            "return [race_write, *(self._build_loser(branch, commit_id) for branch in losers)]",
             "return [race_write]",
         ),
     ),
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the fused step has no fence",
         (
-            "store.runs.step_rows:_hold",
+            "store.lanes.steps:_hold",
             "guard_update(s)",
             'sa.update(i).where(i.c.id == param("pk", sa.BigInteger)).values(lease_until=s.clock() + param("lease_us", sa.BigInteger), version=i.c.version + 1, crash_count=0)',
         ),
@@ -148,8 +148,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "the time of an added step is read before the lock",
         (
             "store.lanes.steps:hold_without_change",
-            "i.pause_requested).cte('locked')",
-            'i.pause_requested, s.clock().label("now_us")).cte("held")\n    return locked',
+            "i.pause_requested).where(*conditions).cte('locked')",
+            'i.pause_requested, s.clock().label("now_us")).where(*conditions).cte("held")\n    return locked',
         ),
         caught_by="tests/store/runs/test_guards.py::test_the_time_of_its_step_is_that_after_the_wait[postgresql]",
     ),
@@ -268,8 +268,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "no run is woken when the last item has failed for good",
         (
             "store.events.answers:_answer_item",
-            "needs_pass = status is ItemStatus.FAILED or (not messages and items.are_all_finished(tx, *step_key))",
-            "needs_pass = status is ItemStatus.FAILED",
+            " or not sends_items or (not messages and items.are_all_finished(tx, *step_key))",
+            " or not sends_items",
         ),
         caught_by="tests/step/test_maps.py::test_failures_may_be_wanted",
     ),
@@ -281,7 +281,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the statement of an event overlooks the wait that began while it waited",
         ("store.lanes.sent_events:_insert_and_wake", ", i.c.version == seen.c.version", ""),
-        caught_by="tests/store/events/test_sent_events.py::test_it_does_not_overlook_the_wait_that_began_meanwhile[postgresql]",
+        caught_by="tests/store/lanes/test_sent_events.py::test_it_does_not_overlook_the_wait_that_began_meanwhile[postgresql]",
     ),
     mutant(
         "the watchdog cuts what has ended",
@@ -337,8 +337,8 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the termination of a child is told nobody",
         (
-            "operations.lifecycle:LifecycleOperations.terminate",
-            "answers.answer_parent(tx, parent, payload=payload, event_id=event_id, grace=grace)",
+            "operations.lifecycle:LifecycleOperations._stop",
+            "answers.answer_parent(tx, parent, payload=payload, event_id=new_id(), grace=grace)",
             "[]",
         ),
     ),
