@@ -11,7 +11,7 @@ From the folder above this one, once, and then in one terminal:
 
 In another:
 
-    celery -A examples.undo durable start trip '{"trip_id": "t-1", "cents": 64000}' --id t-1
+    celery -A examples.undo durable start trip -P trip_id=t-1 -P cents:=64000 --id t-1
     celery -A examples.undo durable cancel trip t-1 --reason 'too far'
     celery -A examples.undo durable show trip t-1
 """
