@@ -99,7 +99,7 @@ MEANINGS: Mapping[Code, Meaning] = {
         "The run waits for a Celery task, and no worker of this app consumes the task's queue.",
         "Start a worker of that queue. Workers of applications without Durable are not seen here.",
     ),
-    Code.WAITING_CHILD: Meaning("Another instance does the step.", "`durable explain` of the child."),
+    Code.WAITING_CHILD: Meaning("Another instance does the step, or an item of it.", "`durable explain` of the child."),
     Code.WAITING_STEP: Meaning("A step of a kind from another package waits.", "Read the docs of that package."),
     Code.RETRY_SCHEDULED: Meaning(
         "An attempt of a step failed, and the next one comes later.",

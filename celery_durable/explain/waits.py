@@ -172,15 +172,21 @@ def _explain_items(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Dia
     items = step.items or ItemCounts(0, 0, 0)
     failed = f" ({items.failed} of them failed)" if items.failed else ""
     sentence = (
-        f"Waits for Celery tasks {step.task}, {items.done + items.failed} of {items.total} have answered{failed}, at "
+        f"Waits for {step.awaited}, {items.done + items.failed} of {items.total} have answered{failed}, at "
         f"step {quote(step.name)}; the next deadline is {format_remaining(facts, step.wake_at)}."
     )
     actions = [instance_command(facts.instance, "show")]
+    known["items"] = {"total": items.total, "done": items.done, "failed": items.failed}
+    if step.workflow is not None:
+        known["children"] = [child.instance_id for child in items.children]
+        if items.children:
+            sentence += f" One that has not ended is {items.children[0].instance_id}."
+            actions.insert(0, _explain_command(items.children[0]))
+        return build_diagnosis(facts, Code.WAITING_CHILD, sentence, *actions, **known)
     if unsent := facts.unsent_items.get(step.step_key, 0):
         sentence += f" {unsent} have not been sent yet: the broker does not accept them, or no dispatcher sends them."
         actions = [f"celery -A {YOUR_APP} durable outbox", doctor_command()]
-    known |= {"task": step.task, "items": {"total": items.total, "done": items.done, "failed": items.failed}}
-    known["tasks_unsent"] = unsent
+    known |= {"task": step.task, "tasks_unsent": unsent}
     code = Code.WAITING_TASKS
     if not unsent:
         code, sentence = _judge_queue(facts, step, sentence, actions, known)
@@ -200,9 +206,12 @@ def _explain_child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Dia
     sentence = f"Waits for {step.awaited}, {state}, at step {quote(step.name)}; times out {at}."
     child_status = None if status is None else str(status)
     known |= {"child": {"workflow": child.workflow, "instance_id": child.instance_id, "status": child_status}}
-    target = f"{shlex.quote(child.workflow)} {shlex.quote(child.instance_id)}"
-    action = () if status is None else (f"celery -A {YOUR_APP} durable explain {target}",)
+    action = () if status is None else (_explain_command(child),)
     return build_diagnosis(facts, Code.WAITING_CHILD, sentence, *action, **known)
+
+
+def _explain_command(child: Child) -> str:
+    return f"celery -A {YOUR_APP} durable explain {shlex.quote(child.workflow)} {shlex.quote(child.instance_id)}"
 
 
 def _explain_other(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:

@@ -80,7 +80,7 @@ class AttemptRecord(Record):
         line: The line in that file.
         worker: The name of the worker's node; None if it is unknown.
         pid: The worker's process id; None if it is unknown.
-        task_id: The id of the Celery task in which it ran; None if it is unknown.
+        task_id: The id of the Celery task in which it ran, or of the child that did an item; None if it is unknown.
         started_at: When it started; None if that is unknown.
         ended_at: When its end was recorded.
         step: The name of the step; None if ``step_key`` is None.

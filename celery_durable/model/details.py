@@ -90,19 +90,21 @@ class Page(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class ParentStep(Record):
-    """The step of another instance that created an instance, with `Step.child`.
+    """The step of another instance that created an instance, with `Step.child` or `Step.map`.
 
     Attributes:
         workflow: The name of the other instance's workflow.
         instance_id: The other instance's id.
         run_number: The number of its run, from 1.
         step_key: The step's key.
+        item: The position of the item in a map, from 0; None for `Step.child`.
     """
 
     workflow: WorkflowName
     instance_id: str
     run_number: int
     step_key: str
+    item: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,11 +46,13 @@ class ItemFailure(Record):
         position: Its position in the list, from 0.
         attempts: How many attempts were made.
         error: The error of the last one.
+        child: The child instance of the last one; None for a task, and if an earlier run created it or it was deleted.
     """
 
     position: int
     attempts: int
     error: ErrorInfo
+    child: Child | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,14 @@ class ItemCounts(Record):
         done: How many have completed.
         failed: How many have failed permanently.
         failures: The first ten of those, in a history.
+        children: The child instances of the first ten items that are under way; none if tasks do the items.
     """
 
     total: int
     done: int
     failed: int
     failures: tuple[ItemFailure, ...] = ()
+    children: tuple[Child, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

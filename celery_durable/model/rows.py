@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from celery_durable.model.record import Record
-from celery_durable.model.states import LogLevel, Status, StepStatus, StepType, WakeReason, WorkflowKind
+from celery_durable.model.states import ItemRef, LogLevel, Status, StepStatus, StepType, WakeReason, WorkflowKind
 from celery_durable.model.steps import StepRow
 
 
@@ -71,11 +71,33 @@ class OutboxMessage:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The step that created a child instance. ``pk`` is the key of the parent instance's row."""
+    """The step that created a child instance. ``pk`` is the key of the parent instance's row.
+
+    ``item``: the attempt of the map's item that the child does; None if the child does the whole step.
+    """
 
     pk: int
     run_number: int
     step_key: str
+    item: ItemRef | None = None
+
+    @property
+    def column(self) -> str:
+        """The step's key, with the item, as the child's row has it."""
+        item = self.item
+        return self.step_key if item is None else f"{self.step_key}{_ITEM_SEPARATOR}{item.position}:{item.attempt}"
+
+    @classmethod
+    def read(cls, pk: int, run_number: int, column: str) -> Parent:
+        """Read what `column` returns."""
+        step_key, _, item = column.partition(_ITEM_SEPARATOR)
+        position, _, attempt = item.partition(":")
+        ref = ItemRef(pk, step_key, int(position), int(attempt)) if item else None
+        return cls(pk, run_number, step_key, ref)
+
+
+_ITEM_SEPARATOR = "\x1e"
+"""No step's key contains it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,7 @@ class LogLevel(StrEnum):
 
 
 _TOPIC, _TASK, _CHILD, _INDEPENDENT_CHILD = "topic:", "task:", "child:", "independent-child:"
+_CHILDREN = "children:"
 _ITEM_PATTERN = re.compile(r"item:(\d{1,18}):(\d{1,9}):(\d{1,9}):([^\x00-\x1e]+)")
 _TASK_PATTERN = re.compile(r"task:\d{1,18}:\d{1,9}:\d{1,9}:[^\x00-\x1f]+")
 _MAX_TYPE_LENGTH = 255
@@ -218,6 +219,16 @@ def child_event_type(workflow: str, instance_id: str, seq: int, *, is_independen
     return f"{_INDEPENDENT_CHILD if is_independent else _CHILD}{seq}:{workflow}/{instance_id}"[:_MAX_TYPE_LENGTH]
 
 
+def children_event_type(workflow: str, seq: int) -> str:
+    """Return the event type of a map over a workflow. No event has it: its children answer their items."""
+    return f"{_CHILDREN}{seq}:{workflow}"
+
+
+def parse_children_event_type(event_type: str | None) -> str | None:
+    """Return the workflow from an event type of `children_event_type`, or None for any other event type."""
+    return _parse_subject(event_type, _CHILDREN, 2)
+
+
 def parse_child_event_type(event_type: str | None) -> tuple[str, str] | None:
     """Return the workflow and the instance id from an event type of `child_event_type`, or None for any other."""
     found = _parse_subject(event_type, _CHILD, 2) or _parse_subject(event_type, _INDEPENDENT_CHILD, 2)
@@ -242,6 +253,10 @@ class ItemRef:
     def type(self) -> str:
         """The text that names this attempt in a `TaskReference`. No event has this type."""
         return f"item:{self.pk}:{self.position}:{self.attempt}:{self.step_key}"
+
+    def work_id(self, run_number: int) -> str:
+        """Return the id of the Celery task, or of the child instance, that does this attempt."""
+        return task_id(self.type, self.pk, run_number)
 
     @classmethod
     def read(cls, type_: str) -> ItemRef | None:

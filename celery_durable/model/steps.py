@@ -138,6 +138,7 @@ class StepRecord(Record):
         task_id: The task id with which that task was last sent; None for other steps.
         child: The child instance that does the work; None for other steps.
         items: The progress of a map; None for other steps.
+        workflow: The workflow whose instances do the items of a map; None for other steps.
     """
 
     step_key: str
@@ -160,6 +161,7 @@ class StepRecord(Record):
     task_id: str | None = None
     child: Child | None = None
     items: ItemCounts | None = None
+    workflow: str | None = None
 
     @property
     def display_type(self) -> StepType:
@@ -181,6 +183,8 @@ class StepRecord(Record):
             return f'topic "{self.wait_topic}"'
         if self.task is not None:
             return f"Celery task {self.task}" if self.items is None else f"Celery tasks {self.task}"
+        if self.workflow is not None:
+            return f"instances of workflow {self.workflow}"
         if self.child is not None:
             return f"instance {self.child.workflow}/{self.child.instance_id}"
         return f"{self.type}" if self.wait_event_type is None else f'event "{self.wait_event_type}"'

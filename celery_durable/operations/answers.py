@@ -25,6 +25,7 @@ from celery_durable.store.engine.server_info import find_database_id
 from celery_durable.store.engine.time_limits import DIRECT, ORDINARY, TimeBudget, Timeouts
 from celery_durable.store.events import answers
 from celery_durable.store.events.answers import AnswerOutcome, TaskFailure
+from celery_durable.store.instances.item_senders import TASKS
 from celery_durable.store.lost_tasks import GiveUp, Resend
 
 LostDelivery = tuple[TaskReference, datetime | None]
@@ -87,7 +88,7 @@ class AnswerOperations:
         if item is not None and self._record_result(reference, item, payload, timeouts):
             return AnswerResult.TAKEN
         failure = self._describe_failure(reference, payload, exception, timeouts)
-        sends_items = context.settings.is_execution_enabled
+        sender = TASKS if context.settings.is_execution_enabled else None
 
         def work(tx: Tx) -> AnswerOutcome:
             try:
@@ -104,15 +105,15 @@ class AnswerOperations:
                 event_id=event_id,
                 grace=context.grace,
                 failure=failure,
-                sends_items=sends_items,
+                sender=sender,
             )
 
         accepted = context.store.transact(work, timeouts=timeouts)
 
         def notify_and_wake() -> None:
             context.publish_runs(accepted.due_runs)
-            if accepted.messages:
-                context.send_messages(accepted.messages)
+            if accepted.work.messages:
+                context.send_messages(accepted.work.messages)
             if accepted.result is AnswerResult.FORGED:
                 notify.send_answer_refused(ref)
 

@@ -23,6 +23,7 @@ from celery_durable.model import (
     DueRun,
     EventRecord,
     InstanceRow,
+    ItemCounts,
     Origin,
     OutboxMessage,
     ParentStep,
@@ -195,9 +196,21 @@ def read_status(status: Any) -> Status:
 
 def restrict_steps(tx: Tx, scope: Scope | None, steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
     """Remove the links of steps to their child instances."""
+    if scope is None:
+        return tuple(steps)
     children = {step.child for step in steps if step.child is not None}
     hidden = children - bounds.filter_in_scope(tx, scope, children)
-    return tuple(replace(step, child=None) if step.child in hidden else step for step in steps)
+    return tuple(
+        replace(step, child=None if step.child in hidden else step.child, items=_without_children(step.items))
+        for step in steps
+    )
+
+
+def _without_children(items: ItemCounts | None) -> ItemCounts | None:
+    """Remove the links of a map to its children: their ids have no prefix, and they start without labels."""
+    if items is None:
+        return None
+    return replace(items, children=(), failures=tuple(replace(each, child=None) for each in items.failures))
 
 
 def restrict_events(tx: Tx, scope: Scope | None, events: Sequence[EventRecord]) -> tuple[EventRecord, ...]:

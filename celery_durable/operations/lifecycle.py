@@ -144,7 +144,8 @@ class LifecycleOperations:
             if parent is None:
                 return []
             payload = values.encode_termination_answer(workflow, instance_id, why)
-            return answers.answer_parent(tx, parent, payload=payload, event_id=new_id(), grace=grace)
+            answer = answers.answer_parent(tx, parent, row.ref, payload=payload, event_id=new_id(), grace=grace)
+            return list(answer.due_runs)
 
         def find_committed(tx: Tx) -> list[DueRun] | None:
             nonlocal ended

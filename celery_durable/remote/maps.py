@@ -1,7 +1,8 @@
-"""Map steps: one step that runs a Celery task for each item of a list.
+"""Map steps: one step that runs a Celery task, or an instance of a workflow, for each item of a list.
 
 Each item is a row (`store.runs.items`). The process that accepts an item's answer (`operations.answers`) sends the
-next. The instance stays suspended until all items have answered, or until a pass must retry or fail one.
+next; for a child, that is the process that ends it. The instance stays suspended until all items have answered, or
+until a pass must retry or fail one.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable import values
 from celery_durable.config import Settings
-from celery_durable.errors import PayloadTooLarge, RetryDelayInvalid
+from celery_durable.definitions import Definition
+from celery_durable.errors import PayloadTooLarge, RetryDelayInvalid, StepTypeMismatch
 from celery_durable.errors.base import format_limit
 from celery_durable.model import (
     Claim,
@@ -29,22 +31,31 @@ from celery_durable.model import (
     StepType,
     StepWrite,
     TaskSendingStep,
+    children_event_type,
+    parse_children_event_type,
     task_event_type,
-    task_id,
 )
 from celery_durable.remote.steps import TASK_POLICY, compare_task, find_task_name
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
-from celery_durable.runner.commit_parts import FailedAttempts, OpenCommit, SendMessages
+from celery_durable.runner.commit_parts import (
+    CommitPart,
+    FailedAttempts,
+    OpenCommit,
+    StepEffectFailed,
+    encode_params,
+)
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import FailedAttempt, record_task_timeout
 from celery_durable.runner.step_commit import Decision, StepCommit
-from celery_durable.runner.step_execution import OtherSteps, StepExecution, build_failure
+from celery_durable.runner.step_execution import OtherSteps, StepExecution, build_failure, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
 from celery_durable.runner.waits import retry_delay, wait_duration
 from celery_durable.step import MapCall
 from celery_durable.store.engine import Tx
+from celery_durable.store.instances.item_senders import TASKS, ChildSender, ItemSender
 from celery_durable.store.runs import items
 from celery_durable.store.runs.claims import GuardResult
+from celery_durable.store.runs.items import SentItem
 from celery_durable.values import StepPolicy
 
 
@@ -61,15 +72,16 @@ class _ItemOutcome:
 
 
 class MapKind(StepKind[MapCall]):
-    """Steps that run a Celery task for each item of a list: `step.map`."""
+    """Steps that run a task or a child for each item of a list: `step.map`."""
 
     type, call_type, has_attempts = StepType.MAP, MapCall, True
     has_own_rows = writes_beside = True
 
     def identify(self, call: MapCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
-        del settings, policy
+        del policy
         work = call.task, call.items, call.config, call.max_concurrency
-        return CallIdentity(call.name, work, TASK_POLICY.override_with(call.config))
+        policy = TASK_POLICY if call.definition is None else replace(TASK_POLICY, timeout=settings.max_sleep)
+        return CallIdentity(call.name, work, policy.override_with(call.config))
 
     def advance(self, context: ExecutionContext, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
         for execution in executions:
@@ -84,12 +96,15 @@ class MapKind(StepKind[MapCall]):
     def decode(self, context: ExecutionContext, execution: StepExecution, row: StepRow) -> list[Any]:
         """Return the results of the items. A failed item's is its failure, or is raised."""
         results: list[Any] = []
+        definition = execution.call.definition
         for index, (answer, attempts) in enumerate(_read_item_answers(context, execution, row)):
-            error = values.read_answer_error(answer)
+            error, item_name = values.read_answer_error(answer), f"{execution.name}[{index}]"
             if error is None:
-                results.append(values.read_answer_output(answer))
+                output = values.read_answer_output(answer)
+                is_typed = definition is not None
+                results.append(decode_result(item_name, definition.output, json.dumps(output)) if is_typed else output)
                 continue
-            failure = build_failure(f"{execution.name}[{index}]", error.name, error.message, attempts)
+            failure = build_failure(item_name, error.name, error.message, attempts)
             if not execution.call.return_exceptions:  # the step was completed with it, and the code has changed since
                 failure.failed_keys, failure.failed_at_seq = (execution.key,), context.replay_state.last_seq
                 raise failure
@@ -100,7 +115,13 @@ class MapKind(StepKind[MapCall]):
         self, execution: StepExecution, row: StepRow, settings: Settings
     ) -> Iterable[tuple[str, str, str]]:
         del settings
-        yield from compare_task(row, find_task_name(execution.call.task))
+        recorded, call = parse_children_event_type(row.wait_event_type), execution.call
+        now = None if call.definition is None else call.definition.name
+        if recorded is None:
+            yield from compare_task(row, find_task_name(call.task))
+        elif recorded != now:
+            advice = "Children that exist still count. Children that are created from now on are of the new workflow."
+            yield f"workflow {recorded!r}", "tasks" if now is None else f"workflow {now!r}", advice
         yield from compare_timeout(execution, row)
 
     def prepare_write(self, commit: OpenCommit, write: StepWrite) -> None:
@@ -126,19 +147,55 @@ def _read_item_answers(context: ExecutionContext, execution: StepExecution, row:
     return answers
 
 
+@dataclass(eq=False)
+class SendItems(CommitPart):
+    """Sends the items of a map that the commit has marked as sent."""
+
+    sender: ItemSender
+    map_step: TaskSendingStep
+    sent: Sequence[SentItem]
+
+    def write(self, commit: OpenCommit) -> None:
+        if self.sent:
+            work = self.sender.send(commit.tx, self.map_step, self.sent, grace=commit.grace)
+            commit.messages += work.messages
+            commit.add_new_runs(work.children)
+
+
+def _find_sender(context: ExecutionContext, execution: StepExecution, call: MapCall, row: StepRow) -> ItemSender:
+    """Return what sends the items of an open map. They are recorded as tasks or as children."""
+    if (workflow := parse_children_event_type(row.wait_event_type)) is None:
+        return TASKS
+    if call.definition is None:
+        raise StepTypeMismatch(execution.name, f"map over workflow {workflow!r}", "map over tasks")
+    return ChildSender.of(call.definition, context.env.settings)
+
+
 def _build_map_step(context: ExecutionContext, execution: StepExecution, call: MapCall) -> TaskSendingStep:
     claim = context.claim
     assert execution.policy.timeout is not None
     timeout = wait_duration(context, execution, execution.policy.timeout, "event")
     instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
-    on_lost = call.on_lost or context.env.settings.task_on_lost
+    on_lost = "wait" if call.definition else call.on_lost or context.env.settings.task_on_lost
     return TaskSendingStep(*instance_fields, execution.key, timeout, call.max_concurrency, on_lost)
 
 
 def _start(context: ExecutionContext, execution: StepExecution, call: MapCall, other_steps: OtherSteps) -> None:
     """Record all items, and send the first ones, up to ``max_concurrency``."""
-    map_step, limits = _build_map_step(context, execution, call), context.limits
-    bodies = [values.encode_map_task(call.task, item, limits=limits) for item in call.items]
+    map_step, definition = _build_map_step(context, execution, call), call.definition
+    if definition is None:
+        bodies = [values.encode_map_task(call.task, item, limits=context.limits) for item in call.items]
+        sender: ItemSender = TASKS
+        event_type = task_event_type(find_task_name(call.task), map_step.pk, execution.entry.seq, 0)
+    else:
+        try:
+            bodies = _encode_children(context, definition, call.items)
+        except StepEffectFailed as exc:
+            error = values.sanitize_error(*values.describe_error(exc.error))
+            context.commit_step(execution, context.build_write(execution, StepStatus.ERRORED, error=error, attempts=1))
+            return
+        sender = ChildSender.of(definition, context.env.settings)
+        event_type = children_event_type(definition.name, execution.entry.seq)
     if not bodies:
         context.commit_step(execution, context.build_write(execution, StepStatus.COMPLETED, attempts=1))
         return
@@ -147,11 +204,12 @@ def _start(context: ExecutionContext, execution: StepExecution, call: MapCall, o
         StepStatus.WAITING,
         attempts=1,
         wake_in=map_step.timeout,
-        event_type=task_event_type(find_task_name(call.task), map_step.pk, execution.entry.seq, 0),
+        event_type=event_type,
     )
 
     def send(tx: Tx, guard_result: GuardResult) -> Decision:
-        return Decision([write], [SendMessages(items.start_map(tx, map_step, bodies, now=guard_result.now))])
+        sent = items.start_map(tx, map_step, bodies, now=guard_result.now)
+        return Decision([write], [SendItems(sender, map_step, sent)])
 
     def find_ending(rows: Sequence[StepRow]) -> Release:
         return Release([_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None])
@@ -162,6 +220,21 @@ def _start(context: ExecutionContext, execution: StepExecution, call: MapCall, o
         context.suspend_with(step_commit)
     else:
         _commit(context, execution, map_step, step_commit)
+
+
+def _encode_children(context: ExecutionContext, definition: Definition, params: Sequence[Any]) -> list[str]:
+    """Encode a child for each item; raises StepEffectFailed."""
+    settings, bodies = context.env.settings, []
+    for position, each in enumerate(params):
+        try:
+            with context.lease.user_code():
+                text = encode_params(definition, each, settings, of=f"item {position}")
+        except Exception as exc:
+            if context.env.stops_process(exc):
+                raise
+            raise StepEffectFailed(exc) from exc
+        bodies.append(values.encode_map_child(definition.name, text))
+    return bodies
 
 
 def _check_items(context: ExecutionContext, execution: StepExecution, call: MapCall, row: StepRow) -> None:
@@ -176,7 +249,7 @@ def _check_items(context: ExecutionContext, execution: StepExecution, call: MapC
     ).needs_pass(map_step.max_concurrency):
         execution.wait = _wait_for_items(map_step, row.wake_at)
         return
-    outcomes = _prepare_outcomes(context, map_step, execution)
+    outcomes, sender = _prepare_outcomes(context, map_step, execution), _find_sender(context, execution, call, row)
     commit_id = next(context.lease.commit_ids)
     build_write = functools.partial(
         context.build_write, execution, attempts=1, event_type=row.wait_event_type, commit_id=commit_id
@@ -188,8 +261,8 @@ def _check_items(context: ExecutionContext, execution: StepExecution, call: MapC
         items.apply_decisions(tx, map_step, [outcome.build_decision(each, guard_result.now) for each, outcome in known])
         failures = [failed for _, outcome in known for failed in outcome.failures]
         state = items.read_map_state(tx, map_step, now=guard_result.now)
-        messages = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
-        parts = [SendMessages(messages), FailedAttempts(failures)]
+        sent = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
+        parts = [SendItems(sender, map_step, sent), FailedAttempts(failures)]
         state = items.read_map_state(tx, map_step, now=guard_result.now)
         if not state.is_finished:
             # An item that has failed since it was read above is left to the next pass, which is due at once.
@@ -227,7 +300,7 @@ def _prepare_outcomes(
     outcomes = {}
     for item in failed_items:
         with context.lease.user_code():
-            answer, pause = _choose_retry(context, execution, item)
+            answer, pause = _choose_retry(context, map_step, execution, item)
             # The process that takes the answer of a failed item records that attempt.
             failures = [_record_timeout(context, map_step, execution, item, answer)] if item.is_late else []
         outcomes[item] = _ItemOutcome(answer, pause, failures)
@@ -235,13 +308,16 @@ def _prepare_outcomes(
 
 
 def _choose_retry(
-    context: ExecutionContext, execution: StepExecution, item: FailedItem
+    context: ExecutionContext, map_step: TaskSendingStep, execution: StepExecution, item: FailedItem
 ) -> tuple[str, timedelta | None]:
     """Return the answer of an item whose attempt failed, and the delay of its retry by the step's policy, or None."""
     policy, answer = execution.policy, item.answer
     if answer is None:
         timeout = format_limit(policy.timeout or context.env.settings.max_sleep)
-        answer = values.encode_error_answer("StepTimeout", f"no answer within {timeout}")
+        text = f"no answer within {timeout}"
+        if execution.call.definition is not None:
+            text = f"Instance {_find_id(map_step, item)!r} did not end within {timeout}; it continues"
+        answer = values.encode_error_answer("StepTimeout", text)
     error = values.read_answer_error(answer)
     is_used_up = policy.max_attempts is not None and item.attempts >= policy.max_attempts
     if is_used_up or error is None or error.is_non_retryable:
@@ -257,7 +333,6 @@ def _record_timeout(
 ) -> FailedAttempt:
     error = values.read_answer_error(answer)
     assert error is not None
-    ref = ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts)
     return record_task_timeout(
         context.env,
         context.run,
@@ -265,9 +340,13 @@ def _record_timeout(
         step=execution.name,
         step_key=execution.key,
         number=item.attempts,
-        task_id=task_id(ref.type, map_step.pk, map_step.run_number),
+        task_id=_find_id(map_step, item),
         item=item.position,
     )
+
+
+def _find_id(map_step: TaskSendingStep, item: FailedItem) -> str:
+    return ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts).work_id(map_step.run_number)
 
 
 def _commit(

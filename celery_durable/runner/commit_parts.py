@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from celery_durable import notify, values
 from celery_durable.config import Settings
+from celery_durable.definitions import Definition
 from celery_durable.errors import (
     DurableError,
     InstanceAlreadyExists,
@@ -89,6 +90,11 @@ class OpenCommit:
     def grace(self) -> timedelta:
         """How long a sweep leaves new due runs and messages to this process, which publishes them after the commit."""
         return timedelta(seconds=self.env.settings.grace_seconds)
+
+    def add_new_runs(self, new_runs: Sequence[DueRun]) -> None:
+        """Add instances that this try has created, to publish them after the commit."""
+        self.due_runs += new_runs
+        self.announcements += [functools.partial(notify.send_workflow_created, due.ref) for due in new_runs]
 
     def send_messages(self, messages: Sequence[OutboxMessage], *, step_key: str | None) -> None:
         if not messages:
@@ -213,7 +219,11 @@ class CreateInstances(CommitPart):
     _params: Sequence[str] = ()
 
     def encode(self, settings: Settings) -> None:
-        self._params = [_encode_params(each, settings) for each in self.requests]
+        for each in self.requests:
+            values.check_instance_id(each.instance_id, settings.max_instance_id)
+        self._params = [
+            encode_params(each.definition, each.params, settings, of=each.instance_id) for each in self.requests
+        ]
 
     def write(self, commit: OpenCommit) -> None:
         settings, claim = commit.env.settings, commit.claim
@@ -235,18 +245,15 @@ class CreateInstances(CommitPart):
             )
             if not is_new:
                 raise StepEffectFailed(InstanceAlreadyExists(definition.name, instance_id))
-            ref = RunRef(definition.name, instance_id, 1)
-            commit.due_runs.append(DueRun(ref, queue))
-            commit.announcements.append(functools.partial(notify.send_workflow_created, ref))
+            commit.add_new_runs([DueRun(RunRef(definition.name, instance_id, 1), queue)])
 
 
-def _encode_params(request: NewInstance, settings: Settings) -> str:
-    definition = request.definition
+def encode_params(definition: Definition, params: Any, settings: Settings, *, of: str) -> str:
+    """Check the parameters of a new instance and return them as JSON text. ``of``: names the instance in errors."""
     try:
-        checked = definition.params.check(request.params)
+        checked = definition.params.check(params)
     except values.ValidationFailed as exc:
-        raise WorkflowParamsInvalid(definition.name, exc.problems, item=request.instance_id) from exc
-    values.check_instance_id(request.instance_id, settings.max_instance_id)
+        raise WorkflowParamsInvalid(definition.name, exc.problems, item=of) from exc
     return definition.params.encode(checked, what=f"Parameters of workflow {definition.name!r}", limits=settings.limits)
 
 

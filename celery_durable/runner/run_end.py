@@ -18,6 +18,7 @@ from celery_durable.runner.environment import ClaimedRun
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
 from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.instances.item_senders import ChildSender
 from celery_durable.store.runs import releases
 
 logger = logging.getLogger("celery_durable.runner")
@@ -61,9 +62,12 @@ class RunEnd(CommitPart):
         commit.send_messages(self._messages, step_key=None)
         if claim.parent is not None:
             payload, event_id = build_child_answer(claim.ref, self.outcome), commit.env.runtime.new_id()
-            commit.due_runs += answers.answer_parent(
-                tx, claim.parent, payload=payload, event_id=event_id, grace=commit.grace
+            sender = ChildSender.of(self.run.definition, commit.env.settings)
+            answer = answers.answer_parent(
+                tx, claim.parent, claim.ref, payload=payload, event_id=event_id, grace=commit.grace, sender=sender
             )
+            commit.due_runs += answer.due_runs
+            commit.add_new_runs(answer.work.children)
 
     # --- the message to a task of the workflow --------------------------------------------------
 

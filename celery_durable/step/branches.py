@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from celery_durable.errors import StepFailed
 from celery_durable.model import OnLost, OnParentEnd, ReceivedEvent
 from celery_durable.step.calls import (
     DEFAULT_EVENT_TIMEOUT,
     DEFAULT_TASK_TIMEOUT,
+    MapOptions,
     SleepCall,
     StepContext,
     StepFuture,
@@ -18,7 +20,6 @@ from celery_durable.step.calls import (
     build_child_call,
     build_map_call,
     build_task_call,
-    build_task_config,
 )
 from celery_durable.step.tx import StepTx
 from celery_durable.values import Duration, Retries, StepConfig
@@ -128,6 +129,31 @@ class Branches:
         """Submit a call of `Step.task` as a branch. The task is sent when the branch is gathered."""
         return self._context.submit(build_task_call(name, signature, timeout, retries, on_lost))
 
+    @overload
+    def submit_map(
+        self, name: str, task: TypedWorkflow[W, T], items: Iterable[W], **options: Unpack[MapOptions]
+    ) -> StepFuture[list[T]]: ...
+    @overload
+    def submit_map(
+        self,
+        name: str,
+        task: TypedWorkflow[W, T],
+        items: Iterable[W],
+        *,
+        return_exceptions: Literal[True],
+        **options: Unpack[MapOptions],
+    ) -> StepFuture[list[T | StepFailed]]: ...
+    @overload
+    def submit_map(
+        self,
+        name: str,
+        task: Any,
+        items: Iterable[Any],
+        *,
+        on_lost: OnLost | None = ...,
+        return_exceptions: bool = ...,
+        **options: Unpack[MapOptions],
+    ) -> StepFuture[list[Any]]: ...
     def submit_map(
         self,
         name: str,
@@ -135,19 +161,19 @@ class Branches:
         items: Iterable[Any],
         *,
         max_concurrency: int | None = None,
-        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        timeout: Duration | None = None,
         retries: Retries | int | None = 0,
         on_lost: OnLost | None = None,
         return_exceptions: bool = False,
     ) -> StepFuture[list[Any]]:
         """Submit a call of `Step.map` as a branch. Its tasks are sent when the branch is gathered."""
-        config = build_task_config(timeout, retries)
         call = build_map_call(
             name,
             task,
             items,
-            config,
             max_concurrency=max_concurrency,
+            timeout=timeout,
+            retries=retries,
             on_lost=on_lost,
             return_exceptions=return_exceptions,
         )

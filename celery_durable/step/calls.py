@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, get_args
 
 from celery_durable import values
 from celery_durable.definitions import Definition
@@ -76,7 +76,10 @@ class TaskCall:
 
 @dataclass(frozen=True, slots=True)
 class MapCall:
-    """A call of `map`: ``task`` as in `TaskCall`, one for each of ``items``, ``max_concurrency`` at a time."""
+    """A call of `map`: ``task`` as in `TaskCall`, one for each of ``items``, ``max_concurrency`` at a time.
+
+    ``definition``: the workflow whose instances do the items; None if tasks do them.
+    """
 
     name: str
     task: Any
@@ -85,6 +88,15 @@ class MapCall:
     max_concurrency: int | None
     return_exceptions: bool
     on_lost: OnLost | None = None
+    definition: Definition | None = None
+
+
+class MapOptions(TypedDict, total=False):
+    """The options of `Step.map` for tasks and for workflows."""
+
+    max_concurrency: int | None
+    timeout: Duration | None
+    retries: Retries | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +224,22 @@ def build_map_call(
     name: str,
     task: Any,
     items: object,
-    config: StepConfig,
     *,
     max_concurrency: Any,
+    timeout: Duration | None,
+    retries: Retries | int | None,
     on_lost: OnLost | None,
     return_exceptions: bool,
 ) -> MapCall:
-    """Build a call of `map`; raises ValueRefused."""
+    """Build a call of `map`; raises ValueRefused, DurationInvalid."""
+    definition = getattr(task, "definition", None)
+    if not isinstance(definition, Definition):
+        config = build_task_config(DEFAULT_TASK_TIMEOUT if timeout is None else timeout, retries)
+        definition = None
+    elif on_lost is not None:
+        raise ValueRefused(f"step.map({name!r}) got on_lost={on_lost!r}, which is for tasks: no child is ever lost.")
+    else:
+        config = StepConfig(retries=retries) if timeout is None else build_task_config(timeout, retries)
     if max_concurrency is not None and (
         isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1
     ):
@@ -235,7 +256,7 @@ def build_map_call(
             f"step.map({name!r}) got {len(given)} items, and {MAX_MAP_ITEMS} is the most: map chunks of them, or have "
             "child workflows map a part each."
         )
-    return MapCall(name, task, given, config, max_concurrency, return_exceptions, _check_on_lost(on_lost))
+    return MapCall(name, task, given, config, max_concurrency, return_exceptions, _check_on_lost(on_lost), definition)
 
 
 def build_child_call(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from celery_durable import values
+from celery_durable.errors import StepFailed
 from celery_durable.model import OnLost, OnParentEnd, ReceivedEvent
 from celery_durable.step.branches import Branches
 from celery_durable.step.calls import (
     DEFAULT_EVENT_TIMEOUT,
     DEFAULT_TASK_TIMEOUT,
+    MapOptions,
     SleepCall,
     StepCall,
     StepContext,
@@ -21,7 +23,6 @@ from celery_durable.step.calls import (
     build_child_call,
     build_map_call,
     build_task_call,
-    build_task_config,
 )
 from celery_durable.step.log import StepLog
 from celery_durable.step.tx import StepTx
@@ -236,6 +237,31 @@ class Step(Branches):
         """
         return self._context.call(build_task_call(name, signature, timeout, retries, on_lost))
 
+    @overload
+    def map(
+        self, name: str, task: TypedWorkflow[W, T], items: Iterable[W], **options: Unpack[MapOptions]
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self,
+        name: str,
+        task: TypedWorkflow[W, T],
+        items: Iterable[W],
+        *,
+        return_exceptions: Literal[True],
+        **options: Unpack[MapOptions],
+    ) -> list[T | StepFailed]: ...
+    @overload
+    def map(
+        self,
+        name: str,
+        task: Any,
+        items: Iterable[Any],
+        *,
+        on_lost: OnLost | None = ...,
+        return_exceptions: bool = ...,
+        **options: Unpack[MapOptions],
+    ) -> list[Any]: ...
     def map(
         self,
         name: str,
@@ -243,41 +269,45 @@ class Step(Branches):
         items: Iterable[Any],
         *,
         max_concurrency: int | None = None,
-        timeout: Duration = DEFAULT_TASK_TIMEOUT,
+        timeout: Duration | None = None,
         retries: Retries | int | None = 0,
         on_lost: OnLost | None = None,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """Run one Celery task for each item, as one step, and return their results in the order of the items.
+        """Run a task, or an instance of a workflow, for each item, as one step, and return the results in their order.
 
         The workflow waits without occupying a worker until all have ended.
 
         Args:
             name: The step's name.
-            task: As ``signature`` in `task`. It gets the item before the arguments of its signature.
+            task: As ``signature`` in `task`; it gets the item before the arguments of its signature. Or a `Workflow`;
+                the item is the parameters of its instance, a child.
             items: Up to 10,000 JSON values.
-            max_concurrency: How many tasks may be in progress at the same time. None: all.
-            timeout: Time limit of each attempt at an item, as in `task`.
-            retries: Retries of each item, as in `task`.
-            on_lost: What happens if the task of an item is lost, as in `task`.
+            max_concurrency: How many tasks or children may be in progress at the same time. None: all.
+            timeout: Time limit of each attempt at an item, as in `task` or `child`. None: 24 hours for a task,
+                ``durable_max_sleep_seconds`` for a child.
+            retries: Retries of each item, as in `task`. A retry creates another child.
+            on_lost: What happens if the task of an item is lost, as in `task`. Not for workflows.
             return_exceptions: Put the failure of an item into the list instead of raising it.
 
         Returns:
             A result for each item, or a StepFailed if ``return_exceptions`` is true.
 
         Raises:
-            StepFailed: An item failed; the first one in the order of the items.
-            ValueRefused: There are too many items, ``items`` is text, or ``max_concurrency`` is less than 1.
+            StepFailed: An item failed; the first one in the order of the items. Or ``error_name`` is
+                "WorkflowParamsInvalid", and no child was created.
+            ValueRefused: There are too many items, ``items`` is text, ``max_concurrency`` is less than 1, or
+                ``on_lost`` is given for a workflow.
             TaskRefused: As in `task`.
             NotSerializable: As in `task`.
         """
-        config = build_task_config(timeout, retries)
         call = build_map_call(
             name,
             task,
             items,
-            config,
             max_concurrency=max_concurrency,
+            timeout=timeout,
+            retries=retries,
             on_lost=on_lost,
             return_exceptions=return_exceptions,
         )

@@ -37,8 +37,10 @@ from celery_durable.values.outbox_messages import (
     build_event_message,
     build_replying_task_message,
     build_task_message,
+    encode_map_child,
     encode_map_task,
     encode_step_task,
+    read_map_child,
     read_task_route,
 )
 from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, Codec, PayloadLimits, ValidationFailed, encode
@@ -101,6 +103,7 @@ __all__ = [
     "encode",
     "encode_answer",
     "encode_error_answer",
+    "encode_map_child",
     "encode_map_task",
     "encode_step_task",
     "encode_termination_answer",
@@ -115,6 +118,7 @@ __all__ = [
     "parse_pause",
     "read_answer_error",
     "read_answer_output",
+    "read_map_child",
     "read_task_route",
     "read_text",
     "refuse_async",

@@ -24,11 +24,10 @@ def encode_error_answer(name: str, message: str, *, is_non_retryable: bool = Fal
 
 
 def encode_termination_answer(workflow: str, instance_id: str, reason: str | None) -> str:
-    """Return the answer of a child instance that was terminated."""
+    """Return the answer of a child instance that was terminated. A map does not create another one for its item."""
     why = "" if reason is None else f": {reason}"
-    return encode_error_answer(
-        "ChildTerminated", f"Instance {instance_id!r} of workflow {workflow!r} was terminated{why}"
-    )
+    text = f"Instance {instance_id!r} of workflow {workflow!r} was terminated{why}"
+    return encode_error_answer("ChildTerminated", text, is_non_retryable=True)
 
 
 @dataclass(frozen=True, slots=True)

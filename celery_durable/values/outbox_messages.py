@@ -75,6 +75,16 @@ def encode_map_task(what: Any, item: Any, *, limits: PayloadLimits) -> str:
     return _encode_task(message)
 
 
+def encode_map_child(workflow: str, params: str) -> str:
+    """Encode the child of a map step for one item, for `read_map_child`. ``params`` is JSON text."""
+    return f'{{"workflow":{json.dumps(workflow)},"params":{params}}}'
+
+
+def read_map_child(body: str) -> str:
+    """Return the parameters that `encode_map_child` encoded, as JSON text."""
+    return encode(json.loads(body)["params"], what="Parameters", limits=ALREADY_CHECKED_LIMITS)
+
+
 def _encode_task(message: OutboxMessage) -> str:
     return encode(
         {"name": message.name, **message.content}, what=f"Task {message.name!r}", limits=ALREADY_CHECKED_LIMITS
@@ -89,9 +99,11 @@ def build_replying_task_message(body: str, *, id_: str, reference: TaskReference
     return OutboxMessage(id_, OutboxKind.TASK, name, text)
 
 
-def read_task_route(body: str) -> tuple[str | None, int | None]:
-    """Return the queue and the priority in the options of an encoded task; None for what Celery decides."""
-    options = json.loads(body)["options"]
+def read_task_route(body: str) -> tuple[str | None, int | None] | None:
+    """Return the queue and the priority of an encoded task, None for what Celery decides; None for an encoded child."""
+    options = json.loads(body).get("options")
+    if options is None:
+        return None
     queue, priority = options.get("queue"), options.get("priority")
     is_queue = isinstance(queue, str) and len(queue) <= MAX_ID_LENGTH
     is_priority = isinstance(priority, int) and 0 <= priority < _PRIORITY_LEVELS

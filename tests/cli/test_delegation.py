@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Step, WorkflowEvent, values
+from celery_durable import NonRetryableError, Step, WorkflowEvent, values
 from celery_durable.cli.output.render import describe_run
 from celery_durable.model import ItemRef, RunRef, to_us
 from tests.cli.conftest import Shop
@@ -159,10 +159,10 @@ def test_terminate_ends_the_children_unless_told_otherwise(
 
 
 def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> None:
-    assert ["parent", "album", "a-1", "1", "rest"] in connection("show", "nap", "n-1").rows
+    assert ["parent", "album", "a-1", "1", "rest", ""] in connection("show", "nap", "n-1").rows
     started = ["run", "active", "run 1 of nap/n-1", "Child of album/a-1#1, step rest"]
     assert started in [row[1:] for row in connection("history", "nap", "n-1").rows]
-    parent = {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest"}
+    parent = {"workflow": "album", "instance_id": "a-1", "run_number": 1, "step_key": "rest", "item": None}
     assert json.loads(connection("explain", "nap", "n-1", "--json").out)["facts"]["parent"] == parent
     told = json.loads(connection("export", "nap", "n-1").out)
     assert told["run"]["parent"] == {"workflowName": "album", "instanceId": "a-1", "runNumber": 1, "stepKey": "rest"}
@@ -229,7 +229,7 @@ def test_a_map_shows_its_counts_and_the_items_that_failed(shop: Shop, connection
     connection("start", "press", "--id", "p-1")
     shop.work("press", "p-1")
     shown = connection("show", "press", "p-1").rows
-    assert [row for row in shown if row[0] == "item"] == [["item", "pages", "13", "0", "0", "", "", ""]]
+    assert [row for row in shown if row[0] == "item"] == [["item", "pages", "13", "0", "0", "", "", "", ""]]
     store, ref = shop.durable.internals.store, RunRef("press", "p-1", 1)
     pk = shop.durable.internals.operations.queries.get("press", "p-1").instance.pk
     fail = values.encode_error_answer("OSError", "disk full", is_non_retryable=True)
@@ -240,12 +240,40 @@ def test_a_map_shows_its_counts_and_the_items_that_failed(shop: Shop, connection
     rows = [row for row in connection("show", "press", "p-1").rows if row[0] == "item"]
     assert [row[:5] for row in rows] == [["item", "pages", "13", "1", "11"] for _ in range(10)]
     assert [row[5] for row in rows] == ["0", "1", "2", "3", "5", "6", "7", "8", "9", "10"]
-    assert rows[0][6:] == ["1", "OSError: disk full"]
+    assert rows[0][6:] == ["1", "OSError: disk full", ""]
     document = json.loads(connection("show", "press", "p-1", "-o", "json").out)
     [step] = document["steps"]
     assert {**step["items"], "failures": len(step["items"]["failures"])} == {
-        "total": 13, "done": 1, "failed": 11, "failures": 10,
+        "total": 13, "done": 1, "failed": 11, "failures": 10, "children": [],
     }  # fmt: skip
     assert step["items"]["failures"][4] == {
         "position": 5, "attempts": 1, "error": {"name": "OSError", "message": "disk full"},
     }  # fmt: skip
+
+
+def test_a_map_over_a_workflow_shows_the_children_of_its_items(shop: Shop, connection: Any) -> None:
+    @shop.durable.workflow(name="bill")
+    def bill(event: WorkflowEvent[int], step: Step) -> None:
+        step.sleep("rest", "1 day" if event.payload else 0)
+        raise NonRetryableError("no money")
+
+    @shop.durable.workflow(name="month")
+    def month(event: WorkflowEvent[None], step: Step) -> Any:
+        return step.map("bills", bill, range(2))
+
+    connection("start", "month", "--id", "m-1")
+    shop.work("month", "m-1")
+    pk = shop.durable.internals.operations.queries.get("month", "m-1").instance.pk
+    failed, open_ = (ItemRef(pk, "bills", position, 1).work_id(1) for position in range(2))
+    shop.work("bill", failed)
+    shop.work("bill", open_)
+    assert [row for row in connection("show", "month", "m-1").rows if row[0] == "item"] == [
+        ["item", "bills", "2", "0", "1", "0", "1", "NonRetryableError: no money", f"bill/{failed}"],
+        ["item", "bills", "2", "0", "1", "", "", "", f"bill/{open_}"],
+    ]
+    [step] = json.loads(connection("show", "month", "m-1", "-o", "json").out)["steps"]
+    assert (step["workflow"], step["items"]["children"]) == ("bill", [{"workflowName": "bill", "instanceId": open_}])
+    assert step["items"]["failures"][0]["child"] == {"workflowName": "bill", "instanceId": failed}
+    explained = json.loads(connection("explain", "month", "m-1", "--json").out)
+    assert (explained["code"], explained["facts"]["children"]) == ("WAITING_CHILD", [open_])
+    assert ["parent", "month", "m-1", "1", "bills", "1"] in connection("show", "bill", open_).rows

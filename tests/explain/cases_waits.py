@@ -119,6 +119,23 @@ WAITS = {
         "min, since 2029-12-31T23:58:00.000Z. If no other application does, start one.",
         ["celery -A <your app> worker -Q media", f"{DURABLE} show order o-1"],
     ),
+    "a map over a workflow": (
+        told(
+            ASLEEP,
+            open_steps=(
+                step(
+                    "bills",
+                    StepType.MAP,
+                    workflow="billing",
+                    items=ItemCounts(9, 2, 1, children=(Child("billing", "b-4"), Child("billing", "b-5"))),
+                ),
+            ),
+        ),
+        Code.WAITING_CHILD,
+        'Waits for instances of workflow billing, 3 of 9 have answered (1 of them failed), at step "bills"; the next '
+        "deadline is now. One that has not ended is b-4.",
+        ["celery -A <your app> durable explain billing b-4", f"{DURABLE} show order o-1"],
+    ),
     "a task whose queue has a worker": (
         told(
             ASLEEP,

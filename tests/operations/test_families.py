@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Cancelled, Status, Step, StepTimeout, WorkflowEvent, durable_workflow
+from celery_durable import Cancelled, Retries, Status, Step, StepTimeout, WorkflowEvent, durable_workflow
 from celery_durable.errors import WorkflowFailed
 from celery_durable.model import OutboxKind
 from celery_durable.testing import DurableHarness, HarnessInstance
@@ -62,9 +62,15 @@ def crowd(event: WorkflowEvent[int], step: Step) -> Any:
     return step.gather(*(step.submit_child(f"leaf {n}", leaf, id=f"leaf-{n}") for n in range(event.payload)))
 
 
+@durable_workflow(name="families-swarm")
+def swarm(event: WorkflowEvent[Any], step: Step) -> Any:
+    """A map with children in all states: one has ended, one is late and repeated, one is open, and one is to come."""
+    return step.map("leaves", leaf, range(4), max_concurrency=2, timeout="1 hour", retries=Retries(limit=1, delay=0))
+
+
 @pytest.fixture
 def harness(store_url: str) -> Iterator[DurableHarness]:
-    with DurableHarness([leaf, branch, tree, short, hasty, crowd], store_url=store_url, wipe=True) as harness:
+    with DurableHarness([leaf, branch, tree, short, hasty, crowd, swarm], store_url=store_url, wipe=True) as harness:
         yield harness
 
 
@@ -234,3 +240,19 @@ def test_a_repeated_message_does_not_end_the_cleanup_of_a_child(careful_harness:
         )
     careful_harness.advance("1 hour")
     assert (cleaned, child.status().status) == ([("c", "its parent has ended")], Status.TERMINATED)
+
+
+@pytest.mark.parametrize("end", ["terminate", "cancel"])
+def test_the_children_of_a_map_end_too(harness: DurableHarness, end: str) -> None:
+    parent = harness.create(swarm, id="s")
+    harness.run_until_idle()
+    [step] = parent.history().steps
+    done, late = (child.instance_id for child in step.items.children)
+    harness.instance(leaf, done).send_event("go", 1)
+    harness.advance("61 minutes")
+    assert sorted(states(harness).values()) == ["complete", *["waiting"] * 5]
+    getattr(parent, end)("sold twice")
+    harness.run_until_idle()
+    ended = states(harness)
+    assert (ended.pop(done), len(ended), set(ended.values())) == ("complete", 5, {"terminated"})
+    assert late in ended

@@ -49,6 +49,8 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     print(step.child("approve", approve, event.payload).amount)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     step.child("count", count, "text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     step.submit_child("approve", approve, 5)  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
+    print(step.map("approve", approve, [event.payload])[0].amount)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    step.map("approve", approve, [event.payload], countdown=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     step.task("resize", "media.resize", countdown=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     answer = step.wait_for_event("wait", "approval", schema=Approval)
     step.log.info("decided", by=answer.payload.by)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -120,6 +120,12 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     assert_type(step.child("nothing given", nothing_given), Approval)
     assert_type(step.child("packing", packing, event.payload), Any)
     assert_type(step.child("of an app", durable.workflows["order"], 5), Any)
+    assert_type(step.map("orders", order, [event.payload], max_concurrency=5, timeout="1 day", retries=2), list[str])
+    caught = step.map("orders", order, [event.payload], return_exceptions=True)
+    assert_type(caught, list[str | StepFailed])
+    assert_type(step.submit_map("reports", report, ["some words"]), StepFuture[list[list[int]]])
+    assert_type(step.map("of an app", durable.workflows["order"], [5]), list[Any])
+    assert_type(step.map("thumbs", "media.resize", [1, 2], on_lost="fail", return_exceptions=True), list[Any])
     step.log.debug("said")
     step.log.warning("said", category="orders", amount=5)
     return event.payload.order_id

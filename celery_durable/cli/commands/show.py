@@ -126,7 +126,9 @@ def _print_head_records(console: Console, history: History, times: Times) -> Non
     if (origin := history.origin) is not None:
         console.print_record("origin", origin.instance_id, str(origin.run_number), origin.step_key or "")
     if (parent := history.parent) is not None:
-        console.print_record("parent", parent.workflow, parent.instance_id, str(parent.run_number), parent.step_key)
+        item = "" if parent.item is None else str(parent.item)
+        names = parent.workflow, parent.instance_id, str(parent.run_number), parent.step_key
+        console.print_record("parent", *names, item)
     if history.cancel_requested_at is not None:
         console.print_record("cancel", times.format(history.cancel_requested_at))
     if history.reason is not None:

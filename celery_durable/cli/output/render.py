@@ -13,6 +13,7 @@ from celery_durable.explain.phrases import describe_running
 from celery_durable.model import (
     AttemptRecord,
     AuditRecord,
+    Child,
     ErrorInfo,
     EventRecord,
     History,
@@ -186,19 +187,24 @@ def describe_wait(step: StepRecord, times: Times) -> str:
             return f"{step.awaited}, times out {times.format_in_sentence(step.wake_at)}"
 
 
-ITEM_COLUMNS = (*map(Column, ("MAP", "ITEMS", "DONE", "FAILED", "ITEM", "ATTEMPTS")), _ERROR)
+_CHILD = Column("CHILD", is_optional=True)
+ITEM_COLUMNS = (*map(Column, ("MAP", "ITEMS", "DONE", "FAILED", "ITEM", "ATTEMPTS")), _ERROR, _CHILD)
 
 
 def item_rows(step: StepRecord, times: Times) -> list[list[Cell]]:
-    """Return the rows of a map in `show`: one for each item that has failed permanently, or one without an item."""
+    """Return the rows of a map in `show`: of items that have failed, and of open children, or one without an item."""
     assert step.items is not None
-    items, counts = step.items, (step.items.total, step.items.done, step.items.failed)
-    if not items.failures:
-        return [times.cells(step.name, *counts, "", "", "")]
-    return [
-        times.cells(step.name, *counts, each.position, each.attempts, format_error(each.error))
+    items, first = step.items, (step.name, step.items.total, step.items.done, step.items.failed)
+    rows = [
+        times.cells(*first, each.position, each.attempts, format_error(each.error), _name_child(each.child))
         for each in items.failures
     ]
+    rows += [times.cells(*first, "", "", "", _name_child(child)) for child in items.children]
+    return rows or [times.cells(*first, "", "", "", "")]
+
+
+def _name_child(child: Child | None) -> str:
+    return "" if child is None else f"{child.workflow}/{child.instance_id}"
 
 
 EVENT_COLUMNS = tuple(map(Column, ("EVENT", "ID", "SENT", "CONSUMED BY")))
@@ -289,7 +295,8 @@ def describe_run(history: History) -> list[str]:
 
 def describe_parent(parent: ParentStep) -> str:
     """Return a sentence about the step that created an instance."""
-    return f"Child of {RunRef(parent.workflow, parent.instance_id, parent.run_number)}, step {parent.step_key}"
+    item = "" if parent.item is None else f", item {parent.item}"
+    return f"Child of {RunRef(parent.workflow, parent.instance_id, parent.run_number)}, step {parent.step_key}{item}"
 
 
 AUDIT_COLUMNS = tuple(map(Column, ("BY HAND", "STEP", "WAS", "BY", "WHEN", "REASON")))

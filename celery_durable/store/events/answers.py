@@ -24,8 +24,8 @@ from celery_durable.model import (
     InstanceRow,
     ItemRef,
     ItemStatus,
-    OutboxMessage,
     Parent,
+    RunRef,
     Status,
     StepStatus,
     StepType,
@@ -41,7 +41,8 @@ from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances, lifecycle
-from celery_durable.store.runs import attempts, items, outbox
+from celery_durable.store.instances.item_senders import NOTHING_SENT, TASKS, ItemSender, SentWork
+from celery_durable.store.runs import attempts, items
 from celery_durable.values import read_answer_error
 
 
@@ -61,6 +62,17 @@ def _waiting_parent(s: Store) -> Any:
     )
 
 
+@statement
+def _waiting_item(s: Store) -> Any:
+    i = s.tables.instance
+    run = sa.and_(i.c.id == s.tables.item.c.instance_pk, i.c.run_number == s.tables.item.c.run_number)
+    return (
+        sa.select(i.c.workflow, i.c.instance_id, s.tables.item.c.attempt_token)
+        .select_from(items.join_step(s).join(i, run))
+        .where(i.c.run_number == param("run", sa.Integer), *items.map_item_conditions(s))
+    )
+
+
 def find_waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
     """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does."""
     row = None if parent is None else _find_waiting_step(tx, parent)
@@ -68,29 +80,38 @@ def find_waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, s
 
 
 def _find_waiting_step(tx: Tx, parent: Parent) -> Any:
-    return tx.run(_waiting_parent, pk=parent.pk, run=parent.run_number, key=parent.step_key).first()
+    where = {"pk": parent.pk, "run": parent.run_number, "key": parent.step_key}
+    if (item := parent.item) is None:
+        return tx.run(_waiting_parent, **where).first()
+    return tx.run(_waiting_item, **where, position=item.position, attempt=item.attempt).first()
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingStep:
-    """A step that waits for an answer: its locked instance, and the event type of the answer."""
+    """A step that waits for an answer: its locked instance, and the event type of the answer.
+
+    ``token``: of the attempt, if an item of a map waits.
+    """
 
     row: InstanceRow
     event_type: str
+    token: str | None = None
 
 
 def lock_parent(tx: Tx, parent: Parent | None) -> WaitingStep | None:
     """Lock the instance whose step waits for this child's end, if one does. Call this before the child is locked."""
-    for _, workflow, instance_id in find_waiting_parent(tx, parent):
-        assert parent is not None
-        try:
-            row = instances.lock(tx, workflow, instance_id)
-        except InstanceNotFound:  # it ended and was deleted after the read
-            return None
-        # Read again under the lock: the step may have ended after the first read.
-        step = _find_waiting_step(tx, parent)
-        return None if step is None else WaitingStep(row, step.wait_event_type)
-    return None
+    step = None if parent is None else _find_waiting_step(tx, parent)
+    if parent is None or step is None:
+        return None
+    try:
+        row = instances.lock(tx, step.workflow, step.instance_id)
+    except InstanceNotFound:  # it ended and was deleted after the read
+        return None
+    if (item := parent.item) is not None:  # `accept_answer` reads it again
+        return WaitingStep(row, item.type, step.attempt_token)
+    # Read again under the lock: the step may have ended after the first read.
+    step = _find_waiting_step(tx, parent)
+    return None if step is None else WaitingStep(row, step.wait_event_type)
 
 
 @statement
@@ -127,16 +148,6 @@ def store_answer(
     return [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if is_suspended else []
 
 
-def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str, grace: timedelta) -> list[DueRun]:
-    """Answer the step of a child's parent, which `lock_parent` has locked. Returns the runs that became due."""
-    waiting_step = lock_parent(tx, parent)
-    return (
-        []
-        if waiting_step is None
-        else store_answer(tx, waiting_step, payload=payload, event_id=event_id, grace=grace) or []
-    )
-
-
 # Answers of Celery tasks to the steps and map items that wait for them.
 #
 # The process that receives an answer writes it. It also sends the next item of a map that is ready, while the instance
@@ -158,11 +169,11 @@ def answer_parent(tx: Tx, parent: Parent | None, *, payload: str, event_id: str,
 
 @dataclass(frozen=True, slots=True)
 class AnswerOutcome:
-    """The result of an answer. The caller wakes ``due_runs`` and sends ``messages``."""
+    """The result of an answer. The caller wakes ``due_runs``, and sends ``work``: the next item of a map."""
 
     result: AnswerResult
     due_runs: tuple[DueRun, ...] = ()
-    messages: tuple[OutboxMessage, ...] = ()
+    work: SentWork = NOTHING_SENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +196,13 @@ def accept_answer(
     event_id: str,
     grace: timedelta,
     failure: TaskFailure | None = None,
-    sends_items: bool = True,
+    sender: ItemSender | None = TASKS,
 ) -> AnswerOutcome:
     """Accept the answer of a task to a locked instance, once.
 
     ``failure``: the error in ``payload``, recorded in the same transaction, unless the answer of a step comes after its
     deadline. A late answer counts until a pass has decided on the attempt. While the instance is paused, or without
-    ``sends_items``, a pass sends the further items. A sweep publishes due runs and messages after ``grace``.
+    ``sender``, a pass sends the further items. A sweep publishes due runs and messages after ``grace``.
     """
     item = ItemRef.read(reference.event_type)
     found = _find_attempt(tx, row, reference, item)
@@ -205,7 +216,7 @@ def accept_answer(
     if item is None:
         outcome = _answer_step(tx, row, reference, found, payload=payload, event_id=event_id, grace=grace)
     else:
-        outcome = _answer_item(tx, row, item, reference, found, payload=payload, grace=grace, sends_items=sends_items)
+        outcome = _answer_item(tx, row, item, reference, found, payload=payload, grace=grace, sender=sender)
     is_taken = outcome.result is AnswerResult.TAKEN
     if failure is not None and is_taken and (item is not None or _is_in_time(tx, row, found, event_id)):
         write = _build_attempt(row, reference, item, found, failure)
@@ -334,7 +345,7 @@ def _answer_item(
     *,
     payload: str,
     grace: timedelta,
-    sends_items: bool,
+    sender: ItemSender | None,
 ) -> AnswerOutcome:
     timeout = timedelta(milliseconds=found.timeout_ms)
     step = TaskSendingStep(row.workflow, row.instance_id, row.pk, row.run_number, item.step_key, timeout)
@@ -352,17 +363,52 @@ def _answer_item(
     ):
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
     is_paused = row.status is Status.PAUSED or row.pause_requested
-    messages = items.mark_ready_as_sent(tx, step, limit=1) if sends_items and not is_paused else []
-    outbox.insert(tx, messages, pk=row.pk, run_number=row.run_number, step_key=item.step_key, grace=grace)
+    work = NOTHING_SENT
+    if sender is not None and not is_paused and (sent := items.mark_ready_as_sent(tx, step, limit=1)):
+        work = sender.send(tx, step, sent, grace=grace)
     step_key = (row.pk, row.run_number, item.step_key)
     needs_pass = (
-        status is ItemStatus.FAILED or not sends_items or (not messages and items.are_all_finished(tx, *step_key))
+        status is ItemStatus.FAILED
+        or sender is None
+        or (work == NOTHING_SENT and items.are_all_finished(tx, *step_key))
     )
     is_suspended = row.is_suspended
     due_runs = (
         [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=grace)] if needs_pass and is_suspended else []
     )
-    return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), tuple(messages))
+    return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs), work)
+
+
+# --- the answer of a child ----------------------------------------------------------------------
+
+
+def answer_parent(
+    tx: Tx,
+    parent: Parent | None,
+    child: RunRef,
+    *,
+    payload: str,
+    event_id: str,
+    grace: timedelta,
+    sender: ItemSender | None = None,
+) -> AnswerOutcome:
+    """Answer the step or the item that waits for the end of ``child``. `lock_parent` has locked its instance.
+
+    Without ``sender``, a pass of the parent creates the next child of a map.
+    """
+    waiting_step = lock_parent(tx, parent)
+    if waiting_step is None:
+        return AnswerOutcome(AnswerResult.NOT_AWAITED)
+    if waiting_step.token is None:
+        due_runs = store_answer(tx, waiting_step, payload=payload, event_id=event_id, grace=grace)
+        return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs or ()))
+    failure, error = None, read_answer_error(payload)
+    if error is not None:  # its text may need redaction, and the child has it
+        failure = TaskFailure(error.name, f"Instance {child.instance_id!r} of workflow {child.workflow!r} has failed")
+    row = waiting_step.row
+    reference = TaskReference("", row.ref, waiting_step.event_type, waiting_step.token)
+    options: Any = {"payload": payload, "event_id": event_id, "grace": grace, "failure": failure, "sender": sender}
+    return accept_answer(tx, row, reference, **options)
 
 
 # --- the result of an item, without the instance's lock -----------------------------------------

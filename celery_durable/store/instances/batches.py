@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import RunPlan
+from celery_durable.model import Parent, RunPlan
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.instances import instances
@@ -27,7 +27,8 @@ class NewInstance:
 
     instance_id: str
     params: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    parent: Parent | None = None
 
 
 def insert(
@@ -79,7 +80,7 @@ def _divide(batch: Sequence[NewInstance]) -> Iterator[list[NewInstance]]:
 
 
 def _insert_part(tx: Tx, part: Sequence[NewInstance], given: dict[str, Any], start: RunStart) -> dict[str, int]:
-    rows = dialects.encode_rows([{"instance_id": each.instance_id, "params": each.params} for each in part])
+    rows = dialects.encode_rows([_encode(each) for each in part])
     combined = tx.run_combined(_insert_with_runs, rows=rows, **given, **start.encode(1))
     inserted = tx.run(_insert, rows=rows, **given) if combined is None else combined
     created = {row.instance_id: row.id for row in inserted}
@@ -91,10 +92,26 @@ def _insert_part(tx: Tx, part: Sequence[NewInstance], given: dict[str, Any], sta
     return created
 
 
+def _encode(new: NewInstance) -> dict[str, Any]:
+    row: dict[str, Any] = {"instance_id": new.instance_id, "params": new.params}
+    if (parent := new.parent) is not None:
+        row |= {"parent_pk": parent.pk, "parent_run": parent.run_number, "parent_key": parent.column}
+    return row
+
+
+_COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {
+    "instance_id": sa.String(),
+    "params": sa.Text(),
+    "parent_pk": sa.BigInteger(),
+    "parent_run": sa.Integer(),
+    "parent_key": sa.Text(),
+}
+
+
 def _build_insert(s: Store) -> tuple[Any, Any]:
-    i, columns = s.tables.instance, {"instance_id": sa.String(), "params": sa.Text()}
-    new = dialects.build_rows(s.database, param("rows", sa.Text), columns)
+    i, new = s.tables.instance, dialects.build_rows(s.database, param("rows", sa.Text), _COLUMNS)
     values = instances.instance_values(s) | {"instance_id": new.c.instance_id}
+    values |= {"parent_pk": new.c.parent_pk, "parent_run_number": new.c.parent_run, "parent_step_key": new.c.parent_key}
     insert = dialects.insert_rows_or_nothing(s.database, i, values, new, instances.KEY)
     return insert.returning(i.c.id, i.c.instance_id), new
 

@@ -22,10 +22,11 @@ from celery_durable.model import (
     StepType,
     is_independent_child,
     parse_child_event_type,
+    parse_children_event_type,
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
-from celery_durable.store.runs import outbox
+from celery_durable.store.runs import items, outbox
 
 END_CHILDREN = "celery_durable.end_children"
 """The name of the outbound event. Its payload is that of `ChildrenToEnd`."""
@@ -48,11 +49,11 @@ class ChildrenToEnd:
 def _select_steps(s: Store) -> Any:
     st = s.tables.step.c
     return (
-        sa.select(st.wait_event_type, s.clock().label("now_us"))
+        sa.select(st.step_key, st.wait_event_type, s.clock().label("now_us"))
         .where(
             st.instance_pk == param("pk"),
             st.run_number == param("run"),
-            st.type == sa.literal_column(f"'{StepType.CHILD.value}'"),
+            st.type.in_([sa.literal_column(f"'{type_.value}'") for type_ in (StepType.CHILD, StepType.MAP)]),
         )
         .order_by(st.seq)
     )
@@ -63,14 +64,16 @@ def end_children(
 ) -> list[OutboxMessage]:
     """Write messages that end the children of a run, in the transaction that ends or cancels this run.
 
-    They name the child of each step, whatever became of the step: a child continues after the timeout of its step, and
-    after a lost race. No further child can come: the run's worker has lost its token. The caller sends the messages.
+    They name the child of each step and item, whatever became of it: a child continues after a timeout and after a lost
+    race. No further child can come: the run has lost its worker, and its maps their open items. The caller sends them.
     """
     children, now_us = [], 0
     for step in tx.run(_select_steps, pk=pk, run=run.run_number):
         child, now_us = parse_child_event_type(step.wait_event_type), step.now_us
         if child is not None and not is_independent_child(step.wait_event_type):
             children.append(child)
+        if (workflow := parse_children_event_type(step.wait_event_type)) is not None:
+            children += [(workflow, id_) for id_ in items.find_open_ids(tx, pk, run.run_number, step.step_key)]
     why = f"its parent {run.workflow}/{run.instance_id} has ended" + ("" if reason is None else f": {reason}")
     messages = []
     for start in range(0, len(children), _BATCH):

@@ -154,7 +154,7 @@ def encode_start(
         "queue": queue,
         "parent_pk": None if parent is None else parent.pk,
         "parent_run": None if parent is None else parent.run_number,
-        "parent_key": None if parent is None else parent.step_key,
+        "parent_key": None if parent is None else parent.column,
         "retention_us": None if retention is None else duration_us(retention),
         "max_run_us": None if max_run is None else duration_us(max_run),
     }
@@ -255,13 +255,13 @@ def _select_parent(s: Store) -> Any:
 def find_parent(tx: Tx, workflow: str, instance_id: str) -> Parent | None:
     """Return the step that created an instance, which never changes; None without a step or an instance."""
     row = tx.run(_select_parent, workflow=workflow, instance=instance_id).first()
-    return None if row is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key)
+    return None if row is None else Parent.read(row.parent_pk, row.parent_run_number, row.parent_step_key)
 
 
 @statement
 def _select_parent_step(s: Store) -> Any:
     i, p = s.tables.instance.c, s.tables.instance.alias("parent").c
-    query = sa.select(p.workflow, p.instance_id, i.parent_run_number, i.parent_step_key)
+    query = sa.select(p.workflow, p.instance_id, i.parent_pk, i.parent_run_number, i.parent_step_key)
     return query.where(i.id == param("pk"), p.id == i.parent_pk)
 
 
@@ -270,7 +270,9 @@ def find_parent_step(tx: Tx, pk: int) -> ParentStep | None:
     row = tx.run(_select_parent_step, pk=pk).first()
     if row is None:
         return None
-    return ParentStep(row.workflow, row.instance_id, row.parent_run_number, row.parent_step_key)
+    parent = Parent.read(row.parent_pk, row.parent_run_number, row.parent_step_key)
+    position = None if parent.item is None else parent.item.position
+    return ParentStep(row.workflow, row.instance_id, parent.run_number, parent.step_key, position)
 
 
 def find_pk(tx: Tx, workflow: str, instance_id: str) -> int | None:

@@ -208,7 +208,9 @@ def make_claim(row: Any, ref: RunRef, token: str, lease: timedelta) -> Claim:
         run_at=from_us(row.run_at),
         sent_at=None if row.sent_at is None else from_us(row.sent_at),
         max_run=None if row.max_run_us is None else timedelta(microseconds=row.max_run_us),
-        parent=None if row.parent_pk is None else Parent(row.parent_pk, row.parent_run_number, row.parent_step_key),
+        parent=None
+        if row.parent_pk is None
+        else Parent.read(row.parent_pk, row.parent_run_number, row.parent_step_key),
         new_run=None if new_params is None else NewRun(new_params, from_us(row.new_created_at)),
     )
 

@@ -20,6 +20,7 @@ from celery_durable.model import (
     InstanceRow,
     InstanceStatus,
     ItemFailure,
+    ItemRef,
     LogLevel,
     LogRecord,
     Origin,
@@ -32,6 +33,7 @@ from celery_durable.model import (
     from_us_or_none,
     get_public_event_type,
     parse_child_event_type,
+    parse_children_event_type,
     parse_task_event_type,
     parse_topic_event_type,
     task_id,
@@ -41,7 +43,7 @@ from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.runs import items
 from celery_durable.store.schema.step_format import STEPS
 
-_MAX_FAILURES = 10
+_MAX_FAILURES = _MAX_CHILDREN = 10
 
 _OPEN = sorted(status.value for status in OPEN_STEPS)
 
@@ -144,17 +146,27 @@ def with_items(
             result = [json.loads(answer) for answer, _ in found]
         its = counts.get(record.step_key)
         if with_answers and its is not None and its.failed:
-            its = replace(its, failures=_read_failures(tx, pk, run_number, record.step_key))
+            its = replace(its, failures=_read_failures(tx, pk, run_number, record))
+        if its is not None and record.workflow is not None and record.is_waiting:
+            ids = items.find_sent_ids(tx, pk, run_number, record.step_key, limit=_MAX_CHILDREN)
+            its = replace(its, children=tuple(Child(record.workflow, id_) for id_ in ids))
         extended.append(replace(record, items=its, result=result))
     return extended
 
 
-def _read_failures(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[ItemFailure, ...]:
+def _read_failures(tx: Tx, pk: int, run_number: int, record: StepRecord) -> tuple[ItemFailure, ...]:
+    key, i = record.step_key, tx.t.instance.c
+    errors = items.read_errors(tx, pk, run_number, key, limit=_MAX_FAILURES)
+    ids = {position: ItemRef(pk, key, position, attempts).work_id(run_number) for position, _, attempts in errors}
+    # A run that continues another one has copies of its items, but their children have ids of the other run.
+    named = sa.select(i.instance_id).where(i.workflow == record.workflow, i.instance_id.in_(ids.values()))
+    existing = set() if record.workflow is None else set(tx.execute(named).scalars())
     found = []
-    for position, answer, attempts in items.read_errors(tx, pk, run_number, step_key, limit=_MAX_FAILURES):
-        error = values.read_answer_error(answer)
+    for position, answer, attempts in errors:
+        error, id_ = values.read_answer_error(answer), ids[position]
         assert error is not None
-        found.append(ItemFailure(position, attempts, ErrorInfo(error.name, error.message)))
+        child = Child(record.workflow, id_) if record.workflow is not None and id_ in existing else None
+        found.append(ItemFailure(position, attempts, ErrorInfo(error.name, error.message), child))
     return tuple(found)
 
 
@@ -199,6 +211,7 @@ def to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecor
         task=task,
         task_id=task_id(event_type or "", pk, run_number) if is_one_task else None,
         child=None if child is None else Child(*child),
+        workflow=parse_children_event_type(event_type),
     )
 
 

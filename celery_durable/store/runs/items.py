@@ -12,6 +12,7 @@ ends a map's step or its run cancels the open items (`map_ends`): a later result
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -123,44 +124,58 @@ def _sent_columns(item: sa.Table) -> dict[str, sa.Column[Any]]:
 _MAX_INTEGER = 2**31 - 1
 
 
-def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> list[OutboxMessage]:
-    """Mark ready items as sent, at most ``limit`` of them. Returns their messages, for the outbox."""
+@dataclass(frozen=True, slots=True)
+class SentItem:
+    """An attempt of an item that is marked as sent. ``body``: the encoded task or child, which the caller sends.
+
+    ``reference``: under which a task answers.
+    """
+
+    item: ItemRef
+    body: str
+    reference: TaskReference
+
+    @property
+    def id(self) -> str:
+        """The id of the Celery task, or of the child instance."""
+        return self.item.work_id(self.reference.ref.run_number)
+
+
+def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> list[SentItem]:
+    """Mark ready items as sent, at most ``limit`` of them, and return them."""
     limit = _MAX_INTEGER if limit is None else limit
     found = tx.run(_select_ready, **key_parameters(step), limit=limit) if limit else []
-    messages, marks = [], []
+    sent, marks = [], []
     for row in found:
         attempt, now = row.attempts + 1, from_us(row.now_us)
-        reference, message = build_message(tx, step, row.task, position=row.position, attempt=attempt)
-        messages.append(message)
+        each = _new_attempt(tx, step, row.task, position=row.position, attempt=attempt)
+        sent.append(each)
         marks.append(
             key_parameters(step)
             | {"position": row.position}
-            | attempt_values(row.task, reference, attempt, now=now, step=step)
+            | attempt_values(row.task, each.reference, attempt, now=now, step=step)
         )
     tx.run_many(_mark_sent, marks)
-    return messages
+    return sent
 
 
-def build_message(
-    tx: Tx, step: TaskSendingStep, body: str, *, position: int, attempt: int
-) -> tuple[TaskReference, OutboxMessage]:
-    """Build the message for an attempt of an item, and the reference under which it is answered."""
-    event_type = ItemRef(step.pk, step.step_key, position, attempt).type
-    reference = TaskReference(ensure_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
-    id_ = task_id(event_type, step.pk, step.run_number)
-    return reference, build_replying_task_message(body, id_=id_, reference=reference)
+def _new_attempt(tx: Tx, step: TaskSendingStep, body: str, *, position: int, attempt: int) -> SentItem:
+    item = ItemRef(step.pk, step.step_key, position, attempt)
+    reference = TaskReference(ensure_database_id(tx), step.ref, item.type, tx.store.runtime.new_secret())
+    return SentItem(item, body, reference)
 
 
 def attempt_values(
     body: str, reference: TaskReference, attempt: int, *, now: datetime, step: TaskSendingStep
 ) -> dict[str, Any]:
-    """Return the columns that change with each attempt."""
-    queue, priority = read_task_route(body)
+    """Return the columns that change with each attempt. A child has no ``sent_at``: no search looks for it."""
+    route = read_task_route(body)
+    queue, priority = route or (None, None)
     return {
         "attempts": attempt,
         "due_at": to_us(now + step.timeout),
         "attempt_token": reference.token,
-        "sent_at": to_us(now),
+        "sent_at": None if route is None else to_us(now),
         "queue": queue,
         "priority": priority,
     }
@@ -357,6 +372,29 @@ def read_errors(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) 
     return [(row.position, row.answer, row.attempts) for row in tx.execute(query.order_by(item.position).limit(limit))]
 
 
+def find_sent_ids(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) -> list[str]:
+    """Return the ids of the Celery tasks or children of the first items that are out."""
+    item = tx.t.item.c
+    query = _select_attempts(tx, pk, run_number, step_key).where(item.status == ItemStatus.SENT.value).limit(limit)
+    return [ItemRef(pk, step_key, row.position, row.attempts).work_id(run_number) for row in tx.execute(query)]
+
+
+def find_open_ids(tx: Tx, pk: int, run_number: int, step_key: str) -> list[str]:
+    """Return the ids of the children of a map that may be open. Those of late attempts may be: of each item, ten."""
+    ids = []
+    for row in tx.execute(_select_attempts(tx, pk, run_number, step_key)):
+        last = row.attempts - 1 if row.status == ItemStatus.DONE.value else row.attempts
+        attempts = range(max(1, last - 9), last + 1)
+        ids += [ItemRef(pk, step_key, row.position, attempt).work_id(run_number) for attempt in attempts]
+    return ids
+
+
+def _select_attempts(tx: Tx, pk: int, run_number: int, step_key: str) -> sa.Select[Any]:
+    item = tx.t.item.c
+    mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
+    return sa.select(item.position, item.attempts, item.status).where(*mine).order_by(item.position)
+
+
 def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
     """Return the progress of each map of a run, by step key."""
     item = tx.t.item.c
@@ -472,8 +510,11 @@ def _insert_new(s: Store) -> Any:
     return sa.insert(s.tables.item).from_select([*common, *_NEW_COLUMNS], source)
 
 
-def start_map(tx: Tx, step: TaskSendingStep, bodies: Sequence[str], *, now: datetime) -> list[OutboxMessage]:
-    """Insert the items of a map that starts. A retried run keeps completed items, unless the bodies have changed."""
+def start_map(tx: Tx, step: TaskSendingStep, bodies: Sequence[str], *, now: datetime) -> list[SentItem]:
+    """Insert the items of a map that starts, and return those that are sent.
+
+    A retried run keeps completed items, unless the bodies have changed.
+    """
     item = tx.t.item
     mine = (item.c.instance_pk == step.pk, item.c.run_number == step.run_number, item.c.step_key == step.step_key)
     kept = {row.position: row.task for row in tx.execute(sa.select(item.c.position, item.c.task).where(*mine))}
@@ -481,18 +522,17 @@ def start_map(tx: Tx, step: TaskSendingStep, bodies: Sequence[str], *, now: date
         tx.execute(sa.delete(item).where(*mine))
         kept = {}
     new = [position for position in range(len(bodies)) if position not in kept]
-    messages, rows = [], []
+    sent, rows = [], []
     for position in new[: step.max_concurrency]:
-        body = bodies[position]
-        reference, message = build_message(tx, step, body, position=position, attempt=1)
-        messages.append(message)
-        sent = {"status": ItemStatus.SENT.value} | attempt_values(body, reference, 1, now=now, step=step)
-        rows.append({"position": position, "task": body} | sent)
+        each = _new_attempt(tx, step, bodies[position], position=position, attempt=1)
+        sent.append(each)
+        columns = {"status": ItemStatus.SENT.value} | attempt_values(each.body, each.reference, 1, now=now, step=step)
+        rows.append({"position": position, "task": each.body} | columns)
     pending = {"status": ItemStatus.PENDING.value, "attempts": 0}
-    rows += [{"position": position, "task": bodies[position]} | pending for position in new[len(messages) :]]
+    rows += [{"position": position, "task": bodies[position]} | pending for position in new[len(sent) :]]
     for part in dialects.encode_rows_in_parts(rows):
         tx.run(_insert_new, rows=part, on_lost=step.on_lost, **key_parameters(step))
-    return messages
+    return sent
 
 
 # The items of a map whose step or run ends before all of them have answered: they are cancelled.

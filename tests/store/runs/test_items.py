@@ -15,7 +15,6 @@ from celery_durable.model import (
     ItemRef,
     MapState,
     OpenWait,
-    OutboxMessage,
     ReleaseOutcome,
     RetryDecision,
     StepStatus,
@@ -32,6 +31,7 @@ from celery_durable.store.events.answers import AnswerOutcome
 from celery_durable.store.instances import instances
 from celery_durable.store.lost_tasks import Resend
 from celery_durable.store.runs import claims, items, step_rows
+from celery_durable.store.runs.items import SentItem
 from celery_durable.values import encode_answer, encode_error_answer
 from tests.store.test_plans import plan
 from tests.store.world import GRACE, LEASE, World, seconds, step
@@ -53,9 +53,9 @@ class Map:
         self.step = TaskSendingStep(
             self.ref.workflow, self.ref.instance_id, self.claim.pk, 1, "m", seconds(TIMEOUT), max_concurrency
         )
-        self.sent: list[OutboxMessage] = world.store.transact(lambda tx: self._start(tx, count))
+        self.sent: list[SentItem] = world.store.transact(lambda tx: self._start(tx, count))
 
-    def _start(self, tx: Tx, count: int) -> list[OutboxMessage]:
+    def _start(self, tx: Tx, count: int) -> list[SentItem]:
         type_ = task_event_type("work", self.claim.pk, 1, 0)
         write = step("m", StepStatus.WAITING, type=StepType.MAP, event_type=type_, wake_in=seconds(TIMEOUT))
         write = replace(write, timeout=seconds(TIMEOUT), max_attempts=3)
@@ -176,8 +176,8 @@ def test_of_two_answers_at_once_each_sends_another_item(world: World) -> None:
         return outcome, world.start_blocked(work, lambda tx: its_map.answer_in(tx, second, DONE))
 
     outcome, rival = world.store.transact(answer_first)
-    sent = [*its_map.sent, *outcome.messages, *rival.result().messages]
-    assert len({message.id for message in sent}) == len(sent) == 4
+    sent = [*its_map.sent, *outcome.work.messages, *rival.result().work.messages]
+    assert len({each.id for each in sent}) == len(sent) == 4
     assert [row[:2] for row in its_map.rows()] == [("done", 1), ("done", 1), ("sent", 1), ("sent", 1)]
 
 
@@ -185,15 +185,15 @@ def test_an_item_that_two_transactions_find_keeps_the_token_of_the_first(world: 
     """Both find it only if one of them has not locked the instance. The WHERE clause decides then."""
     its_map = Map(world, 2, max_concurrency=1)
 
-    def send(tx: Tx) -> list[OutboxMessage]:
+    def send(tx: Tx) -> list[SentItem]:
         return items.mark_ready_as_sent(tx, its_map.step, limit=1)
 
     def send_first(tx: Tx) -> Any:
         return send(tx), world.start_blocked(world.store.transact, send)
 
-    [message], rival = world.store.transact(send_first)
+    [sent], rival = world.store.transact(send_first)
     rival.result()
-    assert message.content["reference"] == its_map.reference(1).to_json()
+    assert sent.reference == its_map.reference(1)
     assert [row[:2] for row in its_map.rows()] == [("sent", 1), ("sent", 1)]
 
 
