@@ -129,7 +129,7 @@ class MapKind(StepKind[MapCall]):
             items.cancel_open(commit.tx, commit.claim.pk, commit.claim.ref.run_number, write.key)
 
     def end_with_run(self, commit: OpenCommit) -> None:
-        items.cancel_open_of_run(commit.tx, commit.claim.pk, commit.claim.ref.run_number)
+        items.end_open_of_run(commit.tx, commit.claim.pk, commit.claim.ref.run_number)
 
     def is_satisfied(self, tx: Tx, claim: Claim, row: StepRow) -> bool:
         return items.are_all_finished(tx, claim.pk, claim.ref.run_number, row.step_key)

@@ -343,6 +343,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     mutant(
+        "Cancelled is raised at a second call",
+        (
+            "runner.execution_context:ExecutionContext.__init__",
+            "if any((row.is_cancelled for row in replay_state.rows.values())):",
+            "if False:",
+        ),
+    ),
+    mutant(
+        "a cancelled run whose worker dies is paused",
+        (
+            "store.runs.sweeps:_release_crashed",
+            "row.pause_requested and (not runs.is_cancel_requested(tx, row.id, row.run_number))",
+            "row.pause_requested",
+        ),
+    ),
+    mutant(
         "a sleep ends when it is next looked at",
         ("replay_state:ReplayState.decide_timer", "if row.wake_at <= now", "if True"),
     ),

@@ -1,4 +1,4 @@
-"""The clients of a simulation: they create, send, emit, pause, resume, restart and terminate as the dice say."""
+"""The clients of a simulation: they create, send, emit, pause, resume, restart, cancel and terminate by the dice."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Clients:
 
     def act(self) -> None:
         actions = [self._event, self._pause, self._resume, self._restart, self._terminate]
-        actions += [self._rewind, self._retry, self._fork, self._emit]
-        name, weights = self._dice.choice(self._schedule.names), [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3, 3]
+        actions += [self._rewind, self._retry, self._fork, self._emit, self._cancel]
+        name, weights = self._dice.choice(self._schedule.names), [6, 2, 2, 0.7, 0.3, 0.7, 0.3, 0.3, 3, 1]
         query = "SELECT instance_id FROM workflow_instance WHERE parent_pk IS NOT NULL ORDER BY id"
         if (made := self._raw.execute(query).fetchall()) and self._dice.random() < 0.25:
-            (name,), weights = self._dice.choice(made), [2, 2, 2, 2, 4, 0.7, 0.7, 0.3, 0]
+            (name,), weights = self._dice.choice(made), [2, 2, 2, 2, 4, 0.7, 0.7, 0.3, 0, 2]
         self._do(self._dice.choices(actions, weights)[0], name)
 
     def answer(self) -> None:
@@ -120,11 +120,31 @@ class Clients:
         self._operations.lifecycle.resume(workflow_of(name), name)
         return "accepted"
 
+    def _cancel(self, name: str) -> str:
+        """Ask it to stop; at times the same client asks again."""
+        self._operations.lifecycle.cancel(workflow_of(name), name, reason="sold twice")
+        self._story.terminated.add(name)
+        said = "ended" if self.note_end(name) else "asked"
+        if said == "asked" and self._dice.random() < 0.15:
+            self._operations.lifecycle.cancel(workflow_of(name), name, reason="at once")
+            said = "asked, then ended" if self.note_end(name) else "asked twice"
+        self._story.stats[f"cancel: {said}"] += 1
+        return said
+
     def _terminate(self, name: str) -> str:
         self._operations.lifecycle.terminate(workflow_of(name), name)
         self._story.terminated.add(name)
-        self._story.faults[name, self._run_of(name)] += 1
+        self.note_end(name)
         return "accepted"
+
+    def note_end(self, name: str) -> bool:
+        """Note whether an operation has ended a run: its worker has lost it, and its cleanup does not go on."""
+        query = "SELECT run_number FROM workflow_instance WHERE instance_id = ? AND status = 'terminated'"
+        found = self._raw.execute(query, (name,)).fetchone()
+        if found is not None:
+            self._story.ended.add((name, found[0]))
+            self._story.faults[name, found[0]] += 1
+        return found is not None
 
     def _emit(self, _: str) -> str:
         """From outside; at times it is repeated under its id, while it is under way or after."""
@@ -163,6 +183,8 @@ class Clients:
         self._story.accepted.append(made)
         self._story.not_before[made, 1] = 0
         self._take_events_along(made, 1)
+        if name in self._story.terminated:  # it may continue a cleanup
+            self._story.terminated.add(made)
         self._goes_along(name, self._run_of(name), made, 1)
         return f"from {step}: {made}"
 

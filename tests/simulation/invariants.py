@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.simulation import delegates, lines, maps, messages, topics
 from tests.simulation.linear import is_linear
-from tests.simulation.programs import FAILS, expected
+from tests.simulation.programs import FAILS, expected, find_cleanup
 from tests.support import invariants
 
 _ROWS_OF_RUN = "s.instance_pk = i.id AND s.run_number = i.run_number"
@@ -163,9 +163,23 @@ def wrong_endings(database: sqlite3.Connection, story: Any) -> list[str]:
             case "terminated":
                 if instance not in story.terminated:
                     found.append(f"I8e {instance} is terminated, and nobody asked for it")
+                elif (instance, run) not in story.ended and not is_linear(instance):
+                    found += _unfinished_cleanup(database, pk, run, json.loads(params))
             case _:
                 found.append(f"I6e {instance} has not ended: {status}")
     return found
+
+
+def _unfinished_cleanup(database: sqlite3.Connection, pk: int, run: int, ops: Any) -> list[str]:
+    """What is missing of the cleanup of a run that has ended by itself."""
+    query = """
+        SELECT step_key, status = 'cancelled' AND error_name = 'Cancelled' FROM workflow_step
+        WHERE instance_pk = ? AND run_number = ? AND finished_at IS NOT NULL"""
+    finished = dict(database.execute(query, (pk, run)).fetchall())
+    if not any(finished.values()):
+        return [f"C6 run {run} of {pk} is terminated, and none of its calls has raised Cancelled"]
+    missing = [op["key"] for op in find_cleanup(ops) if finished.get(op["key"], True)]
+    return [f"C7 run {run} of {pk} has not finished its cleanup: {missing}"] if missing else []
 
 
 def missed_events(database: sqlite3.Connection, story: Any) -> list[str]:

@@ -96,7 +96,12 @@ QUERIES = {
           SELECT count(*) FROM author_hook h WHERE h.pk = o.pk AND h.run = o.run AND h.name = 'tell.' || o.status)
         UNION ALL
         SELECT h.pk, h.run, h.name, 'is reported' FROM author_hook h WHERE NOT EXISTS (
-          SELECT 1 FROM author_over o WHERE o.pk = h.pk AND o.run = h.run AND h.name = 'tell.' || o.status)""",
+          SELECT 1 FROM author_over o WHERE o.pk = h.pk AND o.run = h.run
+            -- A cancelled run that has cleaned up is reported as well, one that was terminated is not.
+            AND h.name IN ('tell.' || o.status, CASE o.status WHEN 'terminated' THEN 'tell.errored' END))
+        UNION ALL
+        SELECT h.pk, h.run, h.name, 'is reported twice' FROM author_hook h
+        GROUP BY h.pk, h.run, h.name HAVING count(*) > 1""",
 }
 
 

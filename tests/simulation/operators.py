@@ -46,8 +46,8 @@ class Operators:
 
     def act(self) -> None:
         actions = [self._batch, self._restart_or_create, self._settle, self._restart, self._retry]
-        actions += [self._terminate, self._prune, self._pause, self._event]
-        action = self._dice.choices(actions, [1, 3, 6, 0.5, 2, 0.7, 1.5, 0.3, 3])[0]
+        actions += [self._terminate, self._prune, self._pause, self._event, self._cancel]
+        action = self._dice.choices(actions, [1, 3, 6, 0.5, 2, 0.7, 1.5, 0.3, 3, 0.7])[0]
         self._do(action, self._some_name(_WANTED.get(action.__name__)))
 
     def _do(self, action: Callable[[str], str], name: str) -> None:
@@ -154,6 +154,10 @@ class Operators:
 
     def _terminate(self, name: str) -> str:
         self._operations.lifecycle.terminate(KEPT, name)
+        return "accepted"
+
+    def _cancel(self, name: str) -> str:
+        self._operations.lifecycle.cancel(KEPT, name)
         return "accepted"
 
     def _pause(self, name: str) -> str:

@@ -219,7 +219,9 @@ class Postman(Machine):
     def _end_children(self, event: OutboundEvent) -> None:
         """End the children of a run that was terminated; if this fails or dies afterwards, it is done again."""
         self.operations().families.end_children(event.payload)
-        self.world.schedule.story.terminated.update(instance_id for _, instance_id in event.payload["children"])
+        for _, instance_id in event.payload["children"]:
+            self.world.schedule.story.terminated.add(instance_id)
+            self.world.schedule.clients.note_end(instance_id)
         self._note(event)
 
     def _note(self, event: OutboundEvent) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from celery_durable import EventTimeout, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
+from celery_durable import Cancelled, EventTimeout, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.definitions import WorkflowDefinition, define
 
 Op = dict[str, Any]
@@ -35,6 +35,7 @@ EVENTS = ("go", "stop")
 TOPICS = ("news", "alarm")
 TASK = "work"
 RETRY_SECONDS = 5
+CLEANUP = "cleanup"
 FAILS = "fail"
 """The key of an operation that ends its program; only children have it."""
 
@@ -59,8 +60,22 @@ class Host(Protocol):
 
 
 def make_program(dice: random.Random, instances: list[str]) -> list[Op]:
-    """A few steps of all kinds."""
-    return [_make_op(dice, str(number), instances) for number in range(dice.randint(2, 5))]
+    """A few steps of all kinds, and mostly a cleanup."""
+    ops = [_make_op(dice, str(number), instances) for number in range(dice.randint(2, 5))]
+    if dice.random() < 0.7:
+        ops.append(_make_cleanup(dice, instances))
+    return ops
+
+
+def _make_cleanup(dice: random.Random, instances: list[str]) -> Op:
+    """Operations that the program does if it is cancelled."""
+    numbers = range(90, 90 + dice.randint(1, 3))
+    return {"op": CLEANUP, "key": CLEANUP, "ops": [_make_op(dice, str(n), instances, is_branch=True) for n in numbers]}
+
+
+def find_cleanup(ops: list[Op]) -> list[Op]:
+    """The operations of a program's cleanup."""
+    return [each for op in ops if op["op"] == CLEANUP for each in op["ops"]]
 
 
 def _make_op(dice: random.Random, name: str, instances: list[str], *, is_branch: bool = False) -> Op:
@@ -113,6 +128,8 @@ def _make_child(dice: random.Random, name: str, instances: list[str]) -> Op:
     ops = [_make_op(dice, "0", instances, is_branch=True)]
     if dice.random() < 0.25:
         ops.append({"op": "fail", "key": FAILS})
+    if dice.random() < 0.3:
+        ops.append(_make_cleanup(dice, instances))
     child = {"op": "child", "key": f"child{name}", "ops": ops, "seconds": dice.choice([60, 3600, None, None])}
     linear = dice.randrange(1000) if dice.random() < 0.25 else None
     return child | {"linear": linear, "id": dice.choice([None, "c0", "c1"])}
@@ -211,19 +228,26 @@ def make_definition(host: Host) -> WorkflowDefinition:
                 case "child":
                     return step.submit_child(**child(op, *where))
 
-        told: dict[str, Any] = {}
-        for op in event.payload:
-            if op["op"] == "gather":
-                futures = [submit(branch) for branch in op["of"]]
-                results = step.gather(*futures, return_exceptions=True)
-                for branch, result in zip(op["of"], results, strict=True):
-                    told[branch["key"]] = _plain(result)
-            else:
-                try:
-                    told[op["key"]] = _plain(do(op))
-                except StepFailed as error:
-                    told[op["key"]] = _plain(error)
-        return told
+        def do_all(ops: list[Op]) -> dict[str, Any]:
+            told: dict[str, Any] = {}
+            for op in ops:
+                if op["op"] == "gather":
+                    futures = [submit(branch) for branch in op["of"]]
+                    results = step.gather(*futures, return_exceptions=True)
+                    for branch, result in zip(op["of"], results, strict=True):
+                        told[branch["key"]] = _plain(result)
+                elif op["op"] != CLEANUP:
+                    try:
+                        told[op["key"]] = _plain(do(op))
+                    except StepFailed as error:
+                        told[op["key"]] = _plain(error)
+            return told
+
+        try:
+            return do_all(event.payload)
+        except Cancelled:
+            do_all(find_cleanup(event.payload))
+            raise
 
     defined.definition = define(program)
     return defined.definition
@@ -264,6 +288,8 @@ def expected(ops: list[Op], steps: dict[str, Any]) -> dict[str, Any]:
     for op in ops:
         if op["op"] == "gather":
             told |= {branch["key"]: _recorded(steps, branch["key"]) for branch in op["of"]}
+        elif op["op"] == CLEANUP:
+            continue
         elif op["op"] == "first":
             told[op["key"]] = _recorded(steps, steps[op["key"]][1] if op["key"] in steps else None)
         else:

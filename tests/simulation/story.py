@@ -32,6 +32,9 @@ class Story:
     accepted_events: set[tuple[str, int]] = field(default_factory=set)
     """Ids, and the runs that were current then."""
     terminated: set[str] = field(default_factory=set)
+    """Instances that may be terminated: a client has ended or cancelled them, or their parents."""
+    ended: set[tuple[str, int]] = field(default_factory=set)
+    """Runs that a client or the end of a parent has ended at once, without the rest of a cleanup."""
     prior_runs: dict[tuple[str, int], Any] = field(default_factory=dict)
     not_before: dict[tuple[str, int], int] = field(default_factory=dict)
     """When a run may begin."""

@@ -97,7 +97,7 @@ def test_every_invariant_holds_after_storms_which_have_every_fault_in_them() -> 
         *(f"died at {name}" for name in checkpoints),
         *("killed", "crashed", "suspended", "starved", "stopped", "superseded", "released"),
         *("cut, applied", "cut, lost", "lost", "stray", "refused by the broker"),
-        *("event", "pause", "resume", "restart", "terminate", "emit", "rewind", "retry", "fork"),
+        *("event", "pause", "resume", "restart", "terminate", "cancel", "emit", "rewind", "retry", "fork"),
         *("READY to RUNNING", "RUNNING to WAITING", "WAITING to READY", "WAITING to RUNNING", "RUNNING to DEAD"),
         *("Retry", "Dead", "LEASE_EXPIRED"),
         *("emission resumed", "emission crashed", "received from a topic"),
@@ -113,6 +113,7 @@ def test_every_invariant_holds_after_storms_which_have_every_fault_in_them() -> 
         *("batch created", "restart or create created", "restart or create restarted", "restart or create unchanged"),
         *("settle accepted", "settle refused", "prune deleted", "deleted after its retention"),
         *(f"heard of {what}" for what in ("complete", "errored", "terminated", "steps")),
+        *("cancel: asked", "cancel: ended", "cancel: asked, then ended", "Cancelled raised"),
         *("ended by a limit", "read accepted"),
         *("messages sent", "messages lost", "message delivered", "message crashed", "message tried again"),
     }

@@ -145,5 +145,7 @@ COUNTS = """
     UNION ALL SELECT type || ' ' || old || ' to ' || new, count(*) FROM author_attempt GROUP BY 1
     UNION ALL SELECT type || ' errored: ' || error_name, count(*) FROM workflow_step
       WHERE type IN ('task', 'child') AND status = 'errored' GROUP BY 1
+    UNION ALL SELECT 'Cancelled raised', count(*) FROM (SELECT DISTINCT instance_pk, run_number FROM workflow_step
+      WHERE status = 'cancelled' AND error_name = 'Cancelled')
     UNION ALL SELECT 'received from a topic', count(*) FROM workflow_event WHERE type LIKE 'topic:%'"""
 """What happened, for the check that every kind of event occurs often enough."""

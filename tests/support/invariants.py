@@ -212,6 +212,29 @@ QUERIES = {
           AND o.commit_id = s.commit_id
         WHERE o.status NOT IN ('completed', 'errored', 'cancelled', 'DONE') OR o.status <> s.status OR o.seq <> s.seq
            OR o.result <> s.result""",
+    "C1 a run that raised Cancelled did not complete": """
+        SELECT s.instance_pk, s.run_number, s.step_key FROM workflow_step s JOIN workflow_run r
+          ON r.instance_pk = s.instance_pk AND r.run_number = s.run_number
+        WHERE s.status = 'cancelled' AND s.error_name = 'Cancelled' AND r.output IS NOT NULL""",
+    "C2 a run raises Cancelled at one call": """
+        SELECT instance_pk, run_number FROM workflow_step WHERE status = 'cancelled' AND error_name = 'Cancelled'
+        GROUP BY instance_pk, run_number HAVING count(DISTINCT commit_id) > 1""",
+    "C3 only a run that was asked to stop raises Cancelled": """
+        SELECT s.instance_pk, s.run_number, s.step_key FROM workflow_step s JOIN workflow_run r
+          ON r.instance_pk = s.instance_pk AND r.run_number = s.run_number
+        WHERE s.status = 'cancelled' AND s.error_name = 'Cancelled' AND r.cancel_requested_at IS NULL""",
+    "C4 a run that was asked to stop is not paused": """
+        SELECT i.instance_id FROM workflow_instance i JOIN workflow_run r
+          ON r.instance_pk = i.id AND r.run_number = i.run_number
+        WHERE i.status = 'paused' AND r.cancel_requested_at IS NOT NULL""",
+    "C5 nothing of a terminated run is open": f"""
+        SELECT i.instance_id, s.step_key FROM workflow_instance i JOIN workflow_step s ON {_STEP_OF_RUN}
+        WHERE i.status = 'terminated' AND s.status IN ('pending', 'waiting')
+        UNION ALL SELECT i.instance_id, m.step_key FROM workflow_instance i JOIN workflow_item m
+          ON m.instance_pk = i.id AND m.run_number = i.run_number
+        WHERE i.status = 'terminated' AND m.status IN ('pending', 'sent', 'failed')
+        UNION ALL SELECT i.instance_id, w.step_key FROM workflow_instance i JOIN workflow_topic_wait w
+          ON w.instance_pk = i.id WHERE i.status = 'terminated'""",
     "I13 the counters of a run's log are right": """
         SELECT r.instance_pk, r.run_number, r.log_count FROM workflow_run r
         WHERE r.log_count <> (SELECT count(*) FROM workflow_log l

@@ -146,7 +146,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None, is_cancel: bool =
     if is_cancel:
         values["cancel_requested_at"] = sa.func.coalesce(r.c.cancel_requested_at, now)
     tx.execute(sa.update(r).where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number).values(values))
-    items.cancel_open_of_run(tx, row.pk, row.run_number)
+    items.end_open_of_run(tx, row.pk, row.run_number)
     st = tx.t.step
     open_ = (StepStatus.PENDING.value, StepStatus.WAITING.value)
     tx.execute(
@@ -210,7 +210,7 @@ def restart(
             .where(r.c.instance_pk == row.pk, r.c.run_number == row.run_number)
             .values(completed_at=now, reason=reason or sa.func.coalesce(r.c.reason, "restarted"))
         )
-        items.cancel_open_of_run(tx, row.pk, row.run_number)
+        items.end_open_of_run(tx, row.pk, row.run_number)
     topic_waits.close_all(tx, row.pk)
     number = row.run_number + 1
     _update(

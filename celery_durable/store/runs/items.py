@@ -555,17 +555,19 @@ def cancel_open(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
 
 
 @statement
-def _select_open_maps(s: Store) -> Any:
+def _select_open_senders(s: Store) -> Any:
     st = s.tables.step.c
-    return sa.select(st.step_key).where(
+    types: list[Any] = [sa.literal_column(f"'{each.value}'") for each in (StepType.MAP, StepType.TASK)]
+    return sa.select(st.step_key, st.type).where(
         st.instance_pk == param("pk", sa.BigInteger),
         st.run_number == param("run", sa.Integer),
-        is_map(s),
+        st.type.in_(types),
         st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
     )
 
 
-def cancel_open_of_run(tx: Tx, pk: int, run_number: int) -> None:
-    """Cancel the open items of all maps of a run that ends in this transaction."""
-    for row in tx.run(_select_open_maps, pk=pk, run=run_number):
-        cancel_open(tx, pk, run_number, row.step_key)
+def end_open_of_run(tx: Tx, pk: int, run_number: int) -> None:
+    """Cancel the open items of all maps of a run that ends in this transaction, and delete those of its task steps."""
+    for row in tx.run(_select_open_senders, pk=pk, run=run_number):
+        end = cancel_open if row.type == StepType.MAP.value else delete_task_item
+        end(tx, pk, run_number, row.step_key)
