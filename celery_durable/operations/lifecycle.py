@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from celery_durable import notify, values
 from celery_durable.errors import Cancelled, InstanceTerminal
-from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Status, WakeReason
+from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Parent, Status, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
@@ -82,11 +84,13 @@ class LifecycleOperations:
 
         A run that has done nothing yet, or that was asked before, ends at once.
         """
-        self._stop(workflow, instance_id, reason, if_version, children=True, cleans_up=True)
+        reason = self._context.clean_reason(reason)
+        self._run(_Stop(self._context, workflow, instance_id, str(Cancelled(reason)), cleanup=(reason,)), if_version)
 
     def cancel_once(self, workflow: str, instance_id: str, *, reason: str) -> None:
         """Cancel an instance unless it was cancelled before, for a caller that may repeat itself."""
-        self._stop(workflow, instance_id, reason, None, children=True, cleans_up=True, may_repeat=True)
+        why = str(Cancelled(reason))
+        self._run(_Stop(self._context, workflow, instance_id, why, cleanup=(reason,), is_repeatable=True), None)
 
     def terminate(
         self,
@@ -102,67 +106,75 @@ class LifecycleOperations:
         If a step of another instance created it, that step gets an error as its answer. With ``children``, the
         open children of its run end soon after it.
         """
-        self._stop(workflow, instance_id, reason, if_version, children=children, cleans_up=False)
-
-    def _stop(
-        self,
-        workflow: str,
-        instance_id: str,
-        reason: str | None,
-        if_version: Versions,
-        *,
-        children: bool,
-        cleans_up: bool,
-        may_repeat: bool = False,
-    ) -> None:
         reason = self._context.clean_reason(reason)
-        operation, grace = "cancel" if cleans_up else "terminate", self._context.grace
-        new_id = self._context.runtime.new_id
-        ended: InstanceRow | None = None
-        messages: list[OutboxMessage] = []
+        self._run(_Stop(self._context, workflow, instance_id, reason, ends_children=children), if_version)
 
-        def work(tx: Tx) -> list[DueRun]:
-            nonlocal ended, messages
-            ended, messages = None, []
-            parent = instances.find_parent(tx, workflow, require_possible_id(workflow, instance_id))
-            # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
-            answers.lock_parent(tx, parent)
-            row = self._context.lock_unfinished(tx, workflow, instance_id, operation, if_version)
-            has_begun = lifecycle.has_started(row) or runs.has_steps(tx, row)
+    def _run(self, stop: _Stop, if_version: Versions) -> None:
+        work = functools.partial(stop.write, if_version=if_version)
+        due_runs = self._context.store.transact(work, find_committed=stop.find_committed)
+        self._context.after_commit(lambda: stop.announce(due_runs))
+
+
+@dataclass(eq=False)
+class _Stop:
+    """A cancel or a termination of an instance for the reason ``why``.
+
+    ``cleanup``: the reason of a cancel, in a tuple: the run may clean up, unless it has done nothing, or was cancelled
+    before. If it ``is_repeatable``, a second cancel changes nothing.
+    """
+
+    context: OperationContext
+    workflow: str
+    instance_id: str
+    why: str | None
+    cleanup: tuple[str | None] | None = None
+    is_repeatable: bool = False
+    ends_children: bool = True
+    ended: InstanceRow | None = None
+    """The row of the instance that this call has ended."""
+    messages: Sequence[OutboxMessage] = ()
+
+    def write(self, tx: Tx, *, if_version: Versions) -> list[DueRun]:
+        self.ended, self.messages = None, ()
+        parent = instances.find_parent(tx, self.workflow, require_possible_id(self.workflow, self.instance_id))
+        # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
+        answers.lock_parent(tx, parent)
+        operation = "terminate" if self.cleanup is None else "cancel"
+        row = self.context.lock_unfinished(tx, self.workflow, self.instance_id, operation, if_version)
+        if self.cleanup is not None:
             was_cancelled = runs.is_cancel_requested(tx, row.pk, row.run_number)
-            if was_cancelled and may_repeat:
+            if was_cancelled and self.is_repeatable:
                 return []
-            if cleans_up and has_begun and not was_cancelled:
-                due = lifecycle.request_cancel(tx, row, reason=reason, grace=grace)
+            if not was_cancelled and (lifecycle.has_started(row) or runs.has_steps(tx, row)):
+                due = lifecycle.request_cancel(tx, row, reason=self.cleanup[0], grace=self.context.grace)
                 return [] if due is None else [due]
-            ended, why = row, str(Cancelled(reason)) if cleans_up else reason
-            lifecycle.terminate(tx, row, reason=why, is_cancel=cleans_up)
-            if children:
-                messages = families.end_children(
-                    tx, row.pk, row.ref, "terminate", reason=why, new_id=new_id, grace=grace
-                )
-            if parent is None:
-                return []
-            payload = values.encode_termination_answer(workflow, instance_id, why)
-            answer = answers.answer_parent(tx, parent, row.ref, payload=payload, event_id=new_id(), grace=grace)
-            return list(answer.due_runs)
+        return self._end(tx, row, parent)
 
-        def find_committed(tx: Tx) -> list[DueRun] | None:
-            nonlocal ended
-            row = self._context.lock_row(tx, workflow, instance_id)
-            if ended is None:
-                return [] if runs.is_cancel_requested(tx, row.pk, row.run_number) else None
-            if row.run_number != ended.run_number:
-                ended = None  # a restart has started the next run meanwhile, which must not end
-                return []
-            return [] if row.status is Status.TERMINATED else None  # a sweep finds the parent, which is due
+    def _end(self, tx: Tx, row: InstanceRow, parent: Parent | None) -> list[DueRun]:
+        why, grace, new_id = self.why, self.context.grace, self.context.runtime.new_id
+        self.ended = row
+        lifecycle.terminate(tx, row, reason=why, is_cancel=self.cleanup is not None)
+        if self.ends_children:
+            self.messages = families.end_children(
+                tx, row.pk, row.ref, "terminate", reason=why, new_id=new_id, grace=grace
+            )
+        if parent is None:
+            return []
+        payload = values.encode_termination_answer(self.workflow, self.instance_id, why)
+        answer = answers.answer_parent(tx, parent, row.ref, payload=payload, event_id=new_id(), grace=grace)
+        return list(answer.due_runs)
 
-        due_runs = self._context.store.transact(work, find_committed=find_committed)
+    def find_committed(self, tx: Tx) -> list[DueRun] | None:
+        row = self.context.lock_row(tx, self.workflow, self.instance_id)
+        if self.ended is None:
+            return [] if runs.is_cancel_requested(tx, row.pk, row.run_number) else None
+        if row.run_number != self.ended.run_number:
+            self.ended = None  # a restart has started the next run meanwhile, which must not end
+            return []
+        return [] if row.status is Status.TERMINATED else None  # a sweep finds the parent, which is due
 
-        def notify_and_wake() -> None:
-            if ended is not None:
-                notify.send_workflow_terminated(ended.ref, reason=str(Cancelled(reason)) if cleans_up else reason)
-            self._context.publish_runs(due_runs)
-            self._context.send_messages(messages)
-
-        self._context.after_commit(notify_and_wake)
+    def announce(self, due_runs: Sequence[DueRun]) -> None:
+        if self.ended is not None:
+            notify.send_workflow_terminated(self.ended.ref, reason=self.why)
+        self.context.publish_runs(due_runs)
+        self.context.send_messages(self.messages)
