@@ -75,21 +75,30 @@ def give_back(trip_id: str) -> None:
 
 
 UNTIL_IT_WORKS = StepConfig(retries=Retries(limit=None, delay="1 minute", max_delay="1 hour"))
+Undo = tuple[str, Callable[[str], None], str]
+
+
+def take_back(step: Step, undo: list[Undo], why: str) -> None:
+    for name, function, argument in reversed(undo):
+        step.do(f"{name} ({why})", UNTIL_IT_WORKS, function, argument)
 
 
 @durable_workflow(name="trip")
 def trip(event: WorkflowEvent[Trip], step: Step) -> str:
     this = event.payload
-    undo: list[tuple[str, Callable[[str], None], str]] = []
+    undo: list[Undo] = []
     try:
-        undo.append(("release the room", release, this.trip_id))
-        step.do("reserve a room", reserve, this.trip_id)
-        undo.append(("give the money back", give_back, this.trip_id))
-        step.do("charge", charge, this)
-        step.wait_for_event("wait for the airline", "ticket", timeout="3 days")
-    except (StepFailed, Cancelled):
-        for name, function, argument in reversed(undo):
-            step.do(name, UNTIL_IT_WORKS, function, argument)
+        try:
+            undo.append(("release the room", release, this.trip_id))
+            step.do("reserve a room", reserve, this.trip_id)
+            undo.append(("give the money back", give_back, this.trip_id))
+            step.do("charge", charge, this)
+            step.wait_for_event("wait for the airline", "ticket", timeout="3 days")
+        except StepFailed:
+            take_back(step, undo, "failed")
+            raise
+    except Cancelled:  # it may come while a failure is taken back
+        take_back(step, undo, "cancelled")
         raise
     return "booked"
 

@@ -52,8 +52,27 @@ def test_a_cancelled_trip_takes_back_everything(durable_harness: DurableHarness)
     durable_harness.run_until_idle()
     assert (handle.status().status, is_refunded(handle), undo.hotels) == (Status.TERMINATED, [True], set())
     assert list(handle.statuses()) == [
-        "reserve a room", "charge", "wait for the airline", "give the money back", "release the room",
+        "reserve a room", "charge", "wait for the airline",
+        "give the money back (cancelled)", "release the room (cancelled)",
     ]  # fmt: skip
+
+
+def test_a_cancel_while_a_failure_is_taken_back_leaves_nothing_behind(
+    durable_harness: DurableHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = book(durable_harness)
+    closed = [True]
+
+    def refund(trip_id: str) -> None:
+        if closed:
+            raise ConnectionError(closed.pop())
+        payments.refund_order(trip_id)
+
+    monkeypatch.setattr(undo, "give_back", refund)
+    durable_harness.advance("3 days")
+    handle.cancel()
+    durable_harness.run_until_idle()
+    assert (handle.status().status, is_refunded(handle), undo.hotels) == (Status.TERMINATED, [True], set())
 
 
 def test_a_payment_whose_answer_was_lost_is_given_back(durable_harness: DurableHarness) -> None:
