@@ -168,6 +168,17 @@ QUERIES = {
         WHERE (r.output IS NOT NULL) <> (i.status = 'complete') OR (r.error_name IS NOT NULL) <> (i.status = 'errored')
            OR (r.error_message IS NOT NULL) <> (i.status = 'errored') OR (r.completed_at IS NOT NULL) <> ({_TERMINAL})
            OR {_TERMINAL} AND (i.run_at IS NOT NULL OR i.claim_token IS NOT NULL)""",
+    "I17 a terminated run has nothing open": f"""
+        SELECT i.instance_id, s.step_key, s.status FROM workflow_instance i JOIN workflow_step s ON {_STEP_OF_RUN}
+        WHERE i.status = 'terminated' AND s.status IN ('pending', 'waiting')
+        UNION ALL
+        SELECT i.instance_id, m.step_key, m.status FROM workflow_instance i JOIN workflow_item m
+          ON m.instance_pk = i.id AND m.run_number = i.run_number
+        WHERE i.status = 'terminated' AND m.status IN ('pending', 'sent', 'failed')
+        UNION ALL
+        SELECT i.instance_id, w.step_key, w.topic FROM workflow_instance i JOIN workflow_topic_wait w
+          ON w.instance_pk = i.id AND w.run_number = i.run_number
+        WHERE i.status = 'terminated'""",
     "I8b a step that ended has its time, result or error, and only then": """
         SELECT s.instance_pk, s.step_key, s.status FROM workflow_step s
         WHERE (s.finished_at IS NOT NULL) <> (s.status IN ('completed', 'errored', 'cancelled', 'DONE', 'DEAD'))
@@ -240,6 +251,19 @@ QUERIES = {
         WHERE r.log_count <> (SELECT count(*) FROM workflow_log l
                          WHERE l.instance_pk = r.instance_pk AND l.run_number = r.run_number)""",
 }
+
+
+def open_rows(store: Any) -> list[Any]:
+    """Return what is open, of all instances. If all have ended, also by an error, there is nothing."""
+    t = store.tables
+    queries = (
+        sa.select(t.step).where(t.step.c.status.in_(("pending", "waiting")), t.step.c.type != "linear"),
+        sa.select(t.item).where(t.item.c.status.in_(("pending", "sent", "failed"))),
+        sa.select(t.instance).where(sa.or_(t.instance.c.claim_token.is_not(None), t.instance.c.run_at.is_not(None))),
+        sa.select(t.topic_wait),
+        sa.select(t.outbox),
+    )
+    return [row for query in queries for row in store.read(lambda tx, query=query: list(tx.execute(query)))]
 
 
 def check(world: Any) -> None:
