@@ -97,7 +97,9 @@ class ExecutionContext:
 
     def _must_stop(self) -> bool:
         # Concurrent branches are committed one after the other, so the count can exceed the limit.
-        if self._pause_requested or (self._max_commits is not None and self._commits >= self._max_commits):
+        if self._max_commits is not None and self._commits >= self._max_commits:
+            return True
+        if self._pause_requested or self.lease.is_cancelled:
             return True
         if self.env.should_stop() or self.run.limits.is_over(self.now):
             return True

@@ -178,6 +178,22 @@ def test_a_workflow_that_swallows_it_fails(world: World) -> None:
     )
 
 
+def test_a_cancel_that_the_worker_notices_between_steps_keeps_the_next_one_from_running(world: World) -> None:
+    did: list[str] = []
+
+    def flow(step: Step) -> None:
+        step.do("charge", lambda: did.append("charge"))
+        if not did[1:]:
+            did.append("cancelled")
+            instance_of(world).cancel()
+            world.advance(timedelta(seconds=11))
+            world.worker.renew_leases()
+        step.do("ship", lambda: did.append("ship"))
+
+    instance = flow_of(world, flow).run()
+    assert (did, instance.status) == (["charge", "cancelled"], Status.TERMINATED)
+
+
 def test_a_run_without_another_step_completes(world: World) -> None:
     instance = flow_of(world, lambda step: step.do("charge", lambda: instance_of(world).cancel() or "paid")).run()
     assert instance.output == "paid"
