@@ -82,7 +82,7 @@ def _run(pair: str, folder: Path, seed: int, seconds: float, kills: int, size: i
         crowd = Crowd(arena.site, random.Random(f"{seed} {pair} crowd"), size=size)
         crowd.start()
         started = time.monotonic()
-        news = _News(pair, storm, crowd)
+        news = _News(arena, storm, crowd)
 
         def go_on() -> bool:
             news.tell()
@@ -104,7 +104,7 @@ def _run(pair: str, folder: Path, seed: int, seconds: float, kills: int, size: i
 
 def _await_quiet(arena: Arena, storm: Storm, news: _News, crowd: Crowd) -> None:
     end = time.monotonic() + _QUIET_SECONDS
-    while crowd.open_instances() and time.monotonic() < end:
+    while arena.site.open_instances() and time.monotonic() < end:
         storm.tally.fallen += arena.fallen()
         news.tell()
         time.sleep(0.2)
@@ -113,8 +113,8 @@ def _await_quiet(arena: Arena, storm: Storm, news: _News, crowd: Crowd) -> None:
 class _News:
     """A line every ten seconds."""
 
-    def __init__(self, pair: str, storm: Storm, crowd: Crowd) -> None:
-        self._pair, self._storm, self._crowd = pair, storm, crowd
+    def __init__(self, arena: Arena, storm: Storm, crowd: Crowd) -> None:
+        self._arena, self._storm, self._crowd = arena, storm, crowd
         self._started_at = time.monotonic()
         self._next = self._started_at + _NEWS_SECONDS
 
@@ -125,11 +125,11 @@ class _News:
             tally = self._storm.tally
             done = f"{tally.faults.total()} faults, {tally.killed} kills"
             there = f"{len(self._crowd.plans)} instances, {self._open()} open"
-            print(f"{self._pair}: {now - self._started_at:4.0f} s, {done}, {there}", flush=True)
+            print(f"{self._arena.pair}: {now - self._started_at:4.0f} s, {done}, {there}", flush=True)
 
     def _open(self) -> str:
         with contextlib.suppress(sa.exc.DBAPIError):
-            return str(self._crowd.open_instances())
+            return str(self._arena.site.open_instances())
         return "?"
 
 

@@ -44,18 +44,12 @@ class Crowd:
         if self._failure is not None:
             raise self._failure
 
-    def open_instances(self) -> int:
-        i = self._site.durable.internals.store.tables.instance.c
-        with self._site.engine.connect() as connection:
-            live = sa.select(sa.func.count()).where(i.status.in_(("active", "waiting")))
-            return int(connection.execute(live).scalar_one())
-
     def _run(self) -> None:
         batch: dict[str, list[str]] = {}
         try:
             while not self._is_over.wait(_PAUSE_SECONDS) or batch or self._answers:
                 with self._outages():
-                    if not (batch or self._is_over.is_set()) and self.open_instances() <= self._size - _BATCH:
+                    if not (batch or self._is_over.is_set()) and self._site.open_instances() <= self._size - _BATCH:
                         batch = self._new_batch()
                     if batch:
                         self._create(batch)

@@ -181,6 +181,13 @@ class Site:
 
         return int(until(f"a body of {step!r}, attempt {attempt}", look) or 0)
 
+    def open_instances(self) -> int:
+        """How many instances have not ended, be they known to the test or not."""
+        i = self.durable.internals.store.tables.instance.c
+        with self.engine.connect() as connection:
+            live = sa.select(sa.func.count()).where(i.status.in_(("active", "waiting")))
+            return int(connection.execute(live).scalar_one())
+
     # --- when the dust has settled --------------------------------------------------------------
 
     def finish(self, seconds: float = PATIENCE_SECONDS, *, reruns: int | None = 0) -> None:
