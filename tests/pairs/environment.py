@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from celery import Celery
 from sqlalchemy import event
 
-from celery_durable import Retries, Step, WorkflowEvent
+from celery_durable import Cancelled, Retries, Step, WorkflowEvent
 from celery_durable.model import Claim, DueRun, OutboxKind, OutboxMessage, RunRef
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.runtime import ConcurrentBody
@@ -199,6 +199,9 @@ class Environment:
             ]
             try:
                 return step.gather(*branches)
+            except Cancelled:
+                step.do("refund", lambda: "refunded")
+                raise
             finally:
                 pass_gate("unwound")
 

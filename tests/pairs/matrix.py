@@ -250,7 +250,7 @@ class PairRun:
         assert len(set(sent)) == len(sent), "a message was sent twice"
 
     def _check_pause(self) -> None:
-        if self._has_done("pause") and not self.names & {"resume", "restart"}:
+        if self._has_done("pause") and not self.names & {"resume", "restart", "cancel"}:
             row = self.instance.row
             is_kept = row.status == "paused" or row.pause_requested or Status(row.status).is_terminal
             assert is_kept, f"the pause is lost: {row.status}"
@@ -263,7 +263,7 @@ class PairRun:
         ]
         if len(answered) < len([participant for participant in self.participants if participant.operation.answers]):
             return
-        if not self.names & {"terminate", "restart", "race", "settle"}:
+        if not self.names & {"terminate", "cancel", "restart", "race", "settle"}:
             assert all(participant.outcome is True for participant in answered), "an answer was not taken"
         if self.names == {"last answer"}:
             published = [due for process in self.environment.processes for due in process.published]
@@ -301,6 +301,10 @@ class PairRun:
         if self._has_done("terminate") and (instance.status is Status.TERMINATED or "restart" not in self.names):
             assert instance.status is Status.TERMINATED
             return
+        if self._has_done("cancel") and instance.status is Status.TERMINATED:
+            self._check_cleanup()
+            return
+        assert not self._has_done("cancel") or self.names & {"restart", "settle", "race"}, "the cancel is lost"
         output = instance.output
         if instance.workflow in ("race", "nap"):
             return
@@ -309,6 +313,12 @@ class PairRun:
         assert (shipped, nap, charged, booked) == ("pairs.ship []", None, "charged", "booked book"), output
         if self._has_done("send_event") and not self.names & {"set_result", "restart"}:
             assert ok["payload"] == "sent", f"the event is lost: {output}"
+
+    def _check_cleanup(self) -> None:
+        """Check that the workflow has cleaned up, unless the run was ended at once."""
+        was_ended_at_once = self.names <= {"cancel", "terminate"} or self.names == {"cancel", "restart"}
+        if self.instance.workflow in ("gather", "grouped") and not was_ended_at_once:
+            assert self.instance.statuses()["refund"] == "completed", "there was no cleanup"
 
 
 def _is_by(error: BaseException | None, kind: type[BaseException]) -> bool:

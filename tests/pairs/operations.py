@@ -79,6 +79,7 @@ OPERATIONS = (
     Operation(
         "set_result", lambda participant: participant.call("interventions.set_result", "ok", "by hand", by="eve")
     ),
+    Operation("cancel", lambda participant: participant.call("lifecycle.cancel")),
     Operation("terminate", lambda participant: participant.call("lifecycle.terminate")),
     Operation("restart", lambda participant: participant.restart()),
     Operation("renewal", lambda participant: participant.pair_run.owner.renew(), needs_claim=True),
