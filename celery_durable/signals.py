@@ -85,7 +85,7 @@ workflow_completed = _signal("workflow_completed", *_RUN, "duration")
 workflow_failed = _signal("workflow_failed", *_RUN, "duration", *_ERROR)
 """A run ended with an error. ``duration``: since it was created; ``exception``: None if it is not in this process."""
 workflow_terminated = _signal("workflow_terminated", *_RUN, "reason")
-"""A run was terminated, by a client or because it exceeded a limit."""
+"""A run was terminated, by a client or because it exceeded a limit, or it has ended after a cancel."""
 workflow_restarted = _signal("workflow_restarted", *_RUN, "reason")
 """An instance was restarted with a new run. ``run_number``: its number."""
 step_started = _signal("step_started", *_STEP)

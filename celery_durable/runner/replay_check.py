@@ -215,7 +215,7 @@ def _describe_behavior(replay_state: ReplayState, replay: ReplayCheck, run_outco
         return f"calls {_format_names(replay.next_steps)}, which {verb} {kind}"
     if run_outcome.status is Status.ERRORED:
         return f"ends errored with {run_outcome.error_name}: {run_outcome.error_message}".rstrip(": .")
-    return "returns"
+    return "ends as cancelled" if run_outcome.status is Status.TERMINATED else "returns"
 
 
 def _describe_end(replay_state: ReplayState, replay: ReplayCheck, run_outcome: RunOutcome | None) -> str:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Step, WorkflowEvent
+from celery_durable import Cancelled, Step, WorkflowEvent
 from celery_durable.errors import ValueRefused, WorkflowNotFound
 from celery_durable.testing import DurableHarness, NotReplayed, assert_replays
+from celery_durable.wire.encoding import export_run, to_data
 
 
 def trip(event: WorkflowEvent[str], step: Step) -> str:
@@ -52,3 +53,40 @@ def test_what_is_no_run_of_the_workflow_is_refused(history: Any) -> None:
         assert_replays(flight, history)
     with pytest.raises(ValueRefused, match="This is no run that `export` printed"):
         assert_replays(trip, {"steps": []})
+
+
+def with_refund(event: WorkflowEvent[str], step: Step) -> str:
+    try:
+        return trip(event, step)
+    except Cancelled:
+        step.do("refund", lambda: None)
+        raise
+
+
+def as_trip(fn: Any) -> Any:
+    fn.__name__ = fn.__qualname__ = "trip"
+    return fn
+
+
+def test_a_cancelled_run_is_replayed_with_its_cleanup() -> None:
+    def without_cleanup(event: WorkflowEvent[str], step: Step) -> str:
+        return trip(event, step)
+
+    def swallowing(event: WorkflowEvent[str], step: Step) -> str:
+        try:
+            return with_refund(event, step)
+        except Cancelled:
+            return "stayed at home"
+
+    with DurableHarness([as_trip(with_refund)]) as harness:
+        handle = harness.create("trip", "ada", id="t-1")
+        harness.run_until_idle()
+        handle.cancel("rain")
+        assert_replays(with_refund, handle.history())
+        harness.run_until_idle()
+        cancelled = handle.history()
+    assert_replays(with_refund, to_data(export_run(cancelled)))
+    with pytest.raises(NotReplayed, match="The code ends as cancelled, where the record has step 'refund'"):
+        assert_replays(as_trip(without_cleanup), cancelled)
+    with pytest.raises(NotReplayed, match="The code ends errored with CancellationSwallowed"):
+        assert_replays(as_trip(swallowing), cancelled)
