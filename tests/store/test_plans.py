@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import psycopg
 
 from celery_durable import store
 from celery_durable.model import RunRef
+from celery_durable.store import lost_tasks
 from celery_durable.store.engine import Tx
 from celery_durable.store.engine.statements import Statement
 from celery_durable.store.events import run_events
@@ -50,6 +51,10 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "resets_crash_count": True}),
     "load": (step_rows._select_run_and_steps, {"pk": 777, "run": 1}),
     "event": (run_events._select_oldest_event, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
+    "start of a task": (
+        lost_tasks._select_abandoned,
+        KEY | {"run": 1, "step_key": None, "type": "task:777:1:1:pack"},
+    ),
     "live wait": (run_events._find_open_wait, {"pk": 777, "run": 1, "type": "approval"}),
 }
 
