@@ -38,6 +38,7 @@ from celery_durable.wire.responses import (
     Restarted,
     RestartOrCreateResult,
     Resumed,
+    Retried,
     StepCompleted,
     Woken,
 )
@@ -246,19 +247,21 @@ def restart(operations: Operations, target: Target, body: Reason) -> Restarted:
 
 
 @command(
-    f"{INSTANCE}/retry", Permission.MANAGEMENT, Retry, Restarted, (*_CHANGE, "INSTANCE_NOT_ERRORED", "DURATION_INVALID")
+    f"{INSTANCE}/retry", Permission.MANAGEMENT, Retry, Retried, (*_CHANGE, "INSTANCE_NOT_ERRORED", "DURATION_INVALID")
 )
-def retry(operations: Operations, target: Target, body: Retry) -> Restarted:
+def retry(operations: Operations, target: Target, body: Retry) -> Retried:
     """Retry the step that failed an errored instance, in a new run.
 
     The failed step gets fresh attempts. Steps that finished before the failure are kept. With `delayMs` the run starts
-    after that time.
+    after that time. With `family`, a failed child is retried too, and its parent waits for it again.
     """
+    where, if_version = (target.workflow, target.instance_id), target.if_version
+    if body.dry_run:
+        found = operations.families.preview_retry(*where, family=body.family, if_version=if_version)
+        return Retried(ok=True, instances=found)
     delay = None if body.delay_ms is None else timedelta(milliseconds=body.delay_ms)
-    number = operations.rewind.retry(
-        target.workflow, target.instance_id, delay=delay, reason=body.reason, if_version=target.if_version
-    )
-    return Restarted(ok=True, run_number=number)
+    retry = operations.families.retry if body.family else operations.rewind.retry
+    return Retried(ok=True, run_number=retry(*where, delay=delay, reason=body.reason, if_version=if_version))
 
 
 @command(f"{INSTANCE}/rewind", Permission.MANAGEMENT, Rewind, Restarted, (*_CHANGE, "STEP_NOT_FOUND"))

@@ -127,7 +127,12 @@ def _explain_failed(facts: Facts) -> Diagnosis:
         sentence += " Retry and restart keep the parameters: if they are wrong, start a new instance."
     if facts.cancellation is not None:
         sentence += " It had been cancelled, and failed in its cleanup; a retry continues the cleanup."
-    actions = [instance_command(row, "show", "--full"), instance_command(row, "retry")]
+    again = instance_command(row, "retry")
+    if facts.failed_child is not None:
+        child, status = facts.failed_child
+        sentence += f" The cause was its child {child.workflow}/{child.instance_id}, which is {status}."
+        again = instance_command(row, "retry", "--family")
+    actions = [instance_command(row, "show", "--full"), again]
     if name == OUTCOME_UNKNOWN:
         code = Code.OUTCOME_UNKNOWN
         sentence += _describe_lost_attempt(facts)

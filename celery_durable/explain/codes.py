@@ -22,6 +22,7 @@ _CALLS = {
     "restart": "restart()",
     "resume": "resume()",
     "retry": "retry()",
+    "retry --family": "retry(family=True)",
     "send-event": "send_event({0!r}, {{...}})",
     "set-result": "set_result({0!r}, ..., by=...)",
     "show": "history()",
@@ -41,7 +42,8 @@ def find_python_call(command: str) -> str | None:
     if not command.startswith(_COMMAND) or words[0] not in _CALLS or len(words) < 3:
         return None
     name, workflow, instance_id, *rest = words
-    return f"durable.workflows[{workflow!r}].get({instance_id!r}).{_CALLS[name].format(*rest)}"
+    call = _CALLS.get(" ".join([name, *rest]), _CALLS[name])
+    return f"durable.workflows[{workflow!r}].get({instance_id!r}).{call.format(*rest)}"
 
 
 class Code(StrEnum):

@@ -109,13 +109,16 @@ class InstanceHandle(abc.ABC):
         """
         return self._operations.rewind.restart(self._workflow_name, self.id, from_step=from_step, reason=reason)
 
-    def retry(self, *, delay: values.Duration | None = None, reason: str | None = None) -> int:
+    def retry(self, *, delay: values.Duration | None = None, reason: str | None = None, family: bool = False) -> int:
         """Retry the failed step, in a new run that keeps all earlier results. The step gets new attempts.
 
         Args:
             delay: How long the new run waits before it starts: a timedelta, seconds, or text such as "10 minutes".
                 None: it starts now. ``wake`` starts it early.
             reason: Why, for the history; cut to 2048 characters.
+            family: If a failed child ended the instance, retry that child, and theirs, first; then the step waits for
+                the same child again. Parents that failed because of this instance are retried too. By default the step
+                creates another child.
 
         Returns:
             The number of the new run.
@@ -125,7 +128,8 @@ class InstanceHandle(abc.ABC):
             DurationInvalid: ``delay`` cannot be read, or is longer than ``durable_max_sleep_seconds``.
             StoreUnavailable: The database cannot do this now.
         """
-        return self._operations.rewind.retry(self._workflow_name, self.id, delay=delay, reason=reason)
+        retry = self._operations.families.retry if family else self._operations.rewind.retry
+        return retry(self._workflow_name, self.id, delay=delay, reason=reason)
 
     def set_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
         """Complete a step by hand.
@@ -291,9 +295,11 @@ class InstanceHandle(abc.ABC):
         """`restart` for async code, on a thread."""
         return await self._call(lambda: self.restart(from_step=from_step, reason=reason))
 
-    async def aretry(self, *, delay: values.Duration | None = None, reason: str | None = None) -> int:
+    async def aretry(
+        self, *, delay: values.Duration | None = None, reason: str | None = None, family: bool = False
+    ) -> int:
         """`retry` for async code, on a thread."""
-        return await self._call(lambda: self.retry(delay=delay, reason=reason))
+        return await self._call(lambda: self.retry(delay=delay, reason=reason, family=family))
 
     async def aset_result(self, step: str, value: Any, *, by: str, reason: str | None = None) -> int:
         """`set_result` for async code, on a thread."""

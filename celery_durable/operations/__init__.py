@@ -38,7 +38,7 @@ class Operations:
         self.topics = TopicOperations(context)
         self.rewind = RewindOperations(context)
         self.interventions = InterventionOperations(context)
-        self.families = FamilyOperations(context, self.lifecycle)
+        self.families = FamilyOperations(context)
         self.queries = QueryOperations(context)
         self.history = HistoryOperations(context)
         self.stats = StatsOperations(context)

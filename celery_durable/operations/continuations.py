@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 from celery_durable import ancestry, values
 from celery_durable.errors import StepNotFound, ValueRefused
-from celery_durable.model import InstanceRow, Origin, RunPlan, StepRow, StepStatus, WorkflowKind
+from celery_durable.model import (
+    InstanceRow,
+    Origin,
+    RunPlan,
+    Status,
+    StepRow,
+    StepStatus,
+    WorkflowKind,
+    parse_child_event_type,
+)
 from celery_durable.store.runs.runs import Continuation, SourceRun
 
 
@@ -51,6 +61,31 @@ def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Cont
         row, source, kept, keys[0], source.ancestry.for_continuation(source.failure.seq, retried=keys)
     )
     return dataclasses.replace(continuation, retried=tuple(keys))
+
+
+def find_failed_child_steps(source: SourceRun) -> list[StepRow]:
+    """Return the child steps whose failure ended the run."""
+    keys = () if source.failure is None else source.failure.keys
+    return [step for step in source.steps if step.step_key in keys and parse_child_event_type(step.wait_event_type)]
+
+
+def await_children(
+    continuation: Continuation, children: Iterable[tuple[StepRow, InstanceRow]], now: datetime
+) -> Continuation:
+    """Return the continuation in which these steps wait for their children again, with their whole timeout.
+
+    A terminated child cannot be retried, so its step creates another one.
+    """
+    awaited = [(_wait_again(step, now), child) for step, child in children if child.status is not Status.TERMINATED]
+    return dataclasses.replace(continuation, awaited=tuple(awaited))
+
+
+def _wait_again(step: StepRow, now: datetime) -> StepRow:
+    assert step.wake_at is not None
+    assert step.created_at is not None
+    wake_at, event_type = now + (step.wake_at - step.created_at), step.wait_event_type
+    waiting = _reset_step(step, StepStatus.WAITING)
+    return dataclasses.replace(waiting, attempts=1, wake_at=wake_at, wait_event_type=event_type)
 
 
 def build_continuation_after(row: InstanceRow, source: SourceRun, step: StepRow) -> Continuation:

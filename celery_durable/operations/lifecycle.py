@@ -138,7 +138,7 @@ class _Stop:
         self.ended, self.messages = None, ()
         parent = instances.find_parent(tx, self.workflow, require_possible_id(self.workflow, self.instance_id))
         # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
-        answers.lock_parent(tx, parent)
+        answers.lock_parent(tx, parent, (self.workflow, self.instance_id))
         operation = "terminate" if self.cleanup is None else "cancel"
         row = self.context.lock_unfinished(tx, self.workflow, self.instance_id, operation, if_version)
         if self.cleanup is not None:

@@ -11,6 +11,7 @@ from celery_durable import values
 from celery_durable.errors import ValueRefused
 from celery_durable.explain import Diagnosis, Facts, explain
 from celery_durable.model import (
+    Child,
     Count,
     InstanceDetails,
     InstanceMeta,
@@ -30,10 +31,11 @@ from celery_durable.operations.context import (
     is_possible_workflow_name,
     read_status,
 )
+from celery_durable.operations.continuations import find_failed_child_steps
 from celery_durable.operations.history import get_run
 from celery_durable.store import heartbeats
-from celery_durable.store.engine import Tx, server_info
-from celery_durable.store.instances import instances, lists
+from celery_durable.store.engine import Tx, bounds, server_info
+from celery_durable.store.instances import families, instances, lists
 from celery_durable.store.instances.lists import InstanceFilter, InstanceList
 from celery_durable.store.runs import attempts, history, items, outbox, runs
 
@@ -140,6 +142,7 @@ class QueryOperations:
                 unsent_items=outbox.count_by_step(
                     tx, row.pk, row.run_number, [step.step_key for step in open_ if step.items is not None]
                 ),
+                failed_child=self._find_failed_child(tx, row),
                 children=instances.read_statuses(tx, [step.child for step in open_ if step.child is not None]),
                 parent=context.restrict_parent(tx, self._context.scope, row),
                 task_queues=self._find_task_queues(tx, row, open_),
@@ -148,6 +151,16 @@ class QueryOperations:
             )
 
         return self._context.store.read(work)
+
+    def _find_failed_child(self, tx: Tx, row: InstanceRow) -> tuple[Child, Status] | None:
+        """Return the first child whose failure ended the run, if a retry can keep it and the caller may see it."""
+        if row.status is not Status.ERRORED:
+            return None
+        steps = find_failed_child_steps(runs.read_source(tx, row))
+        found = {Child(each.workflow, each.instance_id): each for _, each in families.read_children(tx, row, steps)}
+        visible = bounds.filter_in_scope(tx, self._context.scope, found)
+        kept = [child for child in found if child in visible and found[child].status is not Status.TERMINATED]
+        return (kept[0], found[kept[0]].status) if kept else None
 
     def _find_task_queues(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> dict[str, str]:
         """Return the queues of the tasks of the first steps that wait for tasks, by step key, where known."""

@@ -7,15 +7,22 @@ run loses its claim.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from celery_durable import notify, values
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, OutOfScope
 from celery_durable.model import DueRun, InstanceRow, RunPlan, RunRef, Status, WorkflowKind
 from celery_durable.operations.context import OperationContext, Versions
-from celery_durable.operations.continuations import build_continuation_before, build_continuation_from_failure
+from celery_durable.operations.continuations import (
+    await_children,
+    build_continuation_before,
+    build_continuation_from_failure,
+    find_failed_child_steps,
+)
 from celery_durable.store.engine import Tx
-from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.events import answers
+from celery_durable.store.instances import families, instances, lifecycle
 from celery_durable.store.runs import runs
 from celery_durable.store.runs.runs import Continuation
 
@@ -57,16 +64,24 @@ class RewindOperations:
         delay: values.Duration | None = None,
         reason: str | None = None,
         if_version: Versions = None,
+        keeps_children: bool = False,
     ) -> int:
         """Retry the steps that ended an errored instance, with fresh attempts, in a new run.
 
-        The failed step of a linear run continues as last called: with the event that it had, or in its wait.
+        The failed step of a linear run continues as last called: with the event that it had, or in its wait. With
+        ``keeps_children``, failed child steps wait for the same children again, and take the outcome of those that have
+        ended. Otherwise they create other children.
         """
 
         def continuation(tx: Tx, row: InstanceRow) -> Continuation:
             if row.status is not Status.ERRORED:
                 raise InstanceNotErrored(workflow, instance_id, row.status)
-            return build_continuation_from_failure(row, runs.read_source(tx, row))
+            source = runs.read_source(tx, row)
+            found = build_continuation_from_failure(row, source)
+            if not keeps_children:
+                return found
+            children = families.lock_children(tx, row, find_failed_child_steps(source))
+            return await_children(found, children, instances.read_clock(tx))
 
         starts_in = None if delay is None else values.parse_pause(delay, maximum=self._context.settings.max_sleep)
         return self._start_run(
@@ -149,7 +164,7 @@ class RewindOperations:
             row = self._context.lock_row(tx, workflow, instance_id, if_version)
             found = continuation(tx, row)
             plan = self._plan(row) if found is None else found.plan
-            return lifecycle.restart(
+            due = lifecycle.restart(
                 tx,
                 row,
                 grace=self._context.grace,
@@ -159,6 +174,10 @@ class RewindOperations:
                 continuation=found,
                 delay=delay,
             )
+            new_run = replace(row, run_number=due.ref.run_number)
+            for step, child in () if found is None else found.awaited:
+                answers.answer_from_child(tx, new_run, step, child, event_id=self._context.runtime.new_id())
+            return due
 
         def was_applied(tx: Tx) -> DueRun | None:
             row = self._context.lock_row(tx, workflow, instance_id)

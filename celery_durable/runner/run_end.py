@@ -40,7 +40,8 @@ class RunEnd(CommitPart):
 
     def find_lock_targets(self, tx: Tx) -> Collection[LockTarget]:
         claim = self.run.lease.claim
-        targets = [LockTarget(*found) for found in answers.find_waiting_parent(tx, claim.parent)]
+        child = claim.ref.workflow, claim.ref.instance_id
+        targets = [LockTarget(*found) for found in answers.find_waiting_parent(tx, claim.parent, child)]
         if self.outcome.status is Status.TERMINATED:
             # InnoDB locks the index entry by which a statement finds a row, then the row. Other transactions find
             # this row by its instance id, and the guard finds it by its primary key. Locking the id's entry after
@@ -61,7 +62,7 @@ class RunEnd(CommitPart):
                 kind.end_with_run(commit)
         commit.send_messages(self._messages, step_key=None)
         if claim.parent is not None:
-            payload, event_id = build_child_answer(claim.ref, self.outcome), commit.env.runtime.new_id()
+            payload, event_id = values.encode_child_answer(claim.ref, self.outcome), commit.env.runtime.new_id()
             sender = ChildSender.of(self.run.definition, commit.env.settings)
             answer = answers.answer_parent(
                 tx, claim.parent, claim.ref, payload=payload, event_id=event_id, grace=commit.grace, sender=sender
@@ -106,13 +107,3 @@ def _describe_end(ref: RunRef, run_outcome: RunOutcome) -> dict[str, Any]:
         "error": error,
         "reason": run_outcome.reason,
     }
-
-
-def build_child_answer(ref: RunRef, run_outcome: RunOutcome) -> str:
-    """Build the answer of an ended child to the parent step that waits for it, as JSON text."""
-    match run_outcome.status:
-        case Status.COMPLETE:
-            return values.encode_answer(run_outcome.output)
-        case Status.TERMINATED:
-            return values.encode_termination_answer(ref.workflow, ref.instance_id, run_outcome.reason)
-    return values.encode_error_answer(run_outcome.error_name or "Error", run_outcome.error_message or "")

@@ -7,6 +7,7 @@ from celery_durable.values.annotations import find_class, name_class, refuse_asy
 from celery_durable.values.answers import (
     AnswerError,
     encode_answer,
+    encode_child_answer,
     encode_error_answer,
     encode_termination_answer,
     read_answer_error,
@@ -102,6 +103,7 @@ __all__ = [
     "describe_error",
     "encode",
     "encode_answer",
+    "encode_child_answer",
     "encode_error_answer",
     "encode_map_child",
     "encode_map_task",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_durable.errors import NonRetryableError
+from celery_durable.model import RunOutcome, RunRef, Status
 from celery_durable.values.names import sanitize_error
 from celery_durable.values.payloads import ALREADY_CHECKED_LIMITS, encode
 
@@ -28,6 +29,16 @@ def encode_termination_answer(workflow: str, instance_id: str, reason: str | Non
     why = "" if reason is None else f": {reason}"
     text = f"Instance {instance_id!r} of workflow {workflow!r} was terminated{why}"
     return encode_error_answer("ChildTerminated", text, is_non_retryable=True)
+
+
+def encode_child_answer(ref: RunRef, outcome: RunOutcome) -> str:
+    """Return the answer of an ended child instance to the step that waits for it."""
+    match outcome.status:
+        case Status.COMPLETE:
+            return encode_answer(outcome.output)
+        case Status.TERMINATED:
+            return encode_termination_answer(ref.workflow, ref.instance_id, outcome.reason)
+    return encode_error_answer(outcome.error_name or "Error", outcome.error_message or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,11 +156,17 @@ class Terminate(Reason):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry(Reason):
-    """``delayMs`` is how long the new run waits before it starts, up to 30 days. By default it starts now."""
+    """``delayMs`` is how long the new run waits before it starts, up to 30 days. By default it starts now.
+
+    ``family`` also retries the children whose failure ended the instance, and the parents that it ended. ``dryRun``
+    retries nothing and returns what would be retried.
+    """
 
     __pydantic_config__ = _config({"delayMs": 600000, "reason": "the bank is back in ten minutes"})
 
     delay_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] | None = None
+    family: bool = False
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

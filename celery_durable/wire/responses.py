@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import ClassVar, Literal
 
 from celery_durable.errors import DurableError, WorkflowNotFound
-from celery_durable.model import EventWait, InstanceStatus, InstanceSummary, Published, Record, Waiter
+from celery_durable.model import Child, EventWait, InstanceStatus, InstanceSummary, Published, Record, Waiter
 from celery_durable.values import Parameter
 from celery_durable.wire.encoding import RunHistory
 
@@ -153,6 +153,14 @@ class Restarted(Done):
     """A new run was started."""
 
     run_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried(Done):
+    """A new run was started. A dry run returns no ``runNumber``, but the ``instances`` that would be retried."""
+
+    run_number: int | None = None
+    instances: Sequence[Child] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

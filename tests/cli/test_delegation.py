@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import NonRetryableError, Step, WorkflowEvent, values
+from celery_durable import NonRetryableError, Step, StepConfig, WorkflowEvent, values
 from celery_durable.cli.output.render import describe_run
 from celery_durable.model import ItemRef, RunRef, to_us
 from tests.cli.conftest import Shop
@@ -156,6 +156,33 @@ def test_terminate_ends_the_children_unless_told_otherwise(
     album.clock.advance(minutes=1)
     album.durable.tick()
     assert connection("show", "nap", "n-1").rows[0][3] == ("waiting" if options else "terminated")
+
+
+@pytest.mark.parametrize("targets", [("house", "h-1"), ("--where", "status=errored", "--yes")])
+def test_retry_family_keeps_the_child(shop: Shop, connection: Any, targets: tuple[str, ...]) -> None:
+    broken = [True]
+
+    @shop.durable.workflow(name="room")
+    def room(event: WorkflowEvent[None], step: Step) -> Any:
+        return step.do("paint", StepConfig(retries=0), lambda: 1 / 0 if broken[0] else "green")
+
+    @shop.durable.workflow(name="house")
+    def house(event: WorkflowEvent[None], step: Step) -> Any:
+        return step.child("room", room, id="r-1")
+
+    connection("start", "house", "--id", "h-1")
+    for ref in (("house", "h-1"), ("room", "r-1"), ("house", "h-1")):
+        shop.work(*ref)
+    broken[0] = False
+    dry = connection("retry", "house", "h-1", "--family", "--dry-run").rows
+    assert dry == [["Would retry", "house/h-1", "room/r-1", "house/h-1"]]
+    alone = connection("retry", "house", "h-1", "--dry-run").rows
+    assert alone == [["Would retry", "house/h-1", "house/h-1"]]
+    said = connection("retry", *targets, "--family").rows
+    assert ["Retried", "house/h-1" if len(targets) == 2 else "room/r-1", "run 2"] in said
+    for ref in (("room", "r-1"), ("house", "h-1")):
+        shop.work(*ref, 2)
+    assert connection("show", "house", "h-1", "--full").rows[-1] == ["output", '"green"']
 
 
 def test_whose_child_an_instance_is_is_shown(album: Shop, connection: Any) -> None:

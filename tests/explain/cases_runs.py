@@ -10,6 +10,7 @@ from celery_durable.explain import Code
 from celery_durable.model import (
     AttemptOutcome,
     AttemptRecord,
+    Child,
     ErrorInfo,
     RunningStep,
     Status,
@@ -35,6 +36,7 @@ from tests.explain.builders import (
 )
 
 LOST = "the worker of attempt 1 died, so it is unknown whether its function did its work; it is not called again"
+KID, DECLINED = Child("billing", "b-1"), ErrorInfo("CardDeclined", "no money")
 CANCELLED = run(cancel_requested_at=NOW - MINUTE, reason="sold twice")
 REPORT = RunningStep("long report\x1f3", 2, NOW - timedelta(seconds=57))
 
@@ -60,6 +62,18 @@ RUNS = {
         Code.FAILED,
         'It failed 1 min ago with CardDeclined: no money (step "charge", 6 attempts).',
         [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1", f"{DURABLE} restart order o-1"],
+    ),
+    "failed because of a child": (
+        told(
+            instance(Status.ERRORED),
+            of=run(error_name="CardDeclined", error_message="no money", completed_at=NOW - MINUTE),
+            last_step=step("bill", StepType.CHILD, status=StepStatus.ERRORED, attempts=1, error=DECLINED, child=KID),
+            failed_child=(KID, Status.ERRORED),
+        ),
+        Code.FAILED,
+        'It failed 1 min ago with CardDeclined: no money (step "bill", 1 attempt). The cause was its child '
+        "billing/b-1, which is errored.",
+        [f"{DURABLE} show order o-1 --full", f"{DURABLE} retry order o-1 --family", f"{DURABLE} restart order o-1"],
     ),
     "outcome unknown": (
         told(

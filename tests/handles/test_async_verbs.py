@@ -159,7 +159,7 @@ CALLS: dict[str, list[Call]] = {
     "cancel": [Call(waiting, ("no longer wanted",))],
     "terminate": [Call(waiting, ("no longer wanted",), {"children": False})],
     "restart": [Call(waiting, (), {"from_step": "answer", "reason": "wrong item"})],
-    "retry": [Call(failed, (), {"delay": "5 minutes", "reason": "the limit is higher"}), Call(waiting)],
+    "retry": [Call(failed, (), {"delay": "5 minutes", "reason": "the limit is higher", "family": True}), Call(waiting)],
     "set_result": [Call(failed, ("refuse", 7), {"by": "ada", "reason": "by phone"})],
     "skip": [Call(failed, ("refuse",), {"by": "ada", "reason": "by phone"})],
     "send_event": [Call(waiting, ("answer", 7), {"id": "e-1"})],

@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a child that failed is taken for done",
         (
-            "runner.run_end:build_child_answer",
+            "values.answers:encode_child_answer",
             "case Status.COMPLETE:",
             "case Status.COMPLETE | Status.ERRORED:",
         ),

@@ -153,3 +153,44 @@ def send_event_while_held(environment: Environment, holder: PausableJob, ref: Ru
     assert environment.wait_until_blocked(sends)
     holder.proceed()
     return sends
+
+
+@pytest.mark.parametrize("at", HoldAt)
+@pytest.mark.parametrize("is_parent_first", [True, False], ids=["parent first", "child first"])
+def test_a_parent_that_waits_for_a_child_again_gets_its_outcome_although_the_child_ends_now(
+    environment: Environment, at: HoldAt, is_parent_first: bool
+) -> None:
+    environment.clear()
+    world = environment.world
+
+    @world.workflow
+    def kid(event: WorkflowEvent, step: Step) -> str:
+        step.sleep("nap", "2 minutes")
+        pass_gate("end")
+        return "grown up"
+
+    @world.workflow
+    def parent(event: WorkflowEvent, step: Step) -> str:
+        return step.child("kid", kid, id="k-1", timeout="1 minute")
+
+    world.operations.create.instance("parent", id="p-1")
+    for ref in (PARENT, KID):
+        environment.first.advance(ref)
+    environment.advance(61)
+    assert environment.first.advance(PARENT).startswith("errored: StepTimeout")
+    environment.advance(61)
+    ends = environment.start(lambda: environment.first.advance(KID), gate="end")
+    retries = environment.start(lambda: environment.second.operations.families.retry("parent", "p-1"))
+    first, second = (retries, ends) if is_parent_first else (ends, retries)
+    first.hold(at)
+    first.proceed()
+    first.wait()
+    assert first.is_held
+    second.proceed()
+    environment.wait_until_blocked(second)
+    first.proceed()
+    assert [ends.future.result(30), retries.future.result(30)] == ["complete", 2]
+    assert environment.repeats() == 0, "a deadlock: a transaction was repeated"
+    assert environment.first.advance(RunRef("parent", "p-1", 2)) == "complete"
+    assert world.instance("parent", "p-1").output == "grown up"
+    invariants.check(world)

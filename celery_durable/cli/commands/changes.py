@@ -123,6 +123,7 @@ def restart(backend: Backend, target: Target, reason: NewRunReason) -> Sequence[
 @on_targets(
     "retry order order-42",
     "retry order order-42 --delay '10 minutes' --reason 'the bank is back by then'",
+    "retry order order-42 --family --dry-run",
     "retry --where 'workflow=order error=BankAway since=2h' --yes",
     statuses={Status.ERRORED},
 )
@@ -130,15 +131,23 @@ def retry(
     backend: Backend,
     target: Target,
     delay: Annotated[timedelta | None, Option("--delay", help="How long to wait before the new run starts.")],
+    family: Annotated[bool, Option("--family", help="Also the failed children, and the parents that failed with it.")],
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be retried, in this order.")],
     reason: NewRunReason,
 ) -> Sequence[str]:
     """Retry the failed step of errored instances.
 
     Use it after you have fixed the cause of the failure. A new run keeps the results from before the failure, and the
-    failed step gets new attempts.
+    failed step gets new attempts. If a failed child was the cause, the step creates another child; with --family, it
+    waits for the same child, which is retried first.
     """
+    if family and backend.read_snapshot(target.workflow, target.instance_id).status is not Status.ERRORED:
+        return ["Not retried: it is not errored, or was retried with its family"]
     delay_ms = None if delay is None else delay // timedelta(milliseconds=1)
-    found = backend.call(commands.retry, target, requests.Retry(delay_ms=delay_ms, reason=reason))
+    request = requests.Retry(delay_ms=delay_ms, family=family, dry_run=dry_run, reason=reason)
+    found = backend.call(commands.retry, target, request)
+    if dry_run:
+        return ["Would retry", *(f"{each.workflow}/{each.instance_id}" for each in found.instances or ())]
     return ["Retried" if not delay else "Will retry", f"run {found.run_number}"]
 
 

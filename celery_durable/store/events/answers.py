@@ -25,8 +25,10 @@ from celery_durable.model import (
     ItemRef,
     ItemStatus,
     Parent,
+    RunOutcome,
     RunRef,
     Status,
+    StepRow,
     StepStatus,
     StepType,
     TaskReference,
@@ -35,6 +37,7 @@ from celery_durable.model import (
     WorkerProcess,
     decide_answered,
     from_us,
+    parse_child_event_type,
     task_id,
 )
 from celery_durable.store.engine import Store, Tx
@@ -42,19 +45,18 @@ from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.instances.item_senders import NOTHING_SENT, TASKS, ItemSender, SentWork
-from celery_durable.store.runs import attempts, items
-from celery_durable.values import read_answer_error
+from celery_durable.store.runs import attempts, history, items
+from celery_durable.values import encode_child_answer, read_answer_error
 
 
 @statement
 def _waiting_parent(s: Store) -> Any:
     i, st = s.tables.instance.c, s.tables.step.c
     return (
-        sa.select(i.workflow, i.instance_id, st.wait_event_type)
+        sa.select(i.workflow, i.instance_id, i.run_number, st.wait_event_type)
         .join_from(s.tables.instance, s.tables.step, sa.and_(st.instance_pk == i.id, st.run_number == i.run_number))
         .where(
             i.id == param("pk"),
-            i.run_number == param("run"),
             st.step_key == param("key"),
             st.type == sa.literal_column(f"'{StepType.CHILD.value}'"),
             st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
@@ -73,17 +75,26 @@ def _waiting_item(s: Store) -> Any:
     )
 
 
-def find_waiting_parent(tx: Tx, parent: Parent | None) -> list[tuple[int, str, str]]:
+def find_waiting_parent(tx: Tx, parent: Parent | None, child: tuple[str, str]) -> list[tuple[int, str, str]]:
     """Return key, workflow and id of the instance whose step waits for this child's end; an empty list if none does."""
-    row = None if parent is None else _find_waiting_step(tx, parent)
+    row = None if parent is None else _find_waiting_step(tx, parent, child)
     return [] if parent is None or row is None else [(parent.pk, row.workflow, row.instance_id)]
 
 
-def _find_waiting_step(tx: Tx, parent: Parent) -> Any:
-    where = {"pk": parent.pk, "run": parent.run_number, "key": parent.step_key}
-    if (item := parent.item) is None:
-        return tx.run(_waiting_parent, **where).first()
-    return tx.run(_waiting_item, **where, position=item.position, attempt=item.attempt).first()
+def _find_waiting_step(tx: Tx, parent: Parent, child: tuple[str, str]) -> Any:
+    """Return the step or item that waits for this child, of which ``child`` has workflow and instance id.
+
+    A step waits in the run that created the child, or in a later one that waits for it again. A step of another run may
+    wait for another child.
+    """
+    where = {"pk": parent.pk, "key": parent.step_key}
+    if (item := parent.item) is not None:
+        given = {"run": parent.run_number, "position": item.position, "attempt": item.attempt}
+        return tx.run(_waiting_item, **where, **given).first()
+    row = tx.run(_waiting_parent, **where).first()
+    if row is None or row.run_number == parent.run_number:
+        return row
+    return row if parse_child_event_type(row.wait_event_type) == child else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +109,9 @@ class WaitingStep:
     token: str | None = None
 
 
-def lock_parent(tx: Tx, parent: Parent | None) -> WaitingStep | None:
+def lock_parent(tx: Tx, parent: Parent | None, child: tuple[str, str]) -> WaitingStep | None:
     """Lock the instance whose step waits for this child's end, if one does. Call this before the child is locked."""
-    step = None if parent is None else _find_waiting_step(tx, parent)
+    step = None if parent is None else _find_waiting_step(tx, parent, child)
     if parent is None or step is None:
         return None
     try:
@@ -110,7 +121,7 @@ def lock_parent(tx: Tx, parent: Parent | None) -> WaitingStep | None:
     if (item := parent.item) is not None:  # `accept_answer` reads it again
         return WaitingStep(row, item.type, step.attempt_token)
     # Read again under the lock: the step may have ended after the first read.
-    step = _find_waiting_step(tx, parent)
+    step = _find_waiting_step(tx, parent, child)
     return None if step is None else WaitingStep(row, step.wait_event_type)
 
 
@@ -394,9 +405,10 @@ def answer_parent(
 ) -> AnswerOutcome:
     """Answer the step or the item that waits for the end of ``child``. `lock_parent` has locked its instance.
 
-    Without ``sender``, a pass of the parent creates the next child of a map.
+    Without ``sender``, a pass of the parent creates the next child of a map. A parent that began to wait for the child
+    again after `lock_parent` is locked only now, against the order of the locks. A deadlock that results is retried.
     """
-    waiting_step = lock_parent(tx, parent)
+    waiting_step = lock_parent(tx, parent, (child.workflow, child.instance_id))
     if waiting_step is None:
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
     if waiting_step.token is None:
@@ -409,6 +421,17 @@ def answer_parent(
     reference = TaskReference("", row.ref, waiting_step.event_type, waiting_step.token)
     options: Any = {"payload": payload, "event_id": event_id, "grace": grace, "failure": failure, "sender": sender}
     return accept_answer(tx, row, reference, **options)
+
+
+def answer_from_child(tx: Tx, parent: InstanceRow, step: StepRow, child: InstanceRow, *, event_id: str) -> None:
+    """Answer a step of a new run that waits for this locked child again, if the child has ended meanwhile."""
+    if not child.status.is_terminal or step.wait_event_type is None:
+        return
+    run = history.read_run(tx, child.pk, child.run_number)
+    assert run is not None
+    outcome = RunOutcome(child.status, run.output, run.error_name, run.error_message, reason=run.reason)
+    payload = encode_child_answer(child.ref, outcome)
+    run_events.insert_event(tx, parent, type_=step.wait_event_type, payload=payload, event_id=event_id)
 
 
 # --- the result of an item, without the instance's lock -----------------------------------------

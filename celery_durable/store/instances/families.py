@@ -1,4 +1,4 @@
-"""The children of a run that is ended before its end: they end with it.
+"""The children of a run: they end with a run that is ended before its end, and a retry may keep them.
 
 The transaction that ends the run writes into the outbox which children it has, as an outbound event to the engine. So
 they end also if this process dies, if the broker is down, or if the parent is deleted meanwhile. The event may come
@@ -8,6 +8,7 @@ late or twice: a child that was started again after the end of its parent is lef
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,10 +16,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable import values
+from celery_durable.errors import InstanceNotFound
 from celery_durable.model import (
     TERMINAL,
+    InstanceRow,
     OutboxMessage,
     RunRef,
+    StepRow,
     StepType,
     is_independent_child,
     parse_child_event_type,
@@ -26,6 +30,7 @@ from celery_durable.model import (
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.instances import instances
 from celery_durable.store.runs import items, outbox
 
 END_CHILDREN = "celery_durable.end_children"
@@ -97,3 +102,25 @@ def find_open(tx: Tx, ended: ChildrenToEnd) -> list[tuple[str, str]]:
         .order_by(i.id)
     )
     return [(row.workflow, row.instance_id) for row in tx.execute(query)]
+
+
+def read_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> list[tuple[StepRow, InstanceRow]]:
+    """Return the children of these steps that still exist, each with its step, in the order of their keys."""
+    by_child = {child: step for step in steps if (child := parse_child_event_type(step.wait_event_type)) is not None}
+    i = tx.t.instance.c
+    query = (
+        sa.select(i.workflow, i.instance_id)
+        .where(sa.tuple_(i.workflow, i.instance_id).in_(list(by_child)), i.parent_pk == parent.pk)
+        .order_by(i.id)
+    )
+    names = [(row.workflow, row.instance_id) for row in tx.execute(query)] if by_child else []
+    return [(by_child[name], instances.read(tx, *name)) for name in names]
+
+
+def lock_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> list[tuple[StepRow, InstanceRow]]:
+    """Return the same children, locked. ``parent`` is locked."""
+    found = []
+    for step, child in read_children(tx, parent, steps):
+        with suppress(InstanceNotFound):  # deleted after it was found
+            found.append((step, instances.lock(tx, child.workflow, child.instance_id)))
+    return found

@@ -53,6 +53,8 @@ class Continuation:
     """When the run that it continues was asked to stop, if a step call that it keeps has raised that."""
     reopened: tuple[StepRow, ...] = ()
     planned: tuple[StepRow, ...] = ()
+    awaited: tuple[tuple[StepRow, InstanceRow], ...] = ()
+    """Child steps that wait for the child of that run again, each with the locked row of the child."""
 
 
 # --- cancel ---------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def insert(tx: Tx, pk: int, number: int, start: RunStart) -> None:
 
 def insert_rows(tx: Tx, pk: int, number: int, start: RunStart) -> None:
     """Insert the rows that a new run starts with; most runs start with none."""
-    _insert_linear(tx, start.plan.step_rows(), pk=pk, run_number=number, commit_id=start.commit_id)
+    _insert_rows(tx, start.plan.step_rows(), pk=pk, run_number=number, commit_id=start.commit_id)
     if start.continuation is not None:
         _copy_rows(tx, start.continuation, pk=pk, run_number=number, commit_id=start.commit_id)
 
@@ -171,7 +173,7 @@ def insert_planned_steps(tx: Tx, pks: Sequence[int], start: RunStart) -> None:
     tx.run_many(_insert_step, [{"pk": pk, **step} for pk in pks for step in steps])
 
 
-def _insert_linear(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int, commit_id: str) -> None:
+def _insert_rows(tx: Tx, steps: Sequence[StepRow], *, pk: int, run_number: int, commit_id: str) -> None:
     key = {"pk": pk, "run": run_number}
     rows = [key | STEPS.encode_row(step) | {"commit_id": commit_id} for step in steps]
     if rows:
@@ -185,7 +187,7 @@ def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, 
         mine = (r.c.instance_pk == pk, r.c.run_number == run_number)
         tx.execute(sa.update(r).where(*mine).values(cancel_requested_at=continuation.cancel_requested_us))
     copy_steps(tx, continuation, continuation.keys, pk=pk, run_number=run_number)
-    _insert_linear(tx, continuation.reopened, pk=pk, run_number=run_number, commit_id=commit_id)
+    _insert_rows(tx, continuation.reopened, pk=pk, run_number=run_number, commit_id=commit_id)
     is_done = tx.t.item.c.status == ItemStatus.DONE.value
     _copy(tx, tx.t.item, continuation, continuation.retried, is_done, pk=pk, run_number=run_number)
     e, st = tx.t.event, tx.t.step.c
@@ -201,7 +203,8 @@ def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, 
         *_source_conditions(e, continuation), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPE_PATTERN))
     )
     tx.execute(sa.insert(e).from_select(list(values), source))
-    _insert_linear(tx, continuation.planned, pk=pk, run_number=run_number, commit_id=commit_id)
+    new = [*continuation.planned, *(step for step, _ in continuation.awaited)]
+    _insert_rows(tx, new, pk=pk, run_number=run_number, commit_id=commit_id)
 
 
 def copy_steps(tx: Tx, continuation: Continuation, keys: Sequence[str], *, pk: int, run_number: int) -> None:
