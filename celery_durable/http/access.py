@@ -6,7 +6,6 @@ A request is refused unless each of its hooks, at least one, returns True or a `
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -271,35 +270,33 @@ def _refuse_unreadable_body(handler: Callable[[Request], Any]) -> Callable[[Requ
 
 def make_guarded_route(access_control: AccessControl) -> type[APIRoute]:
     """Return a route class that applies this access control, also in the router of another application."""
-    methods: defaultdict[str, set[str]] = defaultdict(set)
+    routes: list[GuardedRoute] = []
 
     class GuardedRoute(APIRoute):
         def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
             super().__init__(path, endpoint, **options)
-            methods[self.path_format].update(self.methods or ())
-            if self._is_read:
-                methods[self.path_format].add("HEAD")
+            routes.append(self)
 
         @property
-        def _is_read(self) -> bool:
+        def served(self) -> set[str]:
             # HEAD is served like GET, except for the stream, which would not end. HEAD is not added to the methods
             # of the route, because the OpenAPI description would list it.
-            return "GET" in (self.methods or ()) and not self.path_format.endswith("/stream")
+            methods = self.methods or set()
+            return methods | {"HEAD"} if "GET" in methods and not self.path_format.endswith("/stream") else methods
 
         def matches(self, scope: ASGIScope) -> tuple[Match, ASGIScope]:
             found, child = super().matches(scope)
-            return (Match.FULL if found is Match.PARTIAL and self._serves(scope) else found), child
-
-        def _serves(self, scope: ASGIScope) -> bool:
-            return scope["method"] in (self.methods or ()) or (scope["method"] == "HEAD" and self._is_read)
+            return (Match.FULL if found is Match.PARTIAL and scope["method"] in self.served else found), child
 
         async def handle(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-            if self._serves(scope):
+            if scope["method"] in self.served:
                 if scope["method"] == "HEAD":  # the server leaves the body out
                     scope = {**scope, "method": "GET"}
                 return await super().handle(scope, receive, send)
-            allowed = ", ".join(sorted(methods[self.path_format]))
-            refused = HTTPException(405, "Method Not Allowed", headers={"Allow": allowed})
+            # One path may match several routes: `batch` is also a possible id of an instance.
+            path = self.path_format.format(**scope["path_params"])
+            served = {each for route in routes if route.path_regex.match(path) for each in route.served}
+            refused = HTTPException(405, "Method Not Allowed", headers={"Allow": ", ".join(sorted(served))})
             return await build_http_exception_response(refused)(scope, receive, send)
 
         def get_route_handler(self) -> Callable[[Request], Any]:
