@@ -31,9 +31,9 @@ def _optional(text: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [{"type": "string"} | text, {"type": "null"}]}
 
 
-def _no_bool(value: Any) -> Any:
-    """Refuse a bool, which pydantic would accept as 0 or 1."""
-    if isinstance(value, bool):
+def _only_number(value: Any) -> Any:
+    """Refuse a bool and text, which pydantic would accept as a number."""
+    if isinstance(value, bool | str):
         raise ValueError("Input should be a valid integer")  # noqa: TRY004  # pydantic reports no TypeError
     return value
 
@@ -45,7 +45,8 @@ def _no_number(value: Any) -> Any:
     return value
 
 
-_REFUSE_BOOL = BeforeValidator(_no_bool)
+_ONLY_NUMBER = BeforeValidator(_only_number)
+Flag = Annotated[bool, Field(strict=True)]
 Id = Annotated[str, Field(json_schema_extra=_NAME | {"maxLength": 255})]
 OptionalId = Annotated[str | None, Field(json_schema_extra=_optional(_NAME | {"maxLength": 255}))]
 OptionalText = Annotated[str | None, Field(json_schema_extra=_optional(_TEXT))]
@@ -108,7 +109,7 @@ class CreateInstance(RequestModel):
     params: Any = None
     if_exists: IfExists = "error"
     run_at: Annotated[AwareDatetime | None, BeforeValidator(_no_number)] = None
-    max_run_ms: Annotated[int, Field(ge=1_000, le=36_500 * 86_400_000)] | None = None
+    max_run_ms: Annotated[int, Field(ge=1_000, le=36_500 * 86_400_000), _ONLY_NUMBER] | None = None
     labels: Labels = field(default_factory=dict)
 
     @property
@@ -151,7 +152,7 @@ class Terminate(Reason):
 
     __pydantic_config__ = _config({"reason": "sold twice", "children": False})
 
-    children: bool = True
+    children: Flag = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +165,9 @@ class Retry(Reason):
 
     __pydantic_config__ = _config({"delayMs": 600000, "reason": "the bank is back in ten minutes"})
 
-    delay_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] | None = None
-    family: bool = False
-    dry_run: bool = False
+    delay_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000), _ONLY_NUMBER] | None = None
+    family: Flag = False
+    dry_run: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,5 +268,5 @@ class TickRequest(RequestModel):
 
     __pydantic_config__ = _config({"maxInstances": 10, "maxSteps": 100})
 
-    max_instances: Annotated[int, Field(ge=1, le=100), _REFUSE_BOOL] = 10
-    max_steps: Annotated[int, Field(ge=1, le=1024), _REFUSE_BOOL] | None = None
+    max_instances: Annotated[int, Field(ge=1, le=100), _ONLY_NUMBER] = 10
+    max_steps: Annotated[int, Field(ge=1, le=1024), _ONLY_NUMBER] | None = None

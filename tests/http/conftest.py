@@ -39,9 +39,9 @@ class Amount(BaseModel):
 class Shop:
     """An app with a few workflows; `work` is a worker that comes by."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **settings: Any) -> None:
         self.app = Celery("shop", broker="memory://", set_as_current=False)
-        self.app.conf.durable_database_url = url
+        self.app.conf.update(durable_database_url=url, **settings)
         self.clock = MovableRuntime()
         self.durable = Durable(self.app, runtime=self.clock)
         self.ran: list[str] = []
