@@ -23,7 +23,7 @@ from tests.support.invariants import open_rows
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(600)]
 
-_ORDERS, _SECONDS_BETWEEN, _SHARE = 200, 0.08, 1 / 3
+_ORDERS, _AT_ONCE, _SECONDS_BETWEEN, _SHARE = 200, 5, 0.08, 1 / 3
 _SETTINGS: dict[str, Any] = {
     "durable_lease_seconds": 2.0,
     "durable_redispatch_max_seconds": 4.0,
@@ -67,7 +67,8 @@ class Customers:
     def act(self) -> bool:
         """Do what is due; return whether all orders have ended."""
         passed = time.monotonic() - self._started_at
-        while len(self._site.instances) < min(_ORDERS, passed / _SECONDS_BETWEEN):
+        made = len(self._site.instances)
+        while len(self._site.instances) < min(_ORDERS, passed / _SECONDS_BETWEEN, made + _AT_ONCE):
             self._order(f"o-{len(self._site.instances)}", passed)
         for due in [due for due in self._to_cancel if due[0] <= passed]:
             self._to_cancel.remove(due)
@@ -84,7 +85,7 @@ class Customers:
             connection.execute(sa.insert(orders.accounts).values(order_id=order_id, is_closed=False))
         instance = self._site.create("order", fails if order_id in self.failing else {}, order_id)
         if self._dice.random() < _SHARE:
-            self._to_cancel.append((now + self._dice.uniform(0, 6), instance))
+            self._to_cancel.append((now + self._dice.expovariate(0.7), instance))
 
     def find_mistakes(self) -> Iterator[str]:
         """Find orders that ended as they may not, or of which something was kept or is missing."""
