@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from celery_durable import signals, values
 from celery_durable.app import Durable
-from celery_durable.model import TERMINAL, Count, Heartbeat, Status
+from celery_durable.model import OUTCOME_UNKNOWN, TERMINAL, Count, Heartbeat, Status
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import server_info
 from celery_durable.store.engine.faults import describe_fault
@@ -103,6 +103,12 @@ class Metrics:
             ["workflow", "outcome"],
             registry=registry,
         )
+        self.steps_lost = Counter(
+            "celery_durable_steps_lost",
+            "Steps that failed because the end of an attempt is unknown (StepLost).",
+            ["workflow"],
+            registry=registry,
+        )
         self.cut = Counter(
             "celery_durable_database_connections_cut",
             "Connections that were cut because the database did not answer in time.",
@@ -129,6 +135,7 @@ class Metrics:
         for workflow in workflows:
             self.started.labels(workflow)
             self.stalled.labels(workflow)
+            self.steps_lost.labels(workflow)
             for status in TERMINAL:
                 self.ended.labels(workflow, status.value)
             for outcome in _LOSSES:
@@ -158,6 +165,8 @@ class Metrics:
 
     def _on_step_failed(self, **told: Any) -> None:
         self._observe_step("failed", **told)
+        if told["error_name"] == OUTCOME_UNKNOWN:
+            self.steps_lost.labels(told["workflow"]).inc()
 
     def _on_answer_refused(self, **_: Any) -> None:
         self.refused.inc()

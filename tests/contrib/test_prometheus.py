@@ -20,6 +20,7 @@ from celery_durable import (
     NonRetryableError,
     OutboundEvent,
     Step,
+    StepConfig,
     StepFailed,
     StepTx,
     WorkflowEvent,
@@ -95,6 +96,7 @@ def series_of(*workflows: str) -> Samples:
             ("runs_ended_total", "status=terminated,"),
             ("tasks_lost_total", "outcome=resent,"),
             ("tasks_lost_total", "outcome=failed,"),
+            ("steps_lost_total", ""),
             ("passes_stalled_total", ""),
         ]
     }
@@ -190,6 +192,23 @@ def test_what_others_do_is_no_duration_of_a_function(registry: CollectorRegistry
         1,
         1,
     ]
+
+
+@pytest.mark.parametrize("end", ["dies", "raises"])
+def test_a_step_whose_end_is_unknown_is_counted_once(
+    metrics: prometheus.Metrics, registry: CollectorRegistry, end: str
+) -> None:
+    def payment(event: WorkflowEvent[None], step: Step) -> None:
+        step.do("pay", StepConfig(on_lost="fail", retries=0), refuse if end == "raises" else str)
+
+    with DurableHarness([payment]) as harness:
+        if end == "dies":
+            harness.faults.crash_in_step("pay", when="after")
+        exposed = prometheus.exposed(harness.durable, registry=registry)
+        instance = harness.create(payment)
+        harness.advance("1 hour")
+        assert instance.status().error.name == ("OutcomeUnknown" if end == "dies" else "NonRetryableError")
+        assert scraped(exposed)["steps_lost_total workflow=payment"] == (end == "dies")
 
 
 def test_a_registry_has_the_metrics_once(metrics: prometheus.Metrics, registry: CollectorRegistry) -> None:
