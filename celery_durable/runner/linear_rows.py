@@ -133,7 +133,7 @@ def build_failure_commit(
 
 def build_lost_worker_commit(row: StepRow, commit_id: str, *, may_repeat: bool) -> StepCommit:
     """Build the commit that records that the worker of the step's attempt died: retry the step, or fail the run."""
-    if not may_repeat:
+    if not may_repeat or row.max_attempts == 1:
         what = f"the worker of attempt {row.attempts + 1} died or lost its lease"
         return build_failure_commit(row, commit_id, describe_unknown_end(what))
     if is_last_attempt(row):

@@ -449,6 +449,13 @@ def test_without_retries_a_dead_worker_is_a_loss_too(world: World) -> None:
     assert (instance.error, shop.calls) == (DIED, [1])
 
 
+def test_with_one_attempt_a_linear_step_whose_worker_died_is_a_loss_too(world: World) -> None:
+    line = Line(world, [LinearStep("PAY", max_attempts=1)], PAY=lambda ctx: world.worker.die())
+    instance = line.flow.run()
+    world.run_after(LEASE)
+    assert (instance.error, line.called) == (DIED, [("PAY", "RUN", 1)])
+
+
 @pytest.mark.parametrize("end", ["dies", "stops"])
 def test_the_handler_of_a_linear_step_is_not_called_again_either(world: World, end: str) -> None:
     worker = world.new_worker(interruptions=(Leaving,))
