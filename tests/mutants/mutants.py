@@ -83,6 +83,19 @@ MUTANTS: tuple[Mutant, ...] = (
         ("replay_state:ReplayState.decide_do", "row.is_finished", "row.is_finished and is_only_open"),
     ),
     mutant(
+        "a step is called again though the end of its attempt is unknown",
+        ("replay_state:ReplayState.decide_do", "not may_repeat or max_attempts == 1", "max_attempts == 1"),
+    ),
+    mutant(
+        "a worker that stops does not report the unknown end of its attempt",
+        ("runner.attempts:Attempts.record_interrupted", "list(self._unrecorded.values())", "()"),
+    ),
+    mutant(
+        "a step whose transaction was lost is called again though its end is unknown",
+        ("runner.attempts:Attempts._finish", "if not step.may_repeat:", "if False:"),
+        caught_by="tests/runner/test_lost_attempts.py::test_a_commit_that_was_cut_is_looked_up_and_the_function_is_not_called_again[postgresql-before]",
+    ),
+    mutant(
         "a race leaves its losers open",
         (
             "runner.execution_context:ExecutionContext.build_race_end",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tests.simulation import delegates, lines, maps, messages, topics
+from tests.simulation import delegates, lines, maps, messages, once, topics
 from tests.simulation.linear import is_linear
 from tests.simulation.programs import FAILS, expected, find_cleanup
 from tests.support import invariants
@@ -89,6 +89,7 @@ QUERIES = {
         SELECT s.instance_pk, s.step_key FROM workflow_step s
         WHERE s.type = 'sleep' AND s.status = 'completed' AND s.finished_at < s.wake_at""",
     **lines.QUERIES,
+    **once.QUERIES,
     **topics.QUERIES,
     **messages.QUERIES,
     **delegates.QUERIES,

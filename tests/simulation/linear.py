@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from celery_durable import Completed, Dead, LinearContext, LinearStep, Retry, TaskType, Waiting
 from celery_durable.definitions import LinearDefinition, define_linear
-from tests.simulation.programs import EVENTS, RETRY_SECONDS, ledger
+from tests.simulation.programs import EVENTS, RETRY_SECONDS, ledger, on_lost
 
 LINEAR = "linear"
 _STEPS = ("book0", "book1", "plain2", "plain3", "emit4.news")
@@ -65,7 +65,9 @@ def _behaviour(dice: random.Random, name: str) -> dict[str, Any]:
 def make_linear(host: Host, plan: Plan) -> LinearDefinition:
     """The workflow with these steps; a handler for every step that any list has."""
     steps = [
-        LinearStep(name, max_attempts=most, delay=RETRY_SECONDS, backoff="constant", timeout=None)
+        LinearStep(
+            name, max_attempts=most, delay=RETRY_SECONDS, backoff="constant", timeout=None, on_lost=on_lost(name)
+        )
         for name, most in plan
     ]
 

@@ -7,11 +7,12 @@ import sqlite3
 from collections import Counter
 from typing import Any
 
+from tests.simulation.programs import is_once
 from tests.simulation.witnesses import IS_COPY
 
 _ARROWS = """
     'PENDING READY 0', 'READY RUNNING 0', 'WAITING READY 0', 'WAITING RUNNING 0', 'RUNNING WAITING 0', 'RUNNING DONE 0',
-    'RUNNING READY 1', 'RUNNING DEAD 1', 'READY DEAD 1', 'WAITING DEAD 1'"""
+    'RUNNING READY 0', 'RUNNING READY 1', 'RUNNING DEAD 1', 'READY DEAD 1', 'WAITING DEAD 1'"""
 _TAKES = "a.new_event IS NOT NULL AND a.new_event IS NOT a.old_event"
 
 QUERIES = {
@@ -93,7 +94,7 @@ def _steps(database: sqlite3.Connection, pk: int, run: int) -> list[dict[str, An
         SELECT s.name, s.status, s.attempts, s.max_attempts, s.result, s.error_name, e.payload,
           (SELECT count(*) FROM author_arrow a WHERE a.pk = s.instance_pk AND a.run = s.run_number
              AND a.step_key = s.step_key AND a.attempts = 1
-             AND a.error IN ('LEASE_EXPIRED', 'WorkerCrashLoop', 'StepTransactionLost')),
+             AND a.error IN ('LEASE_EXPIRED', 'OutcomeUnknown', 'WorkerCrashLoop', 'StepTransactionLost')),
           (SELECT count(*) FROM author_arrow a WHERE a.pk = s.instance_pk AND a.run = s.run_number
              AND a.step_key = s.step_key AND a.attempts = 1 AND a.error IN ('Retry', 'ValueError', 'Dead')),
           {IS_COPY.format("s")}
@@ -133,6 +134,8 @@ def _wrong_death(
             is_right = params[step["name"]]["dies"]
         case "WorkerCrashLoop":
             is_right = faults >= 5
+        case "OutcomeUnknown":
+            is_right = (is_once(step["name"]) or step["max_attempts"] == 1) and faults > 0
         case "LEASE_EXPIRED" | "StepTransactionLost":
             is_right = is_last and faults > 0
         case _:

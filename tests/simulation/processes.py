@@ -24,6 +24,10 @@ from celery_durable.values import Retries
 from tests.simulation.linear import LINEAR
 
 
+class ColdShutdown(BaseException):
+    """What a process raises, anywhere in a pass, that is told to quit."""
+
+
 class Runtime(HarnessRuntime):
     """The runtime of one process; at each checkpoint the schedule has a say."""
 
@@ -35,6 +39,7 @@ class Runtime(HarnessRuntime):
     def begin(self, seed: int) -> None:
         """A new process takes the place of the last one."""
         self.is_dead, self.is_starved, self.has_session, self.may_die = False, False, False, False
+        self.is_quitting = False
         self.incarnation = object()
         self.ref: RunRef | None = None
         self.passed.clear()
@@ -62,7 +67,9 @@ class Runtime(HarnessRuntime):
         schedule.inside = self
         if workflow != LINEAR:  # whose handlers tell more
             schedule.begins((instance_id, self.ref.run_number, step), number)
-        return body()
+        result = body()
+        schedule.perhaps_leave(self, "body")
+        return result
 
 
 class Machine(Process):
@@ -136,7 +143,7 @@ class Worker(Machine):
             send_messages=Outbox(self.store, self.world.settings, self.send).send_committed,
             should_stop=lambda: self.should_stop,
             kinds=remote.KINDS,
-            stops_process=ends_the_process,
+            stops_process=lambda error: isinstance(error, ColdShutdown) or ends_the_process(error),
         )
 
     def take(self, ref: RunRef, number: int) -> CooperativeThread:
@@ -148,7 +155,10 @@ class Worker(Machine):
     def _advance(self) -> str:
         ref = self.runtime.ref
         assert ref is not None
-        return self.until_dead(lambda: self.runner.advance(ref, task_id=self.task_id, node=self.name).summary)
+        try:
+            return self.until_dead(lambda: self.runner.advance(ref, task_id=self.task_id, node=self.name).summary)
+        except ColdShutdown:
+            return "left"
 
 
 class Emitter(Machine):

@@ -10,7 +10,8 @@ its execution: no two bodies return the same, so that mixed records show.
 from __future__ import annotations
 
 import random
-from typing import Any, Protocol
+import re
+from typing import Any, Literal, Protocol
 
 import sqlalchemy as sa
 
@@ -36,6 +37,7 @@ TOPICS = ("news", "alarm")
 TASK = "work"
 RETRY_SECONDS = 5
 CLEANUP = "cleanup"
+_ONCE = re.compile(r"(book|plain)\d*[13579](~|$)")
 FAILS = "fail"
 """The key of an operation that ends its program; only children have it."""
 
@@ -253,8 +255,17 @@ def make_definition(host: Host) -> WorkflowDefinition:
     return defined.definition
 
 
+def is_once(step: str) -> bool:
+    """Whether a step may not be called again once the end of an attempt is unknown: those of an odd number."""
+    return _ONCE.match(step) is not None
+
+
+def on_lost(step: str) -> Literal["resend", "fail"]:
+    return "fail" if is_once(step) else "resend"
+
+
 def _config(op: Op) -> StepConfig:
-    return StepConfig(retries=_retries(op))
+    return StepConfig(retries=_retries(op), on_lost=on_lost(op["key"]))
 
 
 def _retries(op: Op) -> Retries:

@@ -20,17 +20,20 @@ from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.cooperative import Crash, current_cooperative_thread
-from tests.simulation import delegates, invariants, lines, maps, messages
+from tests.simulation import delegates, invariants, lines, maps, messages, once
 from tests.simulation.calm import Calm
 from tests.simulation.clients import Clients
 from tests.simulation.errands import Errands
 from tests.simulation.foreign import Foreign
 from tests.simulation.linear import make_plan
-from tests.simulation.processes import Machine, Runtime, Worker
+from tests.simulation.processes import ColdShutdown, Machine, Runtime, Worker
 from tests.simulation.programs import RETRY_SECONDS
 from tests.simulation.story import Story
 
 _UNLOCKED = frozenset({"claimed", "before-body", "after-body", "after-commit", "before-publish", "after-publish"})
+
+
+_AT_A_BODY = ("before-body", "after-body")
 
 
 @functools.lru_cache(1)
@@ -123,6 +126,7 @@ class Schedule:
             broken += invariants.wrong_counts(self.world.raw, self.story)
             broken += lines.wrong(self.world.raw, self.story) + messages.wrong(self.world.raw, self.story)
             broken += delegates.wrong(self.world.raw, self.story) + maps.wrong(self.world.raw, self.story)
+            broken += once.wrong(self.world.raw, self.story)
             broken += Calm(self).wake_zombies() + self._changed_runs() + self.story.wrongs
         return broken
 
@@ -158,6 +162,7 @@ class Schedule:
             return
         if runtime.is_dead:
             raise Crash(name)
+        self.perhaps_leave(runtime, name)
         rarity = 5 if name.endswith("publish") or runtime is self.world.answerer.runtime else 1
         if self.dice.random() < self._crashes * rarity:
             runtime.is_dead = True
@@ -167,6 +172,19 @@ class Schedule:
         thread = current_cooperative_thread()
         if thread is not None and name in _UNLOCKED and not runtime.has_session and self.dice.random() < self._parks:
             thread.park(name)
+
+    def perhaps_leave(self, runtime: Runtime, where: str) -> None:
+        """Raise what a cold shutdown raises, wherever the process is, if it has been told to quit."""
+        if not runtime.is_quitting or self.is_calm:
+            return
+        runtime.is_quitting = False
+        self.tell(f"{runtime.name} leaves at {where}")
+        self.story.stats[f"left at {where}"] += 1
+        ref = runtime.ref
+        assert ref is not None
+        self._fault(ref)
+        self.story.cuts[ref.instance_id, ref.run_number] += 1  # the body may run again as the same attempt
+        raise ColdShutdown
 
     def cut(self, machine: Machine) -> str | None:
         """Whether the connection breaks in this commit, and whether the commit is applied nevertheless."""
@@ -368,7 +386,9 @@ class Schedule:
 
     def _stop(self) -> None:
         if self.busy:
-            worker = self.dice.choice(self.busy)
+            at_a_body = [each for each in self.busy if each.thread and each.thread.parked_at in _AT_A_BODY]
+            worker = self.dice.choice(at_a_body or self.busy)
             worker.should_stop = True
-            self.tell(f"{worker.name} shuts down")
+            worker.runtime.is_quitting = self.taken % 3 != 0
+            self.tell(f"{worker.name} shuts down{', cold' if worker.runtime.is_quitting else ''}")
             self.story.stats["stopped"] += 1

@@ -1,6 +1,7 @@
 """What the database itself writes down while a schedule runs, in triggers: no process can forget, or die in between.
 
 author_arrow     each change of a linear step's row
+author_lost      each step that failed because the end of an attempt is unknown
 author_emission  each emission that was started; ``over``: when its row was removed
 author_meant     the waits that were open when it began, and had got nothing yet
 author_missed    those of them that were open still when it was over, and had got nothing
@@ -39,6 +40,14 @@ def _emitted(name: str, when: str) -> str:
         END;"""
 
 
+def _lost(name: str, when: str) -> str:
+    return f"""
+        CREATE TRIGGER {name} AFTER {when} AND NEW.error_name = 'OutcomeUnknown' AND NOT {IS_COPY.format("NEW")}
+        BEGIN
+            INSERT INTO author_lost VALUES (NEW.instance_pk, NEW.run_number, NEW.step_key);
+        END;"""
+
+
 SCRIPT = f"""
     CREATE TABLE author_arrow (
         pk, run, step_key, old, new, attempts, error, old_event, new_event, wait_type, deadline, at);
@@ -48,6 +57,10 @@ SCRIPT = f"""
             NEW.instance_pk, NEW.run_number, NEW.step_key, OLD.status, NEW.status, NEW.attempts - OLD.attempts,
             NEW.error_name, OLD.event_seq, NEW.event_seq, OLD.wait_event_type, OLD.wake_at, NEW.started_at);
     END;
+
+    CREATE TABLE author_lost (pk, run, step_key);
+    {_lost("author_loses", "INSERT ON workflow_step WHEN TRUE")}
+    {_lost("author_loses_later", "UPDATE ON workflow_step WHEN OLD.commit_id <> NEW.commit_id")}
 
     CREATE TABLE author_emission (nr INTEGER PRIMARY KEY, id, topic, payload, at, over);
     CREATE TABLE author_meant (nr, pk, run, step_key, wait_type);
@@ -147,5 +160,6 @@ COUNTS = """
       WHERE type IN ('task', 'child') AND status = 'errored' GROUP BY 1
     UNION ALL SELECT 'Cancelled raised', count(*) FROM (SELECT DISTINCT instance_pk, run_number FROM workflow_step
       WHERE status = 'cancelled' AND error_name = 'Cancelled')
+    UNION ALL SELECT 'unknown end', count(*) FROM author_lost
     UNION ALL SELECT 'received from a topic', count(*) FROM workflow_event WHERE type LIKE 'topic:%'"""
 """What happened, for the check that every kind of event occurs often enough."""
