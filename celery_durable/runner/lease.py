@@ -162,7 +162,7 @@ class Lease:
         try:
             store.transact_once(self._renew, timeouts=PASS)
         except Exception as exc:
-            if not store.is_transient(exc):
+            if not (store.is_transient(exc) or store.is_commit_in_doubt(exc)):
                 raise
             requested_at, was_away = self._monotonic(), True
             store.transact(self._renew, timeouts=PASS)

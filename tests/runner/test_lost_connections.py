@@ -102,6 +102,32 @@ def test_a_session_whose_commit_is_in_doubt_is_looked_up_also_where_it_held_the_
     assert len(world.bodies) == (1 if is_applied else 2)
 
 
+@pytest.mark.parametrize("is_applied", [True, False])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_body_whose_transaction_was_lost_runs_again_though_the_renewal_is_in_doubt_too(
+    world: World, is_applied: bool
+) -> None:
+    world.exempt["I9"] = "the body runs again on purpose"
+    commits = []
+
+    def cut(connection: sa.Connection) -> None:
+        commits.extend(world.bodies[:1])
+        if len(commits) not in (1, 3):  # the body's, which is then looked for, and that of the renewal
+            return
+        if is_applied and len(commits) == 3:
+            connection.connection.driver_connection.commit()
+        connection.connection.driver_connection.close()
+
+    sa.event.listen(world.worker.store.engine, "commit", cut)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        return step.do("book", world.book, event.instance_id, event.run_number)
+
+    assert order.run().output == "booked book"
+    assert len(world.bodies) == 2
+
+
 def test_a_database_that_breaks_at_a_boundary_fails_no_step_and_the_run_is_found_again(world: World) -> None:
     ran = []
 
