@@ -85,6 +85,11 @@ QUERIES = {
         SELECT instance_id, lease_until, next_check_at FROM workflow_instance
         WHERE claim_token IS NOT NULL
           AND (next_check_at IS NULL OR next_check_at > max(lease_until, :now) + 30 * 1000000)""",
+    # After a rewind to one of its branches, the others of a call end in a commit of their own.
+    "C2 a run raises Cancelled at one call": """
+        SELECT instance_pk, run_number FROM workflow_step WHERE status = 'cancelled' AND error_name = 'Cancelled'
+        GROUP BY instance_pk, run_number HAVING count(DISTINCT CASE instr(step_key, '~') WHEN 0 THEN step_key
+          ELSE substr(step_key, instr(step_key, '~') - 1, 1) END) > 1""",
     "I8c a sleep does not end early": """
         SELECT s.instance_pk, s.step_key FROM workflow_step s
         WHERE s.type = 'sleep' AND s.status = 'completed' AND s.finished_at < s.wake_at""",
