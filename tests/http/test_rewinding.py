@@ -265,3 +265,16 @@ def test_an_explanation_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
     said = api.get(f"{BAD}/b-1/explain")
     assert "[secret]" in said.json()["sentence"]
     assert "paper jam" not in said.text
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("terminate", {"children": 0}),
+        ("retry", {"delayMs": False}),
+        ("retry", {"delayMs": "600000"}),
+        ("retry", {"dryRun": "yes"}),
+    ],
+)
+def test_a_value_of_another_json_type_is_refused(api: TestClient, order: str, operation: str, body: Any) -> None:
+    refused(api.post(f"{order}/{operation}", json=body), 400, "INVALID_REQUEST")

@@ -30,5 +30,12 @@ def test_ticks_run_workflows_in_the_serving_process(shop: Shop, api: TestClient)
 
 
 def test_a_tick_is_bounded(api: TestClient) -> None:
-    for body in ({"maxInstances": 0}, {"maxInstances": 101}, {"maxSteps": 0}, {"maxSteps": 1025}, []):
+    for body in (
+        {"maxInstances": 0},
+        {"maxInstances": 101},
+        {"maxSteps": 0},
+        {"maxSteps": 1025},
+        {"maxSteps": "2"},
+        [],
+    ):
         refused(api.post("/_runner/tick", json=body), 400, "INVALID_REQUEST")
