@@ -115,7 +115,7 @@ class LifecycleOperations:
         self._context.after_commit(lambda: stop.announce(due_runs))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # the name of a hostile request must not get into the log by an error that shows it
 class _Stop:
     """A cancel or a termination of an instance for the reason ``why``.
 
