@@ -11,9 +11,9 @@ From the folder above this one, once, and then in one terminal:
 
 In another:
 
-    celery -A examples.undo durable start trip -P trip_id=t-1 -P cents:=64000 --id t-1
-    celery -A examples.undo durable cancel trip t-1 --reason 'too far'
-    celery -A examples.undo durable show trip t-1
+    celery -A examples.undo durable start holiday -P trip_id=t-1 -P cents:=64000 --id t-1
+    celery -A examples.undo durable cancel holiday t-1 --reason 'too far'
+    celery -A examples.undo durable show holiday t-1
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def take_back(step: Step, undo: list[Undo], why: str) -> None:
         step.do(f"{name} ({why})", UNTIL_IT_WORKS, function, argument)
 
 
-@durable_workflow(name="trip")
-def trip(event: WorkflowEvent[Trip], step: Step) -> str:
+@durable_workflow(name="holiday")
+def holiday(event: WorkflowEvent[Trip], step: Step) -> str:
     this = event.payload
     undo: list[Undo] = []
     try:

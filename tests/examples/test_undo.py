@@ -12,7 +12,7 @@ from celery_durable import Status
 from celery_durable.testing import DurableHarness, assert_crash_safe
 from examples import payments, undo
 
-pytestmark = pytest.mark.durable(workflows=[undo.trip])
+pytestmark = pytest.mark.durable(workflows=[undo.holiday])
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +23,9 @@ def others() -> None:
 
 def book(harness: DurableHarness, card: str = "4242") -> Any:
     number = str(uuid.uuid4())
-    handle = undo.trip.create(undo.Trip(trip_id=number, cents=64000, card=card), id=number)
+    handle = undo.holiday.create(undo.Trip(trip_id=number, cents=64000, card=card), id=number)
     harness.run_until_idle()
-    return harness.instance(undo.trip, handle.id)
+    return harness.instance(undo.holiday, handle.id)
 
 
 def is_refunded(handle: Any) -> list[bool]:
@@ -85,4 +85,4 @@ def test_a_payment_whose_answer_was_lost_is_given_back(durable_harness: DurableH
 
 def test_taking_back_is_crash_safe() -> None:
     trip = undo.Trip(trip_id="t-1", cents=64000, card=payments.DECLINED)
-    assert_crash_safe(undo.trip, trip, expect_error="NonRetryableError", side_effects=lambda _: undo.hotels)
+    assert_crash_safe(undo.holiday, trip, expect_error="NonRetryableError", side_effects=lambda _: undo.hotels)
