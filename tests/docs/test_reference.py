@@ -37,6 +37,7 @@ from tests.docs.explain_codes import insert_table
 
 DEBUGGING = ROOT / "docs" / "how-to" / "debugging.md"
 OWNERS: dict[str, tuple[object, ...]] = {
+    "cancel.md": (celery_durable.CurrentStep,),
     "http.md": (http, celery_durable.Durable),
     "fastapi.md": (fastapi, contrib_fastapi),
     "django.md": (transaction, testing),
