@@ -77,13 +77,15 @@ class Lease:
         return self._monotonic() >= self._renewal_due_at
 
     def call_if_cancelled(self, owner: object, call: Callable[[], None] | None) -> None:
-        """Call ``call`` when the renewer notices that the run was cancelled; None withdraws that of this owner.
+        """Call ``call`` when the renewer notices that the run was cancelled, or now; None withdraws that of this owner.
 
         It is called under the lock, so not after it was withdrawn.
         """
         with self._lock:
             if call is None:
                 self._when_cancelled.pop(owner, None)
+            elif self.is_cancelled:
+                call()
             else:
                 self._when_cancelled[owner] = call
 

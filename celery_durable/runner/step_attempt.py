@@ -50,9 +50,10 @@ BodyOutcome = Returned | Raised | TimedOut | PassOver
 
 current_attempt: contextvars.ContextVar[StepAttempt | None] = running_attempt
 """The attempt whose body runs on this thread, if any."""
-_FOREVER = timedelta(days=365)
 current_run: contextvars.ContextVar[RunRef | None] = contextvars.ContextVar("celery_durable_run", default=None)
 """The run whose pass runs on this thread, if any."""
+_FOREVER = timedelta(days=365)
+"""The time of a body without a timeout that a cancel may interrupt: the alarm needs one."""
 
 
 class StepAttempt:

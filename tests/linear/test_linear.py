@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Completed, LinearContext, LinearStep, LinearWorkflow, Retry, TaskType, Waiting
+from celery_durable import Completed, LinearContext, LinearStep, LinearWorkflow, Retry, TaskType, Waiting, current_step
 from celery_durable.definitions import define_linear
 from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, InstanceTerminal
 from tests.support.lines import Line, done, rows, state, waits_for
@@ -248,3 +248,18 @@ def test_an_async_handler_is_refused_where_it_is_registered() -> None:
         with pytest.raises(AsyncNotSupported):
             flow.handler("PAY")(handler)  # type: ignore[type-var]
     assert flow.definition.handlers == {}
+
+
+def test_a_handler_that_asks_ends_with_the_cancel_of_its_run(world: World) -> None:
+    def poll(ctx: LinearContext) -> Completed:
+        instance.cancel("sold twice")
+        world.worker.renew_leases()
+        current_step().check()
+        return Completed("paid")
+
+    line = Line(world, PAY=poll)
+    instance = line.flow.create()
+    world.run_until_idle()
+    reason = world.operations.history.read("order", "i-1").reason
+    assert (state(instance), reason) == ("CANCELED", "cancelled: sold twice")
+    assert [step for step, _, _ in line.called] == ["VALIDATE", "PAY"]

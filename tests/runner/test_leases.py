@@ -203,6 +203,17 @@ def test_a_lease_is_renewed_every_third_of_its_length(held: Held) -> None:
 
 
 @on_one_database
+def test_a_body_that_begins_after_the_cancel_was_noticed_is_ended_too(held: Held) -> None:
+    ended = []
+    held.lease.call_if_cancelled("early", lambda: ended.append("early"))
+    held.lease.call_if_cancelled("withdrawn", lambda: ended.append("withdrawn"))
+    held.lease.call_if_cancelled("withdrawn", None)
+    held.lease.cancel()
+    held.lease.call_if_cancelled("late", lambda: ended.append("late"))
+    assert ended == ["early", "late"]
+
+
+@on_one_database
 @pytest.mark.parametrize("renews", ["the renewer", "the pass"])
 def test_a_renewal_counts_from_before_it_was_asked_for(held: Held, renews: str) -> None:
     """The database's lease begins with the statement, however late its answer comes."""

@@ -159,6 +159,12 @@ def test_repeat_is_yes_or_no() -> None:
     assert str(refused.value) == "Setting StepConfig.repeat=3 cannot be used: use True or False"
 
 
+def test_an_unknown_way_to_take_a_cancel_is_refused() -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        StepConfig(on_cancel="stop")  # type: ignore[arg-type]
+    assert str(refused.value) == 'Setting StepConfig.on_cancel=\'stop\' cannot be used: use "wait" or "abandon"'
+
+
 @pytest.mark.parametrize(
     "make",
     [
