@@ -6,7 +6,6 @@ import enum
 from datetime import timedelta
 from typing import Any
 
-import pydantic
 import pytest
 
 from celery_durable import (
@@ -21,29 +20,12 @@ from celery_durable import (
 )
 from celery_durable.errors import InstanceTerminal
 from celery_durable.linear import Completed
+from tests.support.billing import Bill
 from tests.support.flows import flow_of
 from tests.support.lost_connections import cut_commit
 from tests.support.world import Worker, World, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
-
-class Bill(pydantic.BaseModel):
-    cents: int
-
-
-@pytest.fixture
-def billing(world: World) -> Any:
-    """A child that waits for its payment; it fails where that is nothing."""
-
-    @world.workflow
-    def billing(event: WorkflowEvent[Bill], step: Step) -> Bill:
-        paid = step.wait_for_event("payment", "paid").payload
-        if not paid:
-            raise KeyError("no payment")
-        return Bill(cents=event.payload.cents + paid)
-
-    return billing
 
 
 @pytest.fixture

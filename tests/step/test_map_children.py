@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pydantic
-import pytest
 import sqlalchemy as sa
 
 from celery_durable import Child, LinearStep, LinearWorkflow, Retries, Step, StepFailed, WorkflowEvent
@@ -15,29 +13,12 @@ from celery_durable.linear import Completed
 from celery_durable.model import ItemRef, ParentStep, Scope
 from celery_durable.operations import OperationContext, Operations
 from celery_durable.runtime import Runtime
+from tests.support.billing import Bill
 from tests.support.databases import on_databases
 from tests.support.flows import flow_of
 from tests.support.world import World
 
 database = on_databases("sqlite", "postgresql", "mariadb")
-
-
-class Bill(pydantic.BaseModel):
-    cents: int
-
-
-@pytest.fixture
-def billing(world: World) -> Any:
-    """A child that waits for its payment; it fails where that is nothing."""
-
-    @world.workflow
-    def billing(event: WorkflowEvent[Bill], step: Step) -> Bill:
-        paid = step.wait_for_event("payment", "paid").payload
-        if not paid:
-            raise KeyError("no payment")
-        return Bill(cents=event.payload.cents + paid)
-
-    return billing
 
 
 def mapping(world: World, workflow: Any, count: int = 3, name: str = "month", **options: Any) -> Any:
