@@ -70,10 +70,6 @@ def charge(tx: StepTx, trip: Trip) -> str:
         raise NonRetryableError(str(declined)) from declined
 
 
-def give_back(trip_id: str) -> None:
-    payments.refund_order(trip_id)
-
-
 UNTIL_IT_WORKS = StepConfig(retries=Retries(limit=None, delay="1 minute", max_delay="1 hour"))
 Undo = tuple[str, Callable[[str], None], str]
 
@@ -91,7 +87,7 @@ def holiday(event: WorkflowEvent[Trip], step: Step) -> str:
         try:
             undo.append(("release the room", release, this.trip_id))
             step.do("reserve a room", reserve, this.trip_id)
-            undo.append(("give the money back", give_back, this.trip_id))
+            undo.append(("give the money back", payments.refund_order, this.trip_id))
             step.do("charge", charge, this)
             step.wait_for_event("wait for the airline", "ticket", timeout="3 days")
         except StepFailed:

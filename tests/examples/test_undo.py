@@ -61,14 +61,14 @@ def test_a_cancel_while_a_failure_is_taken_back_leaves_nothing_behind(
     durable_harness: DurableHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = book(durable_harness)
-    closed = [True]
+    closed, refund_order = [True], payments.refund_order
 
     def refund(trip_id: str) -> None:
         if closed:
             raise ConnectionError(closed.pop())
-        payments.refund_order(trip_id)
+        refund_order(trip_id)
 
-    monkeypatch.setattr(undo, "give_back", refund)
+    monkeypatch.setattr(payments, "refund_order", refund)
     durable_harness.advance("3 days")
     handle.cancel()
     durable_harness.run_until_idle()
