@@ -271,7 +271,7 @@ class ExecutionContext:
             kept: dict[str, Any] = {} if row is None else {"attempts": row.attempts, "event_type": row.wait_event_type}
             kept |= {"error": (CANCELLED, cancelled.reason or ""), "commit_id": commit_id, **columns}
             writes.append(self.build_write(execution, StepStatus.CANCELLED, **kept))
-        self.commit(StepCommit(commit_id, writes, logs, [EndChildren("cancel", str(cancelled))]))
+        self.commit(StepCommit(commit_id, writes, logs, [EndChildren("cancel", cancelled.reason)]))
         for execution in executions:
             self._apply_to(execution)
 

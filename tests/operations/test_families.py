@@ -97,9 +97,12 @@ def test_the_children_of_a_terminated_run_end_too_and_theirs(harness: DurableHar
         "t": "terminated", "t-done": "complete", "loser": "terminated", "late": "terminated", "own": "terminated",
         "own-leaf": "terminated", "free": "waiting",
     }  # fmt: skip
-    reason = "its parent families-tree/t has ended: sold twice"
+    reason = "its parent families-tree/t was terminated: sold twice"
     assert harness.instance(branch, "own").history().reason == reason
-    assert harness.instance(leaf, "own-leaf").history().reason == f"its parent families-branch/own has ended: {reason}"
+    assert (
+        harness.instance(leaf, "own-leaf").history().reason
+        == f"its parent families-branch/own was terminated: {reason}"
+    )
     assert harness.durable.internals.operations.outbox.read() == []
 
 
@@ -216,7 +219,7 @@ def test_the_children_of_a_cancelled_run_clean_up_too(careful_harness: DurableHa
     careful_harness.run_until_idle()
     assert (cleaned, parent.status().status) == ([("p", "sold twice")], Status.TERMINATED)
     careful_harness.advance("1 hour")
-    why = "its parent families-careful/p has ended: cancelled: sold twice"
+    why = "its parent families-careful/p was cancelled: sold twice"
     assert sorted(cleaned) == [("kid-0", why), ("kid-1", why), ("p", "sold twice")]
     statuses = {id_: careful_harness.instance(careful, id_).status().status for id_ in ("kid-0", "kid-1", "free")}
     assert statuses == {"kid-0": Status.TERMINATED, "kid-1": Status.TERMINATED, "free": Status.WAITING}

@@ -36,6 +36,7 @@ from celery_durable.store.runs import items, outbox
 END_CHILDREN = "celery_durable.end_children"
 """The name of the outbound event. Its payload is that of `ChildrenToEnd`."""
 _BATCH = 100
+_PAST = {"terminate": "terminated", "cancel": "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def end_children(
             children.append(child)
         if (workflow := parse_children_event_type(step.wait_event_type)) is not None:
             children += [(workflow, id_) for id_ in items.find_open_ids(tx, pk, run.run_number, step.step_key)]
-    why = f"its parent {run.workflow}/{run.instance_id} has ended" + ("" if reason is None else f": {reason}")
+    why = f"its parent {run.workflow}/{run.instance_id} was {_PAST[action]}" + ("" if reason is None else f": {reason}")
     messages = []
     for start in range(0, len(children), _BATCH):
         part = ChildrenToEnd(action, why, pk, now_us, children[start : start + _BATCH])
