@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         WorkflowParamsInvalid,
         WorkflowsRequired,
     )
-    from celery_durable.explain import Diagnosis
     from celery_durable.handles import Workflow, WorkflowInstance
+    from celery_durable.insight.explain import Diagnosis
     from celery_durable.linear import Completed, Dead, LinearContext, Outcome, Retry, TaskType, Waiting
     from celery_durable.model import (
         AttemptOutcome,
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
         Waiter,
         WorkflowEvent,
     )
-    from celery_durable.operations.service import WorkflowService, require_workflows
     from celery_durable.redaction import Redact, RedactionContext
+    from celery_durable.service import WorkflowService, require_workflows
     from celery_durable.step import CurrentStep, Step, StepFuture, StepLog, StepTx, current_step
     from celery_durable.values import Duration, Retries, StepConfig
 
@@ -160,12 +160,12 @@ _ROOMS = (
     "errors",
     "model",
     "values",
-    "explain",
+    "insight.explain",
     "definitions",
     "step",
     "linear",
     "redaction",
-    "operations.service",
+    "service",
     "handles",
     "app",
     "decorators",

@@ -44,7 +44,7 @@ from celery_durable.wire.responses import (
 )
 
 if TYPE_CHECKING:  # a client of the API needs neither the operations nor SQLAlchemy
-    from celery_durable.operations import Operations
+    from celery_durable.all_operations import Operations
 
 Q = TypeVar("Q", bound=RequestModel)
 A = TypeVar("A", bound=Response)

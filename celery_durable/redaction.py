@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from celery_durable import values
-from celery_durable.explain import Facts
 from celery_durable.model import (
     AttemptRecord,
     AuditRecord,
@@ -240,22 +239,6 @@ class Redaction:
         return {
             key: replace(each, value=self.redact_value(each.value, "published", key)) for key, each in found.items()
         }
-
-    @_needs_hook
-    def redact_facts(self, facts: Facts) -> Facts:
-        """Redact the facts of a diagnosis, because its sentence quotes errors and reasons."""
-        run, last = facts.run, facts.last_step
-        return replace(
-            facts,
-            run=replace(
-                run,
-                error_message=self.redact_value(run.error_message, "error"),
-                reason=self.redact_value(run.reason, "reason"),
-            ),
-            open_steps=tuple(self.redact_step(step) for step in facts.open_steps),
-            last_step=None if last is None else self.redact_step(last),
-            last_attempt=None if facts.last_attempt is None else self.redact_attempt(facts.last_attempt),
-        )
 
     def _redact_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
         return {name: self.redact_value(value, "label", name) for name, value in labels.items()}

@@ -18,10 +18,10 @@ from celery_durable.definitions import WorkflowOptions, define
 from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid, NotConfigured
 from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
-from celery_durable.operations.service import Service, WorkflowService
 from celery_durable.packages import RequiredWorkflows, load_from_entry_points, load_from_packages
 from celery_durable.redaction import Redact
 from celery_durable.runtime import Runtime
+from celery_durable.service import Service, WorkflowService
 from celery_durable.step import Step
 from celery_durable.store.migrations import migrate
 from celery_durable.tasks.lost.bootstep import HeldTasksStep

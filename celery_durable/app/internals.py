@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_durable import tasks
+from celery_durable.all_operations import Operations
 from celery_durable.app.processes import CeleryProcesses
 from celery_durable.config import Settings, name_as_written, read_settings
 from celery_durable.definitions import SHARED, Registry
@@ -20,7 +21,7 @@ from celery_durable.errors import ConfigInvalid, NotConfigured
 from celery_durable.handles.host import refuse_using
 from celery_durable.housekeeping import CallQueue, Job
 from celery_durable.model import OutboundEvent
-from celery_durable.operations import OperationContext, Operations
+from celery_durable.operations.context import OperationContext
 from celery_durable.packages import Bindings
 from celery_durable.redaction import Redact, Redaction
 from celery_durable.runtime import CallAsync, Runtime
@@ -222,7 +223,7 @@ class Internals:
         return OutboundDeliverer(self.store, self.settings, self.runtime, self.handlers, self._stops_process)
 
     def _end_children(self, event: OutboundEvent) -> None:
-        self.operations.families.end_children(event.payload)
+        self.operations.lifecycle.end_children(event.payload)
 
     def end_children(self) -> None:
         """End the children of terminated runs, for `Durable.tick`: there may be no worker to do it."""
@@ -232,7 +233,7 @@ class Internals:
     @functools.cached_property
     def answers(self) -> AnswerCommitter:
         """Delivers the results of Celery tasks to the steps that wait for them."""
-        return AnswerCommitter(lambda: self.operations, self.settings, self.runtime)
+        return AnswerCommitter(lambda: self.operations.answers, self.settings, self.runtime)
 
     @functools.cached_property
     def task_end_handler(self) -> TaskEndHandler:

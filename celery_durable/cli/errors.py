@@ -12,7 +12,7 @@ import click
 
 from celery_durable.cli.output.console import strip_control_characters
 from celery_durable.errors import DurableError
-from celery_durable.explain import YOUR_APP
+from celery_durable.insight.explain import YOUR_APP
 
 REFUSED, NOT_FOUND, UNREACHABLE, NOT_ALLOWED, INTERRUPTED = 1, 3, 4, 5, 130
 _EXIT_CODES = {

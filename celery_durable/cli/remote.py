@@ -25,7 +25,7 @@ from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import DurationInput
 from celery_durable.cli.output.console import strip_control_characters
 from celery_durable.errors import DurableError
-from celery_durable.explain import YOUR_APP
+from celery_durable.insight.explain import YOUR_APP
 from celery_durable.runtime import Runtime
 
 _URL, _HEADERS = "DURABLE_URL", "DURABLE_HEADERS"

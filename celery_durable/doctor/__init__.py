@@ -21,7 +21,7 @@ from celery_durable.doctor.findings import (
 )
 from celery_durable.doctor.workers import check_workers
 from celery_durable.errors import DurableError
-from celery_durable.explain.due import find_remedy, is_refused_connection
+from celery_durable.insight.explain.due import find_remedy, is_refused_connection
 from celery_durable.model import SWEEP_TASK, Heartbeat, Outage, format_duration, iso
 from celery_durable.store.instances import overview
 from celery_durable.store.runs import outbox, schedule

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from celery_durable.app import Durable
 from celery_durable.doctor.findings import APP, Finding, Level
 from celery_durable.errors import UnsupportedDatabase
-from celery_durable.explain.due import find_remedy
+from celery_durable.insight.explain.due import find_remedy
 from celery_durable.model import Heartbeat, format_duration
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import server_info

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from celery_durable.all_operations import Operations
 from celery_durable.errors import ValueRefused
-from celery_durable.operations import Operations
 from celery_durable.runtime import CallAsync, Runtime
 from celery_durable.tasks.start import StartDependencies
 

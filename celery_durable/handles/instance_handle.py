@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_durable import values
-from celery_durable.explain import Diagnosis
+from celery_durable.all_operations import Operations
 from celery_durable.handles.host import HostInternals, call_with
+from celery_durable.insight.explain import Diagnosis
 from celery_durable.model import History, LogLevel, LogRecord, Published
-from celery_durable.operations import Operations
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.ext.asyncio import AsyncSession

@@ -22,6 +22,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from celery_durable import values
+from celery_durable.all_operations import Operations
 from celery_durable.http import timeouts
 from celery_durable.http.problems import (
     BodyTooLarge,
@@ -33,7 +34,6 @@ from celery_durable.http.problems import (
 )
 from celery_durable.http.timeouts import HookThreads
 from celery_durable.model import Permission, Scope
-from celery_durable.operations import Operations
 
 E = TypeVar("E", bound=Callable[..., Any])
 

@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response
 
 from celery_durable.app import Durable
 from celery_durable.commands import COMMANDS, INSTANCE, INSTANCES
-from celery_durable.explain import Diagnosis
 from celery_durable.http import openapi, timeouts
 from celery_durable.http.access import AccessControl, Authorize, Hook, make_guarded_route, requires
 from celery_durable.http.changes import CommandRoutes, TopicRoutes
@@ -24,6 +23,7 @@ from celery_durable.http.followers import Followers
 from celery_durable.http.problems import build_http_exception_response
 from celery_durable.http.process import ProcessRoutes
 from celery_durable.http.reading import ReadRoutes
+from celery_durable.insight.explain import Diagnosis
 from celery_durable.model import InstanceDetails, Permission, Record, Stats
 from celery_durable.wire.requests import CreateInstance
 from celery_durable.wire.responses import (

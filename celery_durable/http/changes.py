@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_durable import commands, values
+from celery_durable.all_operations import Operations
 from celery_durable.app import Durable
 from celery_durable.commands import A, Command, Q, Target
 from celery_durable.definitions import Definition
@@ -26,7 +27,6 @@ from celery_durable.http.access import Access, AccessControl, requires, restrict
 from celery_durable.http.openapi import TOPIC, IfMatch, InstanceId, WorkflowName
 from celery_durable.http.reading import Cursor, PageSize, json_response, parse_if_match
 from celery_durable.model import Permission
-from celery_durable.operations import Operations
 from celery_durable.wire.requests import (
     CreateBatch,
     CreateInstance,

@@ -7,10 +7,10 @@ import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from celery_durable.all_operations import Operations
 from celery_durable.errors import DurableError
 from celery_durable.http import timeouts
 from celery_durable.model import VersionedInstance
-from celery_durable.operations import Operations
 from celery_durable.runtime import real_monotonic
 
 _ReadKey = tuple[asyncio.AbstractEventLoop, str, str, str]

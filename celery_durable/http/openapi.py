@@ -13,8 +13,8 @@ from fastapi.security.base import SecurityBase
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from celery_durable.explain import Code, Diagnosis
 from celery_durable.http.problems import MEDIA_TYPE
+from celery_durable.insight.explain import Code, Diagnosis
 from celery_durable.model import (
     DueRuns,
     EventWait,

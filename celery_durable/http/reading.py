@@ -11,16 +11,16 @@ from fastapi import Header, Query
 from starlette.responses import Response
 
 from celery_durable import values
+from celery_durable.all_operations import Operations
 from celery_durable.app import Durable
 from celery_durable.errors import WorkflowNotFound
-from celery_durable.explain import explain
 from celery_durable.http import timeouts
 from celery_durable.http.access import requires, restrict_to_request_scope
 from celery_durable.http.followers import Followers
 from celery_durable.http.openapi import EventStream, IfNoneMatch, InstanceId, WorkflowName
 from celery_durable.http.stream import Stream, StreamPosition
+from celery_durable.insight.explain import explain
 from celery_durable.model import InstanceSummary, LogLevel, Page, Permission, Record, Status, VersionedInstance
-from celery_durable.operations import Operations
 from celery_durable.redaction import Redaction
 from celery_durable.values.names import MAX_LABELS
 from celery_durable.wire.encoding import to_json
@@ -185,7 +185,7 @@ class ReadRoutes:
         The response has a code for programs, a sentence for people, the facts behind them, and commands to run.
         """
         facts = self._operations.queries.facts(workflow, instance_id)
-        return json_response(explain(self._redaction(workflow, instance_id).redact_facts(facts)))
+        return json_response(explain(facts.redacted(self._redaction(workflow, instance_id))))
 
     @requires(Permission.READING)
     def history(

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import cast
 
+from celery_durable.all_operations import Operations
 from celery_durable.errors import InstanceNotFound
 from celery_durable.http import timeouts
 from celery_durable.http.followers import Followers
 from celery_durable.model import FINISHED_STEPS, InstanceStatus, Published, Record, Status, StepRecord
-from celery_durable.operations import Operations
 from celery_durable.redaction import Redaction
 from celery_durable.values import Cursors
 from celery_durable.wire.encoding import to_json

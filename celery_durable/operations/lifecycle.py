@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from celery_durable import notify, values
-from celery_durable.errors import Cancelled, InstanceTerminal
+from celery_durable.errors import Cancelled, InstanceNotFound, InstanceTerminal
 from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Parent, Status, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
 from celery_durable.store.engine import Tx
@@ -108,6 +110,14 @@ class LifecycleOperations:
         """
         reason = self._context.clean_reason(reason)
         self._run(_Stop(self._context, workflow, instance_id, reason, ends_children=children), if_version)
+
+    def end_children(self, payload: Mapping[str, Any]) -> None:
+        """End children of a run that was ended, as the event `END_CHILDREN` demands. Repeating it is harmless."""
+        ended = families.ChildrenToEnd(**payload)
+        end: Callable[..., None] = {"terminate": self.terminate, "cancel": self.cancel_once}[ended.action]
+        for workflow, instance_id in self._context.store.read(functools.partial(families.find_open, ended=ended)):
+            with suppress(InstanceNotFound, InstanceTerminal):  # it has ended meanwhile
+                end(workflow, instance_id, reason=ended.reason)
 
     def _run(self, stop: _Stop, if_version: Versions) -> None:
         work = functools.partial(stop.write, if_version=if_version)

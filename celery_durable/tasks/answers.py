@@ -17,8 +17,7 @@ from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.errors import NonRetryableError, ValueRefused
 from celery_durable.model import AnswerResult, TaskReference
-from celery_durable.operations import Operations
-from celery_durable.operations.answers import TaskException
+from celery_durable.operations.answers import AnswerOperations, TaskException
 from celery_durable.runtime import Runtime
 from celery_durable.tasks.pools import get_node_name
 
@@ -37,7 +36,7 @@ _RESULTS = {
 class AnswerCommitter:
     """Commits answers. ``reference``: a `TaskReference` in its JSON form; a forged message may hold any other value."""
 
-    def __init__(self, operations: Callable[[], Operations], settings: Settings, runtime: Runtime) -> None:
+    def __init__(self, operations: Callable[[], AnswerOperations], settings: Settings, runtime: Runtime) -> None:
         self._operations, self._settings, self._runtime = operations, settings, runtime
         self._direct_commits_paused_until = 0.0
 
@@ -55,14 +54,14 @@ class AnswerCommitter:
         return self._runtime.monotonic() >= self._direct_commits_paused_until and self.is_awaited_here(reference)
 
     def is_awaited_here(self, reference: TaskReference) -> bool:
-        return self._operations().answers.find_database_id() == reference.database_id
+        return self._operations().find_database_id() == reference.database_id
 
     def pause_direct_commits(self) -> None:
         """After a database error: for five seconds, send answers as messages without trying the database."""
         self._direct_commits_paused_until = self._runtime.monotonic() + _DIRECT_COMMIT_PAUSE_SECONDS
 
     def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
-        return self._operations().answers.is_superfluous(reference, may_be_copy=may_be_copy)
+        return self._operations().is_superfluous(reference, may_be_copy=may_be_copy)
 
     def commit_result(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:
         """Record that a task has returned; returns a short text for the log, and raises the database's error.
@@ -100,7 +99,7 @@ class AnswerCommitter:
         found = TaskReference.read(reference)
         if found is None:
             return MALFORMED
-        result = self._operations().answers.accept(found, payload, is_direct=is_direct, exception=exception)
+        result = self._operations().accept(found, payload, is_direct=is_direct, exception=exception)
         if result is AnswerResult.FORGED:
             logger.warning(
                 "An answer to %s (%s) is refused: it does not have the task's token", found.ref, found.event_type

@@ -23,8 +23,7 @@ from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
 from celery_durable.errors import InstantInvalid, NameInvalid, SchemaOutdated, ValueRefused, WorkflowNotFound
-from celery_durable.operations import Operations
-from celery_durable.operations.create import parse_max_run
+from celery_durable.operations.create import CreateOperations, parse_max_run
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
 from celery_durable.tasks.beat_schedules import current_occurrence, fill_in_template
@@ -43,11 +42,18 @@ _MAX_UNKNOWN_RETRIES = 10
 """A workflow that the worker does not know is looked for during five minutes, which a deploy may take."""
 
 
+class CreatingOperations(Protocol):
+    """The operations that the task uses."""
+
+    @property
+    def create(self) -> CreateOperations: ...
+
+
 class StartDependencies(Protocol):
     """The objects that the task uses, created when it first needs them."""
 
     @property
-    def operations(self) -> Operations: ...
+    def operations(self) -> CreatingOperations: ...
     @property
     def registry(self) -> Registry: ...
     @property

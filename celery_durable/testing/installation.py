@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from celery_durable.all_operations import Operations
 from celery_durable.app import Durable
 from celery_durable.config import Settings
 from celery_durable.model import DueRun, PassResult
-from celery_durable.operations import OperationContext, Operations
+from celery_durable.operations.context import OperationContext
 from celery_durable.runner.ticks import Ticker
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox, Send

@@ -14,9 +14,9 @@ from typing import Any
 from celery import current_app
 
 from celery_durable import values
+from celery_durable.all_operations import Operations
 from celery_durable.errors import InstanceNotFound, StepInterrupted
 from celery_durable.model import DueRun, ItemRef, OutboxMessage, RunRef, TaskReference
-from celery_durable.operations import Operations
 from celery_durable.operations.answers import TaskException
 from celery_durable.runtime import Runtime
 from celery_durable.tasks import ADVANCE, DELIVER, TASK_DONE, TASK_FAILED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from celery_durable.explain.codes import MEANINGS, Code
+from celery_durable.insight.explain.codes import MEANINGS, Code
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "debugging.md"
 HEAD = "| Code | Cause | Remedy |\n|---|---|---|\n"

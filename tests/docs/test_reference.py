@@ -20,8 +20,8 @@ from celery_durable.cli import durable
 from celery_durable.config import Settings
 from celery_durable.contrib import fastapi as contrib_fastapi
 from celery_durable.contrib import flask as contrib_flask
-from celery_durable.explain.codes import MEANINGS, Code
 from celery_durable.handles import Workflow, WorkflowInstance
+from celery_durable.insight.explain.codes import MEANINGS, Code
 from celery_durable.testing import (
     Barrier,
     DurableHarness,

@@ -9,7 +9,7 @@ import pytest
 from celery_durable import CreateOptions, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.errors import InvalidLabel, TooManyLabels
 from celery_durable.model import Status
-from celery_durable.operations.service import Service
+from celery_durable.service import Service
 from tests.support.labelled import found, labels_of, order, rows, statements
 from tests.support.world import FlowControl, World, insert_name, on_one_database
 

@@ -137,7 +137,7 @@ def reason_of(instance: Instance) -> str | None:
 
 def end_children(world: World) -> None:
     """Do what a worker does with the event of a run that was terminated."""
-    handler = Handler.of(lambda event: world.operations.families.end_children(event.payload), Retries(limit=None))
+    handler = Handler.of(lambda event: world.operations.lifecycle.end_children(event.payload), Retries(limit=None))
     deliverer = OutboundDeliverer(
         world.store, world.settings, world.worker.runtime, {END_CHILDREN: handler}, lambda _: False
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.cli.output.render import Times, describe_wait
-from celery_durable.explain import Code
+from celery_durable.insight.explain import Code
 from celery_durable.model import RunRef, StepStatus
 from celery_durable.runner import Runner
 from tests.runner.barrier import BarrierKind, barrier

@@ -10,8 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable import remote
+from celery_durable.all_operations import Operations
 from celery_durable.model import OutboundEvent, OutboxMessage, RunRef
-from celery_durable.operations import OperationContext, Operations
+from celery_durable.operations.context import OperationContext
 from celery_durable.runner import Runner
 from celery_durable.store.instances.families import END_CHILDREN
 from celery_durable.tasks.answers import AnswerCommitter
@@ -228,7 +229,7 @@ class Postman(Machine):
 
     def _end_children(self, event: OutboundEvent) -> None:
         """End the children of a run that was terminated; if this fails or dies afterwards, it is done again."""
-        self.operations().families.end_children(event.payload)
+        self.operations().lifecycle.end_children(event.payload)
         for _, instance_id in event.payload["children"]:
             self.world.schedule.story.terminated.add(instance_id)
             self.world.schedule.clients.note_end(instance_id)

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from celery_durable.all_operations import Operations
 from celery_durable.config import Settings
 from celery_durable.linear import LinearContext
 from celery_durable.model import DueRun, to_us
-from celery_durable.operations import OperationContext, Operations, topics
+from celery_durable.operations import topics
+from celery_durable.operations.context import OperationContext
 from celery_durable.store.engine.server_info import ensure_database_id
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Deployed

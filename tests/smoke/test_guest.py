@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from celery_durable.explain import Code
+from celery_durable.insight.explain import Code
 from celery_durable.model import HEARTBEAT_INTERVAL, Status
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Store

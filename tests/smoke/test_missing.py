@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_durable import WorkflowInstance
-from celery_durable.explain import Code, Diagnosis
+from celery_durable.insight.explain import Code, Diagnosis
 from celery_durable.store import heartbeats
 from tests.smoke.proc import RedisServer, until
 from tests.smoke.site import REDIS_AND_POSTGRESQL, Site

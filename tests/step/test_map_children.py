@@ -9,9 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable import Child, LinearStep, LinearWorkflow, Retries, Step, StepFailed, WorkflowEvent
+from celery_durable.all_operations import Operations
 from celery_durable.linear import Completed
 from celery_durable.model import ItemRef, ParentStep, Scope
-from celery_durable.operations import OperationContext, Operations
+from celery_durable.operations.context import OperationContext
 from celery_durable.runtime import Runtime
 from tests.support.billing import Bill
 from tests.support.databases import on_databases

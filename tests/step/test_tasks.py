@@ -11,9 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Step, WorkflowEvent, values
+from celery_durable.all_operations import Operations
 from celery_durable.errors import NonRetryableError, StoreUnavailable
 from celery_durable.model import AnswerResult, OutboxMessage, TaskReference
-from celery_durable.operations import OperationContext, Operations
+from celery_durable.operations.context import OperationContext
 from celery_durable.runtime import real_monotonic
 from celery_durable.store.engine import Store
 from tests.smoke.fault_proxy import FaultProxy, Mode

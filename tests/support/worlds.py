@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Step, WorkflowEvent
-from celery_durable.operations import Operations
+from celery_durable.all_operations import Operations
 from celery_durable.testing import DurableHarness
 from tests.support import invariants
 from tests.support.attempts import Bench

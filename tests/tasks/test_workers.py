@@ -12,7 +12,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadsPool
 
 from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent
-from celery_durable.explain import Code
+from celery_durable.insight.explain import Code
 from celery_durable.runner.group_commit import GroupCommit
 from celery_durable.tasks import ADVANCE
 from tests.support.celery_apps import MakeApp

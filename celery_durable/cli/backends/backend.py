@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from celery_durable.explain import Diagnosis
+from celery_durable.insight.explain import Diagnosis
 from celery_durable.model import (
     AttemptRecord,
     EventWait,

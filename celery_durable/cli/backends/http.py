@@ -17,7 +17,7 @@ from celery_durable.cli.backends.backend import (
 )
 from celery_durable.cli.backends.client import Client, Reply
 from celery_durable.cli.errors import CliError
-from celery_durable.explain import Diagnosis
+from celery_durable.insight.explain import Diagnosis
 from celery_durable.model import (
     AttemptRecord,
     EventWait,

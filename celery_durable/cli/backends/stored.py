@@ -24,8 +24,8 @@ from celery_durable.cli.backends.backend import (
 from celery_durable.cli.errors import UNREACHABLE, CliError
 from celery_durable.cli.inputs import Given
 from celery_durable.errors import DurableError, StoreUnavailable, WorkflowNotFound
-from celery_durable.explain import Diagnosis, explain
-from celery_durable.explain.due import find_remedy
+from celery_durable.insight.explain import Diagnosis, explain
+from celery_durable.insight.explain.due import find_remedy
 from celery_durable.model import (
     EventWait,
     History,
@@ -239,7 +239,7 @@ class StoreBackend:
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         facts = self._internals.operations.queries.facts(workflow, instance_id)
-        return explain(self._internals.redaction(workflow, instance_id).redact_facts(facts))
+        return explain(facts.redacted(self._internals.redaction(workflow, instance_id)))
 
     def call(self, command: Command[Q, A], target: Target, body: Q) -> A:
         """Call the operation. If it may create an instance, import the app's workflows before."""

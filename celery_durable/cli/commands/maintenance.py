@@ -21,7 +21,7 @@ from celery_durable.cli.inputs import Context, Cursor, Option, PageLimit, Payloa
 from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.cli.output.render import Times
-from celery_durable.explain.due import find_remedy
+from celery_durable.insight.explain.due import find_remedy
 from celery_durable.model import TERMINAL, RunRef, Status
 from celery_durable.store.migrations import migrate as migrations
 from celery_durable.store.runs.outbox import OutboxEntry

@@ -13,7 +13,7 @@ from celery_durable.cli.inputs import Context, InstanceId, Option, RunNumber, Wo
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Console, Styled, to_compact_json
 from celery_durable.cli.output.render import Times
-from celery_durable.explain import Code, Diagnosis
+from celery_durable.insight.explain import Code, Diagnosis
 from celery_durable.model import History, RunRef, Status
 
 _MAX_OUTPUT = 200

@@ -9,7 +9,7 @@ from typing import Any
 from celery_durable import model
 from celery_durable.cli.output.console import Bar, Cell, Column, Styled, to_compact_json
 from celery_durable.errors.base import name_error
-from celery_durable.explain.phrases import describe_running
+from celery_durable.insight.explain.phrases import describe_running
 from celery_durable.model import (
     AttemptRecord,
     AuditRecord,

@@ -23,14 +23,14 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from celery_durable import commands, values
+from celery_durable.all_operations import Operations
 from celery_durable.app.internals import Internals
 from celery_durable.commands import Target
 from celery_durable.contrib.django import wiring
 from celery_durable.contrib.django.models import Instance, join_key, split_key
 from celery_durable.errors import DurableError, InstanceNotFound
-from celery_durable.explain import YOUR_APP, Diagnosis, explain
+from celery_durable.insight.explain import YOUR_APP, Diagnosis, explain
 from celery_durable.model import AttemptRecord, HistoryPage, InstanceRow, InstanceSummary, Status, StepRecord
-from celery_durable.operations import Operations
 from celery_durable.operations.context import read_status
 from celery_durable.wire.requests import Reason, Retry, SendEvent, Terminate
 
@@ -188,7 +188,7 @@ class InstancePage:
     def read(cls, internals: Internals, workflow: str, instance_id: str, query: Query) -> InstancePage:
         """Read the page; raises InstanceNotFound, and RunNotFound or CursorInvalid for a query that cannot be used."""
         redaction = internals.redaction(workflow, instance_id)
-        facts = redaction.redact_facts(internals.operations.queries.facts(workflow, instance_id))
+        facts = internals.operations.queries.facts(workflow, instance_id).redacted(redaction)
         diagnosis = explain(facts)
         run = query.get("run", "")
         history = redaction.redact_page(

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from celery_durable.app import Durable
 from celery_durable.contrib.django import wiring
 from celery_durable.errors import DurableError, StoreUnavailable, UnsupportedDatabase
-from celery_durable.explain.due import is_pooler_rejection
+from celery_durable.insight.explain.due import is_pooler_rejection
 from celery_durable.store.engine import Store, server_info
 from celery_durable.store.engine.faults import describe_fault
 from celery_durable.store.migrations import migrate

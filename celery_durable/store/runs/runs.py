@@ -24,6 +24,7 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     from_us,
+    parse_child_event_type,
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
@@ -272,6 +273,11 @@ class SourceRun:
     cancel_requested_us: int | None
     steps: tuple[StepRow, ...]
     """In call order, without results."""
+
+    def find_failed_child_steps(self) -> list[StepRow]:
+        """Return the child steps whose failure ended the run."""
+        keys = () if self.failure is None else self.failure.keys
+        return [step for step in self.steps if step.step_key in keys and parse_child_event_type(step.wait_event_type)]
 
 
 def read_source(tx: Tx, row: InstanceRow) -> SourceRun:

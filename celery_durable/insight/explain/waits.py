@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable.errors.base import name_error
-from celery_durable.explain.codes import YOUR_APP, Code, instance_command
-from celery_durable.explain.facts import Diagnosis, Facts
-from celery_durable.explain.phrases import (
+from celery_durable.insight.explain.codes import YOUR_APP, Code, instance_command
+from celery_durable.insight.explain.facts import Diagnosis, Facts
+from celery_durable.insight.explain.phrases import (
     build_diagnosis,
     count_worker_deaths,
     describe_silence,

@@ -14,11 +14,10 @@ from celery_durable import notify, values
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotErrored, OutOfScope
 from celery_durable.model import DueRun, InstanceRow, RunPlan, RunRef, Status, WorkflowKind
 from celery_durable.operations.context import OperationContext, Versions
-from celery_durable.operations.continuations import (
+from celery_durable.revise.continuations import (
     await_children,
     build_continuation_before,
     build_continuation_from_failure,
-    find_failed_child_steps,
 )
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
@@ -80,7 +79,7 @@ class RewindOperations:
             found = build_continuation_from_failure(row, source)
             if not keeps_children:
                 return found
-            children = families.lock_children(tx, row, find_failed_child_steps(source))
+            children = families.lock_children(tx, row, source.find_failed_child_steps())
             return await_children(found, children, instances.read_clock(tx))
 
         starts_in = None if delay is None else values.parse_pause(delay, maximum=self._context.settings.max_sleep)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable.errors import Cancelled
-from celery_durable.explain.codes import Code, find_python_call
+from celery_durable.insight.explain.codes import Code, find_python_call
 from celery_durable.model import (
     AttemptRecord,
     Child,
@@ -21,6 +21,7 @@ from celery_durable.model import (
     Status,
     StepRecord,
 )
+from celery_durable.redaction import Redaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,23 @@ class Facts:
     def is_pausing(self) -> bool:
         """Whether it pauses when the running step ends. A worker leaves a run also to be cancelled."""
         return self.instance.pause_requested and self.run.cancel_requested_at is None
+
+    def redacted(self, redaction: Redaction) -> Facts:
+        """Return the facts with user data redacted, because the sentence of a diagnosis quotes errors and reasons."""
+        if not redaction.has_hook:
+            return self
+        run, last, attempt = self.run, self.last_step, self.last_attempt
+        return replace(
+            self,
+            run=replace(
+                run,
+                error_message=redaction.redact_value(run.error_message, "error"),
+                reason=redaction.redact_value(run.reason, "reason"),
+            ),
+            open_steps=tuple(redaction.redact_step(step) for step in self.open_steps),
+            last_step=None if last is None else redaction.redact_step(last),
+            last_attempt=None if attempt is None else redaction.redact_attempt(attempt),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from celery_durable.explain import Code, Diagnosis
-from celery_durable.explain.codes import find_python_call
+from celery_durable.insight.explain import Code, Diagnosis
+from celery_durable.insight.explain.codes import find_python_call
 from celery_durable.model import Child, Status
-from tests.explain.builders import ASLEEP, CHILD, DURABLE, WAIT, dispatcher, instance, run, task, told, worker
-from tests.explain.cases_due import DUE
-from tests.explain.cases_runs import RUNS
-from tests.explain.cases_waits import WAITS
+from tests.insight.explain.builders import ASLEEP, CHILD, DURABLE, WAIT, dispatcher, instance, run, task, told, worker
+from tests.insight.explain.cases_due import DUE
+from tests.insight.explain.cases_runs import RUNS
+from tests.insight.explain.cases_waits import WAITS
 
 CASES = RUNS | WAITS | DUE
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from celery_durable.explain import Code
+from celery_durable.insight.explain import Code
 from celery_durable.model import Status
-from tests.explain.builders import (
+from tests.insight.explain.builders import (
     BEAT,
     BROKER_AWAY,
     CHILD,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from celery_durable.all_operations import Operations
 from celery_durable.errors import WorkflowsRequired
 from celery_durable.model import HistoryPage, InstanceStatus
-from celery_durable.operations import Operations
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session

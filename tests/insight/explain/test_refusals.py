@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_durable.explain.due import find_remedy
+from celery_durable.insight.explain.due import find_remedy
 
 _UNKNOWN = "Check the broker's log for this error."
 

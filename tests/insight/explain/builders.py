@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from celery_durable.explain import Diagnosis, Facts, explain
+from celery_durable.insight.explain import Diagnosis, Facts, explain
 from celery_durable.model import (
     Child,
     ErrorInfo,

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_durable.explain import Code, Facts, explain
+from celery_durable.insight.explain import Code, Facts, explain
 from celery_durable.model import Child, ErrorInfo, Heartbeat, InstanceRow, RunRow, Status, StepRecord
-from tests.explain.builders import NOW
+from tests.insight.explain.builders import NOW
 
 names = st.sampled_from(["order", "ordre", "approval", "aproval", "", "it's", "\0\x1b[31m"]) | st.text(max_size=8)
 maybe_names = st.none() | names

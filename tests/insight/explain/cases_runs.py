@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from celery_durable import Cancelled
-from celery_durable.explain import Code
+from celery_durable.insight.explain import Code
 from celery_durable.model import (
     AttemptOutcome,
     AttemptRecord,
@@ -18,7 +18,7 @@ from celery_durable.model import (
     StepType,
     WorkflowKind,
 )
-from tests.explain.builders import (
+from tests.insight.explain.builders import (
     ASLEEP,
     BEAT,
     DURABLE,

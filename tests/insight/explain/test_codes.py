@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_durable import Durable, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent, durable_workflow
 from celery_durable.errors import InstanceNotFound
-from celery_durable.explain import Code
+from celery_durable.insight.explain import Code
 from celery_durable.model import RunRef
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate

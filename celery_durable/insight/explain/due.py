@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
-from celery_durable.explain.codes import YOUR_APP, Code
-from celery_durable.explain.facts import Diagnosis, Facts
-from celery_durable.explain.phrases import (
+from celery_durable.insight.explain.codes import YOUR_APP, Code
+from celery_durable.insight.explain.facts import Diagnosis, Facts
+from celery_durable.insight.explain.phrases import (
     EXECUTION_IS_OFF,
     build_diagnosis,
     count_times,

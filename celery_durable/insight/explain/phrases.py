@@ -8,8 +8,8 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from celery_durable.explain.codes import YOUR_APP, Code
-from celery_durable.explain.facts import Diagnosis, Facts
+from celery_durable.insight.explain.codes import YOUR_APP, Code
+from celery_durable.insight.explain.facts import Diagnosis, Facts
 from celery_durable.model import Heartbeat, RunningStep, StepRecord, format_duration, iso
 
 EXECUTION_IS_OFF = (

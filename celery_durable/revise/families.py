@@ -1,47 +1,29 @@
-"""Families: a parent and the children that its steps have created."""
+"""Retry of a family: an errored instance, the children that failed it, and the parents that it failed."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
 
 from celery_durable import values
-from celery_durable.errors import InstanceNotErrored, InstanceNotFound, InstanceTerminal, VersionMismatch
+from celery_durable.errors import InstanceNotErrored, InstanceNotFound, VersionMismatch
 from celery_durable.model import Child, InstanceRow, Status
 from celery_durable.operations.context import OperationContext, Versions
-from celery_durable.operations.continuations import find_failed_child_steps
-from celery_durable.operations.lifecycle import LifecycleOperations
-from celery_durable.operations.rewind import RewindOperations
+from celery_durable.revise.rewind import RewindOperations
 from celery_durable.store.engine import Tx, bounds
 from celery_durable.store.instances import families, instances
-from celery_durable.store.instances.families import ChildrenToEnd
 from celery_durable.store.runs import runs
 
 
 class FamilyOperations:
-    """The operations on an instance and its family, each member in its own transaction.
+    """The operations that retry an instance and its family, each member in its own transaction.
 
     The scope of the caller limits which instance they begin with, not the children of that instance.
     """
 
     def __init__(self, context: OperationContext) -> None:
-        self._context, everywhere = context, dataclasses.replace(context, scope=None)
-        self._rewind, lifecycle = RewindOperations(everywhere), LifecycleOperations(everywhere)
-        self._end_by_action: Mapping[str, Callable[..., object]] = {
-            "terminate": lifecycle.terminate,
-            "cancel": lifecycle.cancel_once,
-        }
-
-    def end_children(self, payload: Mapping[str, Any]) -> None:
-        """End children of a run that was ended, as the event `END_CHILDREN` demands. Repeating it is harmless."""
-        ended = ChildrenToEnd(**payload)
-        end = self._end_by_action[ended.action]
-        for workflow, instance_id in self._context.store.read(functools.partial(families.find_open, ended=ended)):
-            with suppress(InstanceNotFound, InstanceTerminal):  # it has ended meanwhile
-                end(workflow, instance_id, reason=ended.reason)
+        self._context = context
+        self._rewind = RewindOperations(dataclasses.replace(context, scope=None))
 
     def preview_retry(
         self, workflow: str, instance_id: str, *, family: bool = True, if_version: Versions = None
@@ -115,7 +97,7 @@ def _find_failed_children(tx: Tx, parent: InstanceRow) -> list[InstanceRow]:
     """Return the errored children whose failure ended the run of this instance."""
     if parent.status is not Status.ERRORED:
         return []
-    children = families.read_children(tx, parent, find_failed_child_steps(runs.read_source(tx, parent)))
+    children = families.read_children(tx, parent, runs.read_source(tx, parent).find_failed_child_steps())
     return [child for _, child in children if child.status is Status.ERRORED]
 
 

@@ -9,7 +9,8 @@ from typing import cast
 
 from celery_durable import values
 from celery_durable.errors import ValueRefused
-from celery_durable.explain import Diagnosis, Facts, explain
+from celery_durable.insight.explain import Diagnosis, Facts, explain
+from celery_durable.insight.history import get_run
 from celery_durable.model import (
     Child,
     Count,
@@ -31,8 +32,6 @@ from celery_durable.operations.context import (
     is_possible_workflow_name,
     read_status,
 )
-from celery_durable.operations.continuations import find_failed_child_steps
-from celery_durable.operations.history import get_run
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Tx, bounds, server_info
 from celery_durable.store.instances import families, instances, lists
@@ -156,7 +155,7 @@ class QueryOperations:
         """Return the first child whose failure ended the run, if a retry can keep it and the caller may see it."""
         if row.status is not Status.ERRORED:
             return None
-        steps = find_failed_child_steps(runs.read_source(tx, row))
+        steps = runs.read_source(tx, row).find_failed_child_steps()
         found = {Child(each.workflow, each.instance_id): each for _, each in families.read_children(tx, row, steps)}
         visible = bounds.filter_in_scope(tx, self._context.scope, found)
         kept = [child for child in found if child in visible and found[child].status is not Status.TERMINATED]

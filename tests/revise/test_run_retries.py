@@ -8,7 +8,7 @@ import pytest
 
 from celery_durable import EventTimeout, NonRetryableError, Retries, Step, StepConfig, StepFailed, WorkflowEvent
 from celery_durable.errors import DurationInvalid, InstanceNotErrored
-from celery_durable.explain import Code, explain
+from celery_durable.insight.explain import Code, explain
 from celery_durable.model import Origin
 from tests.support.rewinds import retry, rewind, say
 from tests.support.world import World, on_one_database

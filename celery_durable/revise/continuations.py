@@ -20,7 +20,6 @@ from celery_durable.model import (
     StepRow,
     StepStatus,
     WorkflowKind,
-    parse_child_event_type,
 )
 from celery_durable.store.runs.runs import Continuation, SourceRun
 
@@ -61,12 +60,6 @@ def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Cont
         row, source, kept, keys[0], source.ancestry.for_continuation(source.failure.seq, retried=keys)
     )
     return dataclasses.replace(continuation, retried=tuple(keys))
-
-
-def find_failed_child_steps(source: SourceRun) -> list[StepRow]:
-    """Return the child steps whose failure ended the run."""
-    keys = () if source.failure is None else source.failure.keys
-    return [step for step in source.steps if step.step_key in keys and parse_child_event_type(step.wait_event_type)]
 
 
 def await_children(

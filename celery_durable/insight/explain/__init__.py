@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 
 from celery_durable.errors import Cancelled, StepLimitExceeded, StepNameReused, StepTypeMismatch, WorkflowParamsInvalid
 from celery_durable.errors.base import name_error
-from celery_durable.explain.codes import YOUR_APP, Code, instance_command
-from celery_durable.explain.due import explain_due
-from celery_durable.explain.facts import Diagnosis, Facts
-from celery_durable.explain.phrases import (
+from celery_durable.insight.explain.codes import YOUR_APP, Code, instance_command
+from celery_durable.insight.explain.due import explain_due
+from celery_durable.insight.explain.facts import Diagnosis, Facts
+from celery_durable.insight.explain.phrases import (
     EXECUTION_IS_OFF,
     build_diagnosis,
     count_attempts,
@@ -32,7 +32,7 @@ from celery_durable.explain.phrases import (
     shorten,
     start_dispatcher_command,
 )
-from celery_durable.explain.waits import explain_waiting, list_steps, waiting_steps
+from celery_durable.insight.explain.waits import explain_waiting, list_steps, waiting_steps
 from celery_durable.model import OUTCOME_UNKNOWN, Status, StepStatus, WorkflowKind, format_duration, iso
 
 __all__ = ["YOUR_APP", "Code", "Diagnosis", "Facts", "explain"]

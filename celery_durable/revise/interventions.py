@@ -11,7 +11,7 @@ from celery_durable import notify, values
 from celery_durable.errors import InstanceTerminal, StepNotOpen, ValueRefused
 from celery_durable.model import DueRun, InstanceRow, RunRef, Status, StepRow, StepStatus, StepType, StoredEvent
 from celery_durable.operations.context import OperationContext, Versions
-from celery_durable.operations.continuations import (
+from celery_durable.revise.continuations import (
     build_continuation_after,
     find_current_step,
     find_step,
