@@ -6,14 +6,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from celery_durable import notify
 from celery_durable.config import Settings
 from celery_durable.definitions import Definition, LinearDefinition, Registry, WorkflowDefinition
-from celery_durable.errors import Superseded, ValueRefused
+from celery_durable.errors import Superseded
 from celery_durable.model import Claim, DueRun, OutboxMessage, PassResult, RunRef, WorkerProcess
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runner.body_steps import BodyKind
@@ -24,10 +23,7 @@ from celery_durable.runner.function_pass import FunctionPass, open_context
 from celery_durable.runner.group_commit import GroupCommit
 from celery_durable.runner.lease import Lease, LeaseRenewer
 from celery_durable.runner.linear_pass import LinearPass
-from celery_durable.runner.preflight import Preflight
-from celery_durable.runner.recorded_run import RecordedRun, read_run
 from celery_durable.runner.replay import ReplayContext
-from celery_durable.runner.replay_check import DryRunCommitter, OnStep, ReplayCheck, ReplayResult, compare
 from celery_durable.runner.run_limits import RunLimits
 from celery_durable.runner.step_attempt import current_attempt, current_run
 from celery_durable.runner.step_commit import StepCommit
@@ -71,8 +67,8 @@ class Runner:
         make_redaction: Callable[[str, str], Redaction] = make_no_redaction,
         kinds: Sequence[StepKind[Any]] = (),
     ) -> None:
-        self._kinds = StepKinds([*CORE_KINDS, *kinds])
-        self._env = Environment(
+        self.kinds = StepKinds([*CORE_KINDS, *kinds])
+        self.env = Environment(
             store,
             settings,
             runtime,
@@ -85,10 +81,9 @@ class Runner:
             make_redaction,
             GroupCommit(store) if groups_commits else None,
         )
-        self._store, self._settings, self._registry, self._runtime = store, settings, registry, runtime
+        self._store, self._settings, self.registry, self._runtime = store, settings, registry, runtime
         self._renewer = LeaseRenewer(store, settings.lease, runtime, stall=settings.stall)
         self._watermark = Watermark(store, runtime)
-        self.preflight = Preflight(store, registry, self.check_replay)
 
     def advance(self, ref: RunRef, *, task_id: str, node: str, max_steps: int | None = None) -> PassResult:
         """Run one pass: claim the run, and execute its steps until it waits, ends or is released.
@@ -97,8 +92,8 @@ class Runner:
         branches are open. Raises the error that broke the pass, such as a database error; a sweep then finds the run
         again.
         """
-        definition = self._registry.find(ref.workflow)
-        if definition is None or self._env.should_stop():
+        definition = self.registry.find(ref.workflow)
+        if definition is None or self.env.should_stop():
             return self._decline(ref, definition)
         lease = self._claim(ref, definition, task_id, node)
         if lease is None:
@@ -168,53 +163,22 @@ class Runner:
             state = RunState.of_new_run(claim.ref, claim.new_run)
         else:
             state = self._store.run_statement(lambda tx: step_rows.load(tx, claim), timeouts=LOAD)
-        return ClaimedRun(definition, lease, state, self._limit(definition, claim, state), worker)
-
-    def _limit(self, definition: Definition, claim: Claim, state: RunState) -> RunLimits:
-        return RunLimits(definition, claim, state, self._kinds.is_satisfied)
+        return ClaimedRun(
+            definition, lease, state, RunLimits(definition, claim, state, self.kinds.is_satisfied), worker
+        )
 
     def _open_pass(self, run: ClaimedRun, max_steps: int | None) -> FunctionPass | LinearPass:
-        committer = DatabaseCommitter(self._env, run, self._kinds)
+        committer = DatabaseCommitter(self.env, run, self.kinds)
         if isinstance(run.definition, LinearDefinition):
-            return LinearPass(run.definition, self._env, run, committer, max_commits=max_steps)
+            return LinearPass(run.definition, self.env, run, committer, max_commits=max_steps)
         assert isinstance(run.definition, WorkflowDefinition)
-        context = open_context(run.definition, self._env, run, committer, max_commits=max_steps)
-        return FunctionPass(run.definition, context, ReplayContext(run.definition, context, self._kinds))
+        context = open_context(run.definition, self.env, run, committer, max_commits=max_steps)
+        return FunctionPass(run.definition, context, ReplayContext(run.definition, context, self.kinds))
 
     @staticmethod
     def _execute(run: ClaimedRun, pass_: FunctionPass | LinearPass) -> StepCommit | None:
         notify.send_pass_started(run.lease.claim, is_start_recorded=run.state.is_start_recorded)
         return pass_.execute()
-
-    # --- the replay check -----------------------------------------------------------------------
-
-    def check_replay(self, recorded: RecordedRun, on_step: OnStep | None = None) -> ReplayResult:
-        """Replay a recorded run with the current code, up to its first unfinished step, without bodies and writes.
-
-        ``on_step`` is called at each step call. Raises WorkflowNotFound, and ValueRefused for a linear workflow.
-        """
-        definition = self._registry.get(recorded.ref.workflow)
-        if not isinstance(definition, WorkflowDefinition):
-            raise ValueRefused(
-                f"Workflow {definition.name!r} is linear and has no code to replay: a run follows the rows that it "
-                "began with."
-            )
-        lease = Lease(recorded.claim, self._settings.lease, self._runtime, requested_at=self._runtime.monotonic())
-        run_limits = self._limit(definition, recorded.claim, recorded.run_state)
-        run, committer = ClaimedRun(definition, lease, recorded.run_state, run_limits), DryRunCommitter()
-        context = open_context(definition, replace(self._env, should_stop=lambda: False), run, committer)
-        replay_check = ReplayCheck(definition, context, self._kinds, on_step)
-        pass_ = FunctionPass(definition, context, replay_check)
-        outer_attempt = current_attempt.set(None)
-        try:
-            pass_.conclude(pass_.execute())
-        finally:
-            current_attempt.reset(outer_attempt)
-        return compare(recorded, context.replay_state, replay_check, committer.run_outcome)
-
-    def read_recorded_run(self, workflow: str, instance_id: str, *, run: int | None = None) -> RecordedRun:
-        """Read a run from the store, by default the current one; raises InstanceNotFound and RunNotFound."""
-        return self._store.read(lambda tx: read_run(tx, workflow, instance_id, run))
 
     # --- runs that this worker cannot run -------------------------------------------------------
 

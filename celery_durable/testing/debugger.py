@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from celery_durable.errors.base import name_error
+from celery_durable.insight.replay_check import OnStep, ReplayResult
 from celery_durable.model import StepRow, StepStatus
-from celery_durable.runner.replay_check import OnStep, ReplayResult
 from celery_durable.runner.step_execution import StepExecution
 
 _ENGINE = __name__.partition(".")[0] + "."

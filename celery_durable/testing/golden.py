@@ -13,9 +13,10 @@ from typing import Any
 from celery_durable import remote
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
+from celery_durable.insight.recorded_run import from_export, from_history
+from celery_durable.insight.replay_check import check_replay
 from celery_durable.model import History
 from celery_durable.runner import Runner
-from celery_durable.runner.recorded_run import from_export, from_history
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
 from celery_durable.testing.code import Code, definition_of
@@ -46,7 +47,8 @@ def assert_replays(workflow: Code, history: History | Mapping[str, Any]) -> None
     store = Store(f"sqlite:///{os.devnull}", runtime=runtime)  # no statement reaches it
     try:
         runner = Runner(store, Settings(), registry, runtime, lambda _: None, kinds=remote.KINDS)
-        found = runner.check_replay(from_history(history) if isinstance(history, History) else from_export(history))
+        recorded = from_history(history) if isinstance(history, History) else from_export(history)
+        found = check_replay(runner, recorded)
     finally:
         store.close()
     for change in found.open_step_changes:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from celery_durable import Completed, LinearContext, LinearStep, Step, WorkflowEvent
 from celery_durable.definitions import define_linear
-from celery_durable.runner import preflight
+from celery_durable.insight import preflight
 from tests.cli.conftest import Shop
 from tests.cli.test_replay import KEEP, deploy, everything, forbidden, trip
 

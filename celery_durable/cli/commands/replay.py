@@ -11,6 +11,7 @@ from typing import Annotated
 
 import click
 
+from celery_durable.app.internals import Internals
 from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.errors import NOT_FOUND, REFUSED, CliError
@@ -18,11 +19,11 @@ from celery_durable.cli.inputs import Context, ExportedFiles, Option, OptionalId
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
+from celery_durable.insight.preflight import Occurrences, Preflight, WorkflowReport
+from celery_durable.insight.recorded_run import RecordedRun, from_export, read_run
+from celery_durable.insight.replay_check import ReplayResult, check_replay
 from celery_durable.model import StepRow
-from celery_durable.runner import Runner
-from celery_durable.runner.preflight import Occurrences, Preflight, WorkflowReport
-from celery_durable.runner.recorded_run import RecordedRun, from_export
-from celery_durable.runner.replay_check import ReplayResult
+from celery_durable.store.engine import Store
 from celery_durable.store.engine.time_limits import limit_database_time
 from celery_durable.testing import databases
 from celery_durable.testing.debugger import StepDebugger
@@ -53,34 +54,34 @@ def replay(
     """
     if bool(files) == (workflow is not None) or (workflow is not None and id is None) or (run is not None and files):
         raise click.UsageError("Name an instance, WORKFLOW ID, or files, --file FILE.")
-    runner = open_runner(ctx, files)
+    internals = open_internals(ctx, files)
     matches = True
-    for recorded in read_runs(runner, workflow, id, run, files):
-        found = runner.check_replay(recorded)
+    for recorded in read_runs(internals.store, workflow, id, run, files):
+        found = check_replay(internals.runner, recorded)
         matches = matches and found.matches
         _show(console, recorded, found)
     if not matches:
         ctx.exit(REFUSED)
 
 
-def open_runner(ctx: click.Context, files: Sequence[Path]) -> Runner:
-    """Return the runner of the app, with all workflows; without a database if ``files`` have the runs."""
+def open_internals(ctx: click.Context, files: Sequence[Path]) -> Internals:
+    """Return the parts of the app, with all workflows; without a database if ``files`` have the runs."""
     durable = attached_durable(ctx) if files else open_durable(ctx)
     durable.app.loader.import_default_modules()
     if files:
         databases.use_no_store(durable)
-    return durable.internals.runner
+    return durable.internals
 
 
 def read_runs(
-    runner: Runner, workflow: str | None, instance_id: str | None, run: int | None, files: Sequence[Path]
+    store: Store, workflow: str | None, instance_id: str | None, run: int | None, files: Sequence[Path]
 ) -> list[RecordedRun]:
     """Read the runs in the files, or without files a run of the instance; raises CliError, RunNotFound."""
     if files:
         return [recorded for path in files for recorded in read_exported_runs(path)]
     assert workflow is not None
     assert instance_id is not None
-    return [runner.read_recorded_run(workflow, instance_id, run=run)]
+    return [store.read(lambda tx: read_run(tx, workflow, instance_id, run))]
 
 
 def read_exported_runs(path: Path) -> Iterator[RecordedRun]:
@@ -176,14 +177,14 @@ def debug(
     if (file is None) == (workflow is None) or (workflow is not None and id is None) or (file is not None and run):
         raise click.UsageError("Name an instance, WORKFLOW ID, or a file, --file FILE.")
     files = [] if file is None else [file]
-    runner = open_runner(ctx, files)
-    runs = read_runs(runner, workflow, id, run, files)
+    internals = open_internals(ctx, files)
+    runs = read_runs(internals.store, workflow, id, run, files)
     if len(runs) != 1:
         raise CliError(f"{file} has {len(runs)} runs.", "Export the run alone, into a file of its own.")
     [recorded] = runs
     input_ = None if sys.stdin.isatty() else sys.stdin
     debugger = StepDebugger(recorded.run_state.steps, input_=input_, output=sys.stdout)
-    result = debugger.run_replays(lambda on_step: runner.check_replay(recorded, on_step))
+    result = debugger.run_replays(lambda on_step: check_replay(internals.runner, recorded, on_step))
     if result is not None:
         for difference in result.differences:
             console.print_note(f"{difference.sentence} {difference.advice}")
@@ -224,7 +225,8 @@ def preflight(
     """
     if files and sample is not None:
         raise click.UsageError("--sample chooses from the database, not from files.")
-    check = open_runner(ctx, files).preflight
+    internals = open_internals(ctx, files)
+    check = Preflight(internals.store, internals.runner)
     results = _check_files(check, files, workflow) if files else _check_store(check, console, workflow, sample)
     reports: dict[str, WorkflowReport] = {}
     with limit_database_time(None):  # it reads all that is open, however much that is (LAW 7)

@@ -6,18 +6,23 @@ Step calls follow the same rules as in every pass. The check runs no body and wr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NoReturn
 
 from celery_durable.definitions import WorkflowDefinition
-from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend
+from celery_durable.errors import StepNameReused, StepResultInvalid, StepTypeMismatch, Suspend, ValueRefused
+from celery_durable.insight.recorded_run import RecordedRun
 from celery_durable.model import RunOutcome, RunRef, Status, StepRow
 from celery_durable.replay_state import ReplayState
+from celery_durable.runner import Runner
+from celery_durable.runner.environment import ClaimedRun
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.recorded_run import RecordedRun
+from celery_durable.runner.function_pass import FunctionPass, open_context
+from celery_durable.runner.lease import Lease
 from celery_durable.runner.replay import ReplayContext
-from celery_durable.runner.step_attempt import StepAttempt
+from celery_durable.runner.run_limits import RunLimits
+from celery_durable.runner.step_attempt import StepAttempt, current_attempt
 from celery_durable.runner.step_commit import Committed, StepCommit
 from celery_durable.runner.step_execution import Race, StepExecution
 from celery_durable.runner.step_kinds import Difference, StepKinds
@@ -68,6 +73,33 @@ class DryRunCommitter:
 
 OnStep = Callable[[StepExecution, Callable[[], NoReturn]], None]
 """Called at each step call, before the code gets the result. The second argument is a function to leave the replay."""
+
+
+def check_replay(runner: Runner, recorded: RecordedRun, on_step: OnStep | None = None) -> ReplayResult:
+    """Replay a recorded run with the current code, up to its first unfinished step, without bodies and writes.
+
+    ``runner`` has the code. ``on_step`` is called at each step call. Raises WorkflowNotFound, and ValueRefused for a
+    linear workflow.
+    """
+    definition = runner.registry.get(recorded.ref.workflow)
+    if not isinstance(definition, WorkflowDefinition):
+        raise ValueRefused(
+            f"Workflow {definition.name!r} is linear and has no code to replay: a run follows the rows that it "
+            "began with."
+        )
+    env, claim, state, committer = runner.env, recorded.claim, recorded.run_state, DryRunCommitter()
+    lease = Lease(claim, env.settings.lease, env.runtime, requested_at=env.runtime.monotonic())
+    limits = RunLimits(definition, claim, state, runner.kinds.is_satisfied)
+    run = ClaimedRun(definition, lease, state, limits)
+    context = open_context(definition, replace(env, should_stop=lambda: False), run, committer)
+    replay_check = ReplayCheck(definition, context, runner.kinds, on_step)
+    pass_ = FunctionPass(definition, context, replay_check)
+    outer_attempt = current_attempt.set(None)
+    try:
+        pass_.conclude(pass_.execute())
+    finally:
+        current_attempt.reset(outer_attempt)
+    return compare(recorded, context.replay_state, replay_check, committer.run_outcome)
 
 
 class ReplayCheck(ReplayContext):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from celery_durable.definitions import LinearDefinition, Registry
-from celery_durable.runner.recorded_run import RecordedRun, from_open_run
-from celery_durable.runner.replay_check import ReplayResult
+from celery_durable.definitions import LinearDefinition
+from celery_durable.insight.recorded_run import RecordedRun, from_open_run
+from celery_durable.insight.replay_check import ReplayResult, check_replay
+from celery_durable.runner import Runner
 from celery_durable.runner.step_kinds import Difference
 from celery_durable.store.engine import Store
 from celery_durable.store.runs import open_runs
@@ -23,13 +24,13 @@ _KEEP_HANDLERS = "Keep the handlers of all steps of unfinished runs."
 
 
 class Preflight:
-    """Checks open runs. ``check_replay``: checks one run of a workflow function."""
+    """Checks open runs."""
 
-    def __init__(self, store: Store, registry: Registry, check_replay: Callable[[RecordedRun], ReplayResult]) -> None:
-        self._store, self._registry, self._check_replay = store, registry, check_replay
+    def __init__(self, store: Store, runner: Runner) -> None:
+        self._store, self._runner = store, runner
 
     def is_known(self, workflow: str) -> bool:
-        return self._registry.find(workflow) is not None
+        return self._runner.registry.find(workflow) is not None
 
     def count_open_runs(self, workflow: str | None = None) -> dict[str, int]:
         return self._store.read(lambda tx: open_runs.count(tx, workflow=workflow))
@@ -49,12 +50,12 @@ class Preflight:
                     yield self.check(read_again[pk])
 
     def check(self, recorded: RecordedRun) -> ReplayResult:
-        definition = self._registry.find(recorded.ref.workflow)
+        definition = self._runner.registry.find(recorded.ref.workflow)
         if definition is None:
             return _build_result(recorded, [_UNKNOWN])
         if isinstance(definition, LinearDefinition):
             return _build_result(recorded, list(_find_missing_handlers(definition, recorded)))
-        return self._check_replay(recorded)
+        return check_replay(self._runner, recorded)
 
     def _list_keys(self, workflow: str) -> Iterator[int]:
         after_pk = 0
