@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from celery_durable.errors import InstanceAlreadyExists, InstanceNotFound
 from celery_durable.model import CreateOptions, InstanceStatus, Permission, Status
 from celery_durable.wire.requests import (
+    Cancel,
     CreateBatch,
     CreateInstance,
     EmptyRequest,
@@ -117,6 +118,7 @@ _NEW = (
     "WORKFLOW_NOT_FOUND", "INVALID_INSTANCE_ID", "NOT_SERIALIZABLE", "WORKFLOW_PARAMS_INVALID", "PAYLOAD_TOO_LARGE",
     "OUT_OF_SCOPE", "INVALID_LABEL", "TOO_MANY_LABELS", "CREATE_DISABLED", *_BODY,
 )  # fmt: skip
+_END = (*_CHANGE, "INSTANCE_TERMINAL", "NAME_INVALID")
 _STEP = (*_CHANGE, "STEP_NOT_FOUND", "STEP_NOT_OPEN", "INSTANCE_TERMINAL", "NAME_INVALID", "VALUE_REFUSED")
 
 
@@ -204,27 +206,30 @@ def wake(operations: Operations, target: Target, _: EmptyRequest) -> Woken:
     return Woken(ok=True, woken=woken)
 
 
-@command(f"{INSTANCE}/cancel", Permission.MANAGEMENT, Reason, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
-def cancel(operations: Operations, target: Target, body: Reason) -> Done:
+@command(f"{INSTANCE}/cancel", Permission.MANAGEMENT, Cancel, Done, _END)
+def cancel(operations: Operations, target: Target, body: Cancel) -> Done:
     """Ask an instance to stop, so that its workflow can clean up.
 
     Its next step call raises `Cancelled`, and it ends as terminated after its cleanup. A run that has done nothing yet
-    ends at once, and so does an instance that is cancelled again.
+    ends at once, and so does an instance that is cancelled again. The name of the person is recorded.
     """
-    operations.lifecycle.cancel(target.workflow, target.instance_id, reason=body.reason, if_version=target.if_version)
+    operations.lifecycle.cancel(
+        target.workflow, target.instance_id, reason=body.reason, by=body.by, if_version=target.if_version
+    )
     return Done(ok=True)
 
 
-@command(f"{INSTANCE}/terminate", Permission.MANAGEMENT, Terminate, Done, (*_CHANGE, "INSTANCE_TERMINAL"))
+@command(f"{INSTANCE}/terminate", Permission.MANAGEMENT, Terminate, Done, _END)
 def terminate(operations: Operations, target: Target, body: Terminate) -> Done:
     """End an instance permanently, and its open children.
 
-    The result of a step that is running is not recorded.
+    The result of a step that is running is not recorded. The name of the person is.
     """
     operations.lifecycle.terminate(
         target.workflow,
         target.instance_id,
         reason=body.reason,
+        by=body.by,
         children=body.children,
         if_version=target.if_version,
     )

@@ -189,7 +189,8 @@ class Redaction:
             record,
             by=self.redact_value(record.by, "by", record.step_key),
             reason=self.redact_value(record.reason, "reason", record.step_key),
-            before=replace(record.before, error=self._redact_error(record.before.error, record.step_key)),
+            before=record.before
+            and replace(record.before, error=self._redact_error(record.before.error, record.step_key)),
         )
 
     @_needs_hook

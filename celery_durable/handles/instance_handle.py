@@ -61,7 +61,7 @@ class InstanceHandle(abc.ABC):
         """
         self._operations.lifecycle.resume(self._workflow_name, self.id)
 
-    def cancel(self, reason: str | None = None) -> None:
+    def cancel(self, reason: str | None = None, *, by: str | None = None) -> None:
         """Ask the instance to stop, so that its workflow can clean up.
 
         Its next step call raises `Cancelled`. A function that runs now ends first, unless it asks `current_step`. A run
@@ -69,18 +69,20 @@ class InstanceHandle(abc.ABC):
 
         Args:
             reason: Why, for the workflow and the history; cut to 2048 characters.
+            by: Your name, for `History.audit`.
 
         Raises:
             InstanceTerminal: It has ended already.
             StoreUnavailable: The database cannot do this now.
         """
-        self._operations.lifecycle.cancel(self._workflow_name, self.id, reason=reason)
+        self._operations.lifecycle.cancel(self._workflow_name, self.id, reason=reason, by=by)
 
-    def terminate(self, reason: str | None = None, *, children: bool = True) -> None:
+    def terminate(self, reason: str | None = None, *, by: str | None = None, children: bool = True) -> None:
         """End the instance now, without a result. Nothing more of it is recorded.
 
         Args:
             reason: Why, for the history; cut to 2048 characters.
+            by: Your name, for `History.audit`.
             children: Also end the open children of the current run, and theirs. A worker does so soon after the call.
                 Children with ``on_parent_end="continue"`` continue.
 
@@ -88,7 +90,7 @@ class InstanceHandle(abc.ABC):
             InstanceTerminal: It has ended already.
             StoreUnavailable: The database cannot do this now.
         """
-        self._operations.lifecycle.terminate(self._workflow_name, self.id, reason=reason, children=children)
+        self._operations.lifecycle.terminate(self._workflow_name, self.id, reason=reason, by=by, children=children)
 
     def restart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
         """Start a new run with the same parameters, from any status. Earlier runs stay readable.
@@ -283,13 +285,13 @@ class InstanceHandle(abc.ABC):
         """`resume` for async code, on a thread."""
         await self._call(self.resume)
 
-    async def acancel(self, reason: str | None = None) -> None:
+    async def acancel(self, reason: str | None = None, *, by: str | None = None) -> None:
         """`cancel` for async code, on a thread."""
-        await self._call(lambda: self.cancel(reason))
+        await self._call(lambda: self.cancel(reason, by=by))
 
-    async def aterminate(self, reason: str | None = None, *, children: bool = True) -> None:
+    async def aterminate(self, reason: str | None = None, *, by: str | None = None, children: bool = True) -> None:
         """`terminate` for async code, on a thread."""
-        await self._call(lambda: self.terminate(reason, children=children))
+        await self._call(lambda: self.terminate(reason, by=by, children=children))
 
     async def arestart(self, *, from_step: str | None = None, reason: str | None = None) -> int:
         """`restart` for async code, on a thread."""

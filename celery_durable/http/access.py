@@ -68,7 +68,8 @@ HTTPException. Functions that are not ``async`` run on a thread."""
 
 
 Actor = Callable[[Access], str | Awaitable[str | None] | None]
-"""Returns the name of the user, which is recorded with manual changes to steps; None if the user is not known."""
+"""Returns the name of the user, which is recorded with cancels, terminations and changes of steps by hand; None if the
+user is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ Some requests need more than the permission of their route: the id that will be 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Body, Path
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +29,7 @@ from celery_durable.http.openapi import TOPIC, IfMatch, InstanceId, WorkflowName
 from celery_durable.http.reading import Cursor, PageSize, json_response, parse_if_match
 from celery_durable.model import Permission
 from celery_durable.wire.requests import (
+    Cancel,
     CreateBatch,
     CreateInstance,
     Emit,
@@ -36,8 +38,12 @@ from celery_durable.wire.requests import (
     RestartOrCreate,
     SetResult,
     Skip,
+    Terminate,
 )
 from celery_durable.wire.responses import Emitted, WaiterList
+
+N = TypeVar("N", Cancel, Terminate, Skip, SetResult)
+"""A body with the name of a person."""
 
 
 class CommandRoutes:
@@ -49,6 +55,8 @@ class CommandRoutes:
             commands.create.name: self._complete_create,
             commands.create_batch.name: self._complete_create_batch,
             commands.fork.name: self._complete_fork,
+            commands.cancel.name: functools.partial(self._name_person, "cancel"),
+            commands.terminate.name: functools.partial(self._name_person, "terminate"),
             commands.set_result.name: self._complete_step_change,
             commands.skip.name: self._complete_step_change,
             commands.restart_or_create.name: self._complete_restart_or_create,
@@ -114,15 +122,18 @@ class CommandRoutes:
         return body
 
     async def _complete_step_change(self, request: Request, target: Target, body: Skip) -> Skip:
-        """Name the person: the name from the actor hook, otherwise the one in the body."""
-        operation = "set_result" if isinstance(body, SetResult) else "skip"
-        access = Access(Permission.MANAGEMENT, operation, target.workflow, target.instance_id, request)
-        known = await self._access_control.actor(access)
-        by = body.by if known is None else known
-        if by is None:
+        """Name the person, who must be known."""
+        body = await self._name_person("set_result" if isinstance(body, SetResult) else "skip", request, target, body)
+        if body.by is None:
             flaw = {"type": "missing", "loc": ("body", "by"), "msg": "Say who does it"}
             raise RequestValidationError([flaw])
-        return dataclasses.replace(body, by=by)
+        return body
+
+    async def _name_person(self, operation: str, request: Request, target: Target, body: N) -> N:
+        """Name the person: the name from the actor hook, otherwise the one in the body."""
+        access = Access(Permission.MANAGEMENT, operation, target.workflow, target.instance_id, request)
+        known = await self._access_control.actor(access)
+        return body if known is None else dataclasses.replace(body, by=known)
 
     def _check_id(self, instance_id: str) -> str:
         return values.check_instance_id(instance_id, self._durable.internals.settings.max_instance_id)

@@ -124,7 +124,7 @@ class RunRecord(Record):
         origin: The run that this one continues; None if it started from the beginning.
         parent: The step that created the instance; None if no step did.
         max_run: How long each run of the instance may take; None: as long as the workflow says.
-        audit: The manual changes to steps.
+        audit: What people did: changes to steps by hand, and each `cancel` and `terminate` with a name.
     """
 
     status: Annotated[InstanceStatus, Field(alias="details")]

@@ -143,22 +143,22 @@ class StepBefore(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord(Record):
-    """A change that a person made to a step with `WorkflowInstance.set_result` or `WorkflowInstance.skip`.
+    """What a person did to a step with `WorkflowInstance.set_result` or `WorkflowInstance.skip`, or to a run.
 
     Attributes:
         run_number: The number of the run, from 1.
-        step_key: The step's key.
-        action: "set_result" or "skip".
+        step_key: The step's key; None for an action on the whole run.
+        action: "set_result" or "skip"; "cancel" or "terminate" for the whole run.
         by: The name of the person.
         reason: The reason that was given; None if there was none.
-        before: The step's state before.
-        created_at: When it was changed.
+        before: The step's state before; None for an action on the whole run.
+        created_at: When it was done.
     """
 
     run_number: int
-    step_key: str
+    step_key: str | None = None
     action: str
     by: str
     reason: str | None = None
-    before: StepBefore
+    before: StepBefore | None = None
     created_at: datetime

@@ -46,6 +46,7 @@ SendMessages = Callable[[Sequence[OutboxMessage]], None]
 Versions = Collection[str] | None
 """The version tags (`VersionedInstance.tag`) that a change applies to; None means any."""
 _MAX_PAGE_SIZE = 1000
+_MAX_ACTOR_LENGTH = 255
 
 
 def send_nothing(_: Sequence[OutboxMessage]) -> None:
@@ -144,6 +145,11 @@ class OperationContext:
         """Return how long a new instance is kept after its end; None means forever."""
         definition = self.registry.find(workflow)
         return self.settings.retention_of(UNSET if definition is None else definition.retention)
+
+    @staticmethod
+    def check_actor(by: str) -> str:
+        """Return the name of the person who does something, or raise NameInvalid."""
+        return values.check_text_name("The person who does it", by, _MAX_ACTOR_LENGTH)
 
     def clean_reason(self, reason: str | None) -> str | None:
         """Return the reason as it is stored: cut, and without characters that databases refuse. Raises NameInvalid."""

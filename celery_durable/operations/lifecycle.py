@@ -14,7 +14,7 @@ from celery_durable.model import DueRun, InstanceRow, OutboxMessage, Parent, Sta
 from celery_durable.operations.context import OperationContext, Versions, require_possible_id
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
-from celery_durable.store.instances import families, instances, lifecycle
+from celery_durable.store.instances import families, instances, interventions, lifecycle
 from celery_durable.store.runs import runs
 
 
@@ -80,19 +80,23 @@ class LifecycleOperations:
         return bool(due_runs)
 
     def cancel(
-        self, workflow: str, instance_id: str, *, reason: str | None = None, if_version: Versions = None
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        reason: str | None = None,
+        by: str | None = None,
+        if_version: Versions = None,
     ) -> None:
         """Ask the instance to stop: its next step call raises Cancelled, so that the workflow can clean up.
 
-        A run that has done nothing yet, or that was asked before, ends at once.
+        A run that has done nothing yet, or that was asked before, ends at once. The person ``by`` is recorded.
         """
-        reason = self._context.clean_reason(reason)
-        self._run(_Stop(self._context, workflow, instance_id, str(Cancelled(reason)), cleanup=(reason,)), if_version)
+        self._stop(workflow, instance_id, reason, by, if_version, is_cancel=True)
 
     def cancel_once(self, workflow: str, instance_id: str, *, reason: str) -> None:
         """Cancel an instance unless it was cancelled before, for a caller that may repeat itself."""
-        why = str(Cancelled(reason))
-        self._run(_Stop(self._context, workflow, instance_id, why, cleanup=(reason,), is_repeatable=True), None)
+        self._stop(workflow, instance_id, reason, None, None, is_cancel=True, is_repeatable=True)
 
     def terminate(
         self,
@@ -100,16 +104,16 @@ class LifecycleOperations:
         instance_id: str,
         *,
         reason: str | None = None,
+        by: str | None = None,
         children: bool = True,
         if_version: Versions = None,
     ) -> None:
         """End the instance permanently. A step function that still runs records nothing more.
 
         If a step of another instance created it, that step gets an error as its answer. With ``children``, the
-        open children of its run end soon after it.
+        open children of its run end soon after it. The person ``by`` is recorded.
         """
-        reason = self._context.clean_reason(reason)
-        self._run(_Stop(self._context, workflow, instance_id, reason, ends_children=children), if_version)
+        self._stop(workflow, instance_id, reason, by, if_version, is_cancel=False, ends_children=children)
 
     def end_children(self, payload: Mapping[str, Any]) -> None:
         """End children of a run that was ended, as the event `END_CHILDREN` demands. Repeating it is harmless."""
@@ -119,7 +123,29 @@ class LifecycleOperations:
             with suppress(InstanceNotFound, InstanceTerminal):  # it has ended meanwhile
                 end(workflow, instance_id, reason=ended.reason)
 
-    def _run(self, stop: _Stop, if_version: Versions) -> None:
+    def _stop(
+        self,
+        workflow: str,
+        instance_id: str,
+        reason: str | None,
+        by: str | None,
+        if_version: Versions,
+        *,
+        is_cancel: bool,
+        is_repeatable: bool = False,
+        ends_children: bool = True,
+    ) -> None:
+        actor = None if by is None else self._context.check_actor(by)
+        stop = _Stop(
+            self._context,
+            workflow,
+            instance_id,
+            self._context.clean_reason(reason),
+            actor,
+            is_cancel=is_cancel,
+            is_repeatable=is_repeatable,
+            ends_children=ends_children,
+        )
         work = functools.partial(stop.write, if_version=if_version)
         due_runs = self._context.store.transact(work, find_committed=stop.find_committed)
         self._context.after_commit(lambda: stop.announce(due_runs))
@@ -127,43 +153,54 @@ class LifecycleOperations:
 
 @dataclass(eq=False, repr=False)  # the name of a hostile request must not get into the log by an error that shows it
 class _Stop:
-    """A cancel or a termination of an instance for the reason ``why``.
+    """A cancel or a termination of an instance.
 
-    ``cleanup``: the reason of a cancel, in a tuple: the run may clean up, unless it has done nothing, or was cancelled
-    before. If it ``is_repeatable``, a second cancel changes nothing.
+    A run that is cancelled may clean up, unless it has done nothing, or was cancelled before. If the cancel
+    ``is_repeatable``, a second one changes nothing.
     """
 
     context: OperationContext
     workflow: str
     instance_id: str
-    why: str | None
-    cleanup: tuple[str | None] | None = None
+    reason: str | None
+    actor: str | None
+    is_cancel: bool
     is_repeatable: bool = False
     ends_children: bool = True
     ended: InstanceRow | None = None
     """The row of the instance that this call has ended."""
     messages: Sequence[OutboxMessage] = ()
 
+    @property
+    def why(self) -> str | None:
+        """The reason of a run that ends now."""
+        return str(Cancelled(self.reason)) if self.is_cancel else self.reason
+
     def write(self, tx: Tx, *, if_version: Versions) -> list[DueRun]:
         self.ended, self.messages = None, ()
         parent = instances.find_parent(tx, self.workflow, require_possible_id(self.workflow, self.instance_id))
         # The parent first: row locks are taken in ascending key order, and the parent has the lower key.
         answers.lock_parent(tx, parent, (self.workflow, self.instance_id))
-        operation = "terminate" if self.cleanup is None else "cancel"
-        row = self.context.lock_unfinished(tx, self.workflow, self.instance_id, operation, if_version)
-        if self.cleanup is not None:
+        action = "cancel" if self.is_cancel else "terminate"
+        row = self.context.lock_unfinished(tx, self.workflow, self.instance_id, action, if_version)
+        if self.actor is not None:
+            commit_id = self.context.runtime.new_token()
+            interventions.insert_audit_record(
+                tx, row, None, action=action, actor=self.actor, reason=self.reason, commit_id=commit_id
+            )
+        if self.is_cancel:
             was_cancelled = runs.is_cancel_requested(tx, row.pk, row.run_number)
             if was_cancelled and self.is_repeatable:
                 return []
             if not was_cancelled and (lifecycle.has_started(row) or runs.has_steps(tx, row)):
-                due = lifecycle.request_cancel(tx, row, reason=self.cleanup[0], grace=self.context.grace)
+                due = lifecycle.request_cancel(tx, row, reason=self.reason, grace=self.context.grace)
                 return [] if due is None else [due]
         return self._end(tx, row, parent)
 
     def _end(self, tx: Tx, row: InstanceRow, parent: Parent | None) -> list[DueRun]:
         why, grace, new_id = self.why, self.context.grace, self.context.runtime.new_id
         self.ended = row
-        lifecycle.terminate(tx, row, reason=why, is_cancel=self.cleanup is not None)
+        lifecycle.terminate(tx, row, reason=why, is_cancel=self.is_cancel)
         if self.ends_children:
             self.messages = families.end_children(
                 tx, row.pk, row.ref, "terminate", reason=why, new_id=new_id, grace=grace

@@ -22,8 +22,6 @@ from celery_durable.store.events import run_events
 from celery_durable.store.instances import interventions, lifecycle
 from celery_durable.store.runs import items, runs
 
-_MAX_ACTOR_LENGTH = 255
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Intervention:
@@ -82,7 +80,7 @@ class InterventionOperations:
         return _Intervention(
             action=action,
             result=result,
-            actor=values.check_text_name("The person who does it", by, _MAX_ACTOR_LENGTH),
+            actor=self._context.check_actor(by),
             reason=self._context.clean_reason(reason),
             commit_id=self._context.runtime.new_token(),
             event_id=self._context.runtime.new_id(),

@@ -147,8 +147,17 @@ class Reason(RequestModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terminate(Reason):
-    """``children`` false lets the open children of the instance continue. By default they are terminated too."""
+class Cancel(Reason):
+    """``by`` is the name of the person. A name from the `actor` hook of the API takes precedence."""
+
+    __pydantic_config__ = _config({"reason": "sold twice", "by": "eve"})
+
+    by: OptionalText = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminate(Cancel):
+    """``children`` false lets the open children continue; by default they are terminated too. ``by`` as for cancel."""
 
     __pydantic_config__ = _config({"reason": "sold twice", "children": False})
 

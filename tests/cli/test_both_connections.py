@@ -276,6 +276,23 @@ def test_steps_are_settled_by_hand(order: Shop, connection: Any) -> None:
     )
 
 
+def test_who_ended_instances_is_shown(shop: Shop, connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in ("n-1", "n-2", "n-3"):
+        connection("start", "nap", "--id", each)
+        shop.work("nap", each)
+    connection("cancel", "nap", "n-1", "--by", "eve", "--reason", "rain")
+    monkeypatch.setenv("LOGNAME", "ada")
+    connection("terminate", "nap", "n-3")
+    assert connection("cancel", "--where", "workflow=nap status=waiting", "--yes").rows == [["Cancelling", "nap/n-2"]]
+    shown = {each: connection("show", "nap", each, "--full").rows for each in ("n-1", "n-2", "n-3")}
+    audits = {each: [row[1:5] + row[6:] for row in rows if row[0] == "audit"] for each, rows in shown.items()}
+    assert audits == {
+        "n-1": [["cancel", "", "", "eve", "rain"]],
+        "n-2": [["cancel", "", "", "ada", ""]],
+        "n-3": [["terminate", "", "", "ada", ""]],
+    }
+
+
 def test_where_a_run_comes_from_is_told(order: Shop, connection: Any) -> None:
     connection("fork", "order", "o-1", "await approval", "--id", "o-2")
     assert ["origin", "o-1", "1", "await approval"] in connection("show", "order", "o-2").rows

@@ -216,6 +216,29 @@ def test_who_it_was_is_what_the_application_knows_whatever_the_client_says(shop:
     assert names == []
 
 
+def test_who_cancelled_is_in_the_audit_if_anybody_knows(shop: Shop, order: str) -> None:
+    names = ["ada", None, None]
+    api = shop.client(authorize=Authorize(lambda access: True, actor=lambda access: names.pop(0)))
+    api.post(f"{order}/cancel", json={"by": "eve", "reason": "rain"})
+    api.post(f"{order}/cancel", json={"by": "eve"})
+    api.post(f"{order}/restart")
+    api.post(f"{order}/terminate")
+    audits = [
+        api.get(f"{order}/history", params={"includeRun": True, "runNumber": run}).json()["run"]["audit"]
+        for run in (1, 2)
+    ]
+    for each in audits[0]:
+        del each["createdAt"]
+    assert audits == [
+        [
+            {"runNumber": 1, "action": "cancel", "by": "ada", "reason": "rain"},
+            {"runNumber": 1, "action": "cancel", "by": "eve"},
+        ],
+        [],
+    ]
+    refused(shop.client().post(f"{order}/cancel", json={"by": "\n"}), 400, "NAME_INVALID")
+
+
 def test_the_audit_shows_no_text_that_may_not_be_shown(shop: Shop) -> None:
     shop.durable.internals.redact, api = (lambda value, shown: f"[{shown.kind}]"), shop.client()
     api.post(BAD, json={"id": "b-1"})

@@ -255,6 +255,32 @@ def test_terminate_ends_an_instance_for_good(world: World, everything) -> None:
     assert {instance.status for instance in instances.values()} == {"terminated"}
 
 
+def test_who_cancelled_or_terminated_is_in_the_audit(world: World, everything) -> None:
+    made, lifecycle = (
+        make(world, everything, ["sleeping", "waiting", "retrying", "complete", "new"]),
+        world.operations.lifecycle,
+    )
+    lifecycle.cancel("everything", "sleeping", reason="sold twice", by="eve")
+    lifecycle.cancel("everything", "sleeping", by="ada")
+    lifecycle.terminate("everything", "waiting", reason="stuck", by="eve")
+    lifecycle.cancel("everything", "new", by="eve")
+    lifecycle.cancel("everything", "retrying", reason="nobody says so")
+    with pytest.raises(InstanceTerminal):
+        lifecycle.cancel("everything", "complete", by="eve")
+    with pytest.raises(NameInvalid):
+        lifecycle.terminate("everything", "retrying", by="")
+    audits = {key: world.operations.history.read("everything", key).audit for key in made}
+    assert {key: [(each.action, each.by, each.reason) for each in audit] for key, audit in audits.items()} == {
+        "sleeping": [("cancel", "eve", "sold twice"), ("cancel", "ada", None)],
+        "waiting": [("terminate", "eve", "stuck")],
+        "retrying": [],
+        "complete": [],
+        "new": [("cancel", "eve", None)],
+    }
+    (first, _) = audits["sleeping"]
+    assert (first.run_number, first.step_key, first.before, first.created_at) == (1, None, None, world.now)
+
+
 def test_a_reason_that_no_database_accepts_is_sanitized(world: World, everything) -> None:
     instance = everything.create()
     instance.terminate("NUL \x00 " + "x" * 3000)

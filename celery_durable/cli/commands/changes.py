@@ -68,13 +68,13 @@ def wake(backend: Backend, target: Target) -> Sequence[str]:
     "cancel --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
     statuses=UNFINISHED,
 )
-def cancel(backend: Backend, target: Target, reason: Reason) -> Sequence[str]:
+def cancel(backend: Backend, target: Target, by: By, reason: Reason) -> Sequence[str]:
     """Ask instances to clean up and end.
 
     Use it for instances that must stop, if their workflow can undo what its steps have done. The next step call raises
     Cancelled in the workflow. A running step finishes first. A second cancel ends the instance at once.
     """
-    backend.call(commands.cancel, target, requests.Reason(reason=reason))
+    backend.call(commands.cancel, target, requests.Cancel(reason=reason, by=by or _find_user()))
     seen = backend.read_snapshot(target.workflow, target.instance_id)
     return ["Cancelled" if seen.status.is_terminal else "Cancelling"]
 
@@ -92,6 +92,7 @@ def terminate(
         bool,
         Option("--children/--no-children", default=True, help="Terminate open children too, or let them continue."),
     ],
+    by: By,
     reason: Reason,
 ) -> Sequence[str]:
     """End instances permanently, without a result.
@@ -99,7 +100,8 @@ def terminate(
     Use it for instances that must not continue, not even to clean up. A running step may finish, but nothing of it is
     recorded.
     """
-    backend.call(commands.terminate, target, requests.Terminate(reason=reason, children=children))
+    body = requests.Terminate(reason=reason, by=by or _find_user(), children=children)
+    backend.call(commands.terminate, target, body)
     return ["Terminated"]
 
 
@@ -204,7 +206,7 @@ def set_result(
     wait gets the value as the payload of an event. The name and the reason are stored, and show displays them. Over
     HTTP, the server may replace --by with the user that it has authenticated.
     """
-    body = requests.SetResult(step=step, result=value, by=by or _user(), reason=reason)
+    body = requests.SetResult(step=step, result=value, by=_require_name(by), reason=reason)
     found = backend.call(commands.set_result, Target(workflow, id), body)
     _print_done(console, "Completed", workflow, id, f"run {found.run_number}", step)
 
@@ -217,16 +219,22 @@ def skip(
 
     Use it to end a sleep, or to continue without a step. The result of the step is null. The rules of set-result apply.
     """
-    body = requests.Skip(step=step, by=by or _user(), reason=reason)
+    body = requests.Skip(step=step, by=_require_name(by), reason=reason)
     found = backend.call(commands.skip, Target(workflow, id), body)
     _print_done(console, "Skipped", workflow, id, f"run {found.run_number}", step)
 
 
-def _user() -> str:
+def _require_name(by: str | None) -> str:
+    if name := by or _find_user():
+        return name
+    raise click.UsageError("Your user name is unknown on this system: use --by.")
+
+
+def _find_user() -> str | None:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # in a container, the user may have no name
-        raise click.UsageError("Your user name is unknown on this system: use --by.") from None
+        return None
 
 
 def _print_done(console: Console, action: str, workflow: str, instance_id: str, *more: str) -> None:

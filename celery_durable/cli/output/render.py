@@ -303,9 +303,10 @@ AUDIT_COLUMNS = tuple(map(Column, ("BY HAND", "STEP", "WAS", "BY", "WHEN", "REAS
 
 
 def audit_cells(record: AuditRecord, times: Times) -> list[Cell]:
-    """Return a row about a step that was completed or skipped by hand."""
-    action = record.action.replace("_", "-")
-    return times.cells(action, record.step_key, record.before.status.state, record.by, record.created_at, record.reason)
+    """Return a row about a step that was completed or skipped by hand, or about a run that a person ended."""
+    action, before = record.action.replace("_", "-"), record.before
+    was = None if before is None else before.status.state
+    return times.cells(action, record.step_key, was, record.by, record.created_at, record.reason)
 
 
 # --- what a run publishes -----------------------------------------------------------------------

@@ -32,7 +32,7 @@ from celery_durable.errors import DurableError, InstanceNotFound
 from celery_durable.insight.explain import YOUR_APP, Diagnosis, explain
 from celery_durable.model import AttemptRecord, HistoryPage, InstanceRow, InstanceSummary, Status, StepRecord
 from celery_durable.operations.context import read_status
-from celery_durable.wire.requests import Reason, Retry, SendEvent, Terminate
+from celery_durable.wire.requests import Cancel, Reason, Retry, SendEvent, Terminate
 
 # What the pages of Django's admin show. Values have passed the `redact` hook, and each read is bounded (LAW 10).
 
@@ -312,18 +312,22 @@ def _restart(operations: Operations, target: Target, form: Form, username: str) 
 
 
 def _cancel(operations: Operations, target: Target, form: Form, username: str) -> str:
-    commands.cancel.run(operations, target, _reason(form, username))
+    commands.cancel.run(operations, target, Cancel(reason=_read_reason(form), by=username))
     return "cancelled"
 
 
 def _terminate(operations: Operations, target: Target, form: Form, username: str) -> str:
-    commands.terminate.run(operations, target, Terminate(reason=_reason(form, username).reason))
+    commands.terminate.run(operations, target, Terminate(reason=_read_reason(form), by=username))
     return "terminated"
 
 
 def _reason(form: Form, username: str) -> Reason:
-    given = form.get("reason", "").strip()[:_MAX_REASON]
+    given = _read_reason(form)
     return Reason(reason=f"{given} (by {username})" if given else f"by {username}")
+
+
+def _read_reason(form: Form) -> str | None:
+    return form.get("reason", "").strip()[:_MAX_REASON] or None
 
 
 def _send_event(operations: Operations, target: Target, form: Form, _: str) -> str:

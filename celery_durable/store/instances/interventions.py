@@ -1,6 +1,7 @@
-"""Manual changes to single steps: complete a step, and record who did it, why, and what the step was.
+"""Manual changes: complete a step by hand, and record who changed a step or ended a run, and why.
 
-The transaction locks the instance and releases its claim, so a worker that still runs it records nothing more.
+The transaction locks the instance. Completing a step also releases its claim, so a worker that still runs it records
+nothing more.
 """
 
 from __future__ import annotations
@@ -91,10 +92,10 @@ def subtract_started_attempts(tx: Tx, row: InstanceRow, *, excluding: str) -> No
 
 
 def insert_audit_record(
-    tx: Tx, row: InstanceRow, step: StepRow, *, action: str, actor: str, reason: str | None, commit_id: str
+    tx: Tx, row: InstanceRow, step: StepRow | None, *, action: str, actor: str, reason: str | None, commit_id: str
 ) -> None:
-    """Record what is done to a step, and what the step was before."""
-    before = {
+    """Record what is done to a step, and what the step was before, or what is done to the whole run."""
+    before = step and {
         "status": step.status.value,
         "type": step.type.value,
         "attempts": step.attempts,
@@ -106,7 +107,7 @@ def insert_audit_record(
         sa.insert(tx.t.audit).values(
             instance_pk=row.pk,
             run_number=row.run_number,
-            step_key=step.step_key,
+            step_key="" if step is None else step.step_key,
             action=action,
             actor=actor,
             reason=reason,
@@ -125,25 +126,30 @@ def find_by_commit(tx: Tx, row: InstanceRow, *, commit_id: str) -> int | None:
 
 
 def read_audit(tx: Tx, pk: int, run_number: int) -> tuple[AuditRecord, ...]:
-    """Return the manual changes to the steps of a run, in order."""
+    """Return what people did to a run and to its steps, in order."""
     a = tx.t.audit
     query = sa.select(a).where(a.c.instance_pk == pk, a.c.run_number == run_number).order_by(a.c.id)
     return tuple(_to_audit_record(each) for each in tx.execute(query))
 
 
 def _to_audit_record(row: Any) -> AuditRecord:
-    before = json.loads(row.step_before)
-    error = before["error"]
     return AuditRecord(
         run_number=row.run_number,
-        step_key=row.step_key,
+        step_key=row.step_key or None,
         action=row.action,
         by=row.actor,
         reason=row.reason,
-        before=StepBefore(
-            status=StepStatus(before["status"]),
-            attempts=before["attempts"],
-            error=None if error is None else ErrorInfo(error["name"], error["message"]),
-        ),
+        before=_read_before(json.loads(row.step_before)),
         created_at=from_us(row.created_at),
+    )
+
+
+def _read_before(before: dict[str, Any] | None) -> StepBefore | None:
+    if before is None:
+        return None
+    error = before["error"]
+    return StepBefore(
+        status=StepStatus(before["status"]),
+        attempts=before["attempts"],
+        error=None if error is None else ErrorInfo(error["name"], error["message"]),
     )

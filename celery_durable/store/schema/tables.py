@@ -21,7 +21,8 @@ workflow_heartbeat  one row per process that sweeps or works. It tells operators
                     search for lost tasks. No other decision depends on it.
 workflow_published  the newest value of each key that a run has published. No pass reads it.
 workflow_database   one row: the random id by which messages name this database.
-workflow_audit      manual changes to single steps: who, what, when, why, and what the step was before.
+workflow_audit      what people did to a run: who, what, when and why. For a step also its key, and what it was before;
+                    an entry about the whole run has an empty key and the JSON value null.
 workflow_attempt    the attempts that did not succeed, and the deaths of workers, for people. No pass reads it.
 
 Instants are BIGINT microseconds since the epoch (UTC). So all three databases have one type, arithmetic and

@@ -119,7 +119,9 @@ def test_terminate_asks_first(site: DurableHarness, alias: str) -> None:
     client.post(address("a"), {"action": "terminate", "reason": "stuck", "confirmed": "yes"})
     assert wait.get("a").status().status == "terminated"
     assert "It was terminated" in text_of(client, address("a"))
-    assert "stuck (by alice)" in text_of(client, address("a"))
+    assert [(each.action, each.by, each.reason) for each in wait.get("a").history().audit] == [
+        ("terminate", "alice", "stuck")
+    ]
 
 
 def test_cancel_asks_first(site: DurableHarness, alias: str) -> None:
@@ -131,7 +133,9 @@ def test_cancel_asks_first(site: DurableHarness, alias: str) -> None:
     assert "It was cancelled" in text_of(client, address("a"))
     site.run_until_idle()
     history = wait.get("a").history()
-    assert (history.status.status, history.reason) == ("terminated", "cancelled: stuck (by alice)")
+    assert (history.status.status, history.reason) == ("terminated", "cancelled: stuck")
+    assert [(each.action, each.by, each.reason) for each in history.audit] == [("cancel", "alice", "stuck")]
+    assert "Done by hand" in text_of(client, address("a"))
     assert [message for _, _, message in changes()] == ["Cancelled: stuck"]
 
 
