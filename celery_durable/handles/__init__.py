@@ -1,7 +1,6 @@
 """`Workflow` and `WorkflowInstance`, the handles by which applications start and control workflows."""
 
 from celery_durable.handles.host import Host, HostInternals
-from celery_durable.handles.workflow import AsyncFunction, Workflow, WorkflowDecorator
-from celery_durable.handles.workflow_instance import WorkflowInstance
+from celery_durable.handles.workflow import AsyncFunction, Workflow, WorkflowDecorator, WorkflowInstance
 
 __all__ = ["AsyncFunction", "Host", "HostInternals", "Workflow", "WorkflowDecorator", "WorkflowInstance"]

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from celery_durable import values
 from celery_durable.handles import WorkflowInstance
-from celery_durable.handles.workflow_instance import decode_output
+from celery_durable.handles.results import decode_output
 from celery_durable.model import OPEN_STEPS, ErrorInfo, EventRecord, RunRef, Status, StepRecord
 from celery_durable.testing.errors import HarnessMisuse, NotEnded
 
