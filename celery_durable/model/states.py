@@ -235,6 +235,17 @@ def parse_child_event_type(event_type: str | None) -> tuple[str, str] | None:
     return None if found is None else (found.partition("/")[0], found.partition("/")[2])
 
 
+def is_cut(event_type: str | None) -> bool:
+    """Whether an event type may have been cut to the size of its column, and with it the name of a child."""
+    return event_type is not None and len(event_type) >= _MAX_TYPE_LENGTH
+
+
+def is_answer_of_child(event_type: str | None, child: tuple[str, str]) -> bool:
+    """Whether a step with this event type waits for this child, named by its workflow and instance id."""
+    found = parse_child_event_type(event_type)
+    return found == child or (found is not None and is_cut(event_type) and "/".join(child).startswith("/".join(found)))
+
+
 def is_independent_child(event_type: str | None) -> bool:
     """Whether the child of a step with this event type continues if its parent is terminated."""
     return event_type is not None and event_type.startswith(_INDEPENDENT_CHILD)

@@ -106,6 +106,24 @@ def test_the_children_of_a_terminated_run_end_too_and_theirs(harness: DurableHar
     assert harness.durable.internals.operations.outbox.read() == []
 
 
+@pytest.mark.parametrize("end", ["terminate", "cancel"])
+def test_children_with_long_ids_end_too(store_url: str, end: str) -> None:
+    """The event type of an answer is cut to the size of its column, and with it the name of the child."""
+    settings = {"durable_max_instance_id": 255}
+    with DurableHarness([leaf, branch], store_url=store_url, wipe=True, settings=settings) as harness:
+        ids = ["b" * length for length in (190, 249, 250)]
+        parents = [harness.create(branch, id=each) for each in ids]
+        harness.run_until_idle()
+        getattr(parents[1], end)("sold twice")
+        getattr(parents[2], end)("sold twice")
+        harness.run_until_idle()
+        ended = {ids[0]: "waiting", ids[1]: "terminated", ids[2]: "terminated"}
+        assert states(harness) == ended | {f"{each}-leaf": state for each, state in ended.items()}
+        harness.instance(leaf, f"{ids[0]}-leaf").send_event("go", 1)
+        harness.run_until_idle()
+        assert parents[0].result(timeout=1) == 1
+
+
 def test_a_caller_may_leave_the_children(harness: DurableHarness) -> None:
     grow(harness).terminate(children=False)
     harness.run_until_idle()

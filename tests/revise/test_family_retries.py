@@ -94,6 +94,22 @@ def test_the_parent_waits_for_the_same_child_again(harness: DurableHarness, aske
     assert (parent.result(timeout=1), ran, before.status) == ("well", ["m"], "completed")
 
 
+def test_a_child_with_a_long_id_is_retried_and_answers(store_url: str) -> None:
+    ran.clear()
+    broken.clear()
+    key, settings = "m" * 250, {"durable_max_instance_id": 255}
+    broken.add(f"{key}-leaf")
+    with DurableHarness([leaf, middle], store_url=store_url, wipe=True, settings=settings) as harness:
+        parent = harness.create(middle, id=key)
+        harness.run_until_idle()
+        broken.clear()
+        parent.retry(family=True)
+        harness.run_until_idle()
+        assert states(harness) == {key: "waiting", f"{key}-leaf": "waiting"}
+        tell(harness, f"{key}-leaf", "well")
+        assert parent.result(timeout=1) == "well"
+
+
 def test_all_who_failed_are_retried_deepest_first(harness: DurableHarness) -> None:
     broken.update({"t-0-leaf", "t-1-leaf"})
     parent = harness.create(top, id="t")

@@ -37,7 +37,7 @@ from celery_durable.model import (
     WorkerProcess,
     decide_answered,
     from_us,
-    parse_child_event_type,
+    is_answer_of_child,
     task_id,
 )
 from celery_durable.store.engine import Store, Tx
@@ -94,7 +94,7 @@ def _find_waiting_step(tx: Tx, parent: Parent, child: tuple[str, str]) -> Any:
     row = tx.run(_waiting_parent, **where).first()
     if row is None or row.run_number == parent.run_number:
         return row
-    return row if parse_child_event_type(row.wait_event_type) == child else None
+    return row if is_answer_of_child(row.wait_event_type, child) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from celery_durable.model import (
     RunRef,
     StepRow,
     StepType,
+    is_cut,
     is_independent_child,
     parse_child_event_type,
     parse_children_event_type,
@@ -75,7 +76,7 @@ def end_children(
     """
     children, now_us = [], 0
     for step in tx.run(_select_steps, pk=pk, run=run.run_number):
-        child, now_us = parse_child_event_type(step.wait_event_type), step.now_us
+        child, now_us = _find_child(tx, pk, step), step.now_us
         if child is not None and not is_independent_child(step.wait_event_type):
             children.append(child)
         if (workflow := parse_children_event_type(step.wait_event_type)) is not None:
@@ -89,6 +90,18 @@ def end_children(
     if messages:
         outbox.insert(tx, messages, pk=pk, run_number=run.run_number, step_key=None, grace=grace)
     return messages
+
+
+def _find_child(tx: Tx, pk: int, step: Any) -> tuple[str, str] | None:
+    """Return the workflow and the instance id of the child that a step waits for, or None for any other step."""
+    child = parse_child_event_type(step.wait_event_type)
+    if child is None or not is_cut(step.wait_event_type):
+        return child
+    i = tx.t.instance.c
+    of_step = (i.parent_pk == pk, i.parent_step_key == step.step_key)
+    query = sa.select(i.workflow, i.instance_id).where(i.workflow == child[0], i.instance_id >= child[1], *of_step)
+    found = tx.execute(query.order_by(i.id.desc()).limit(1)).first()
+    return None if found is None else (found.workflow, found.instance_id)
 
 
 def find_open(tx: Tx, ended: ChildrenToEnd) -> list[tuple[str, str]]:
@@ -107,7 +120,7 @@ def find_open(tx: Tx, ended: ChildrenToEnd) -> list[tuple[str, str]]:
 
 def read_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> list[tuple[StepRow, InstanceRow]]:
     """Return the children of these steps that still exist, each with its step, in the order of their keys."""
-    by_child = {child: step for step in steps if (child := parse_child_event_type(step.wait_event_type)) is not None}
+    by_child = {child: step for step in steps if (child := _find_child(tx, parent.pk, step)) is not None}
     i = tx.t.instance.c
     query = (
         sa.select(i.workflow, i.instance_id)
