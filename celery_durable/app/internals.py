@@ -159,7 +159,7 @@ class Internals:
     @functools.cached_property
     def runner(self) -> Runner:
         """Advances runs in this process."""
-        from celery_durable import remote  # noqa: PLC0415  # see `import_for_passes`
+        from celery_durable.all_kinds import KINDS  # noqa: PLC0415  # see `import_for_passes`
         from celery_durable.runner import Runner  # noqa: PLC0415
 
         return Runner(
@@ -173,7 +173,7 @@ class Internals:
             stops_process=self._stops_process,
             groups_commits=self.has_threads_pool,
             make_redaction=self.redaction,
-            kinds=remote.KINDS,
+            kinds=KINDS,
         )
 
     @functools.cached_property

@@ -52,7 +52,7 @@ def stop_consuming(app: Any, queue: str, pool: str, *, is_named_by_user: bool) -
 
 def import_for_passes() -> None:
     """Import what only passes need. A worker does it before its pool forks; clients and commands never pay for it."""
-    for module in ("celery_durable.remote", "celery_durable.runner", "sqlalchemy.orm"):
+    for module in ("celery_durable.all_kinds", "celery_durable.runner", "sqlalchemy.orm"):
         import_module(module)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from celery_durable import remote
+from celery_durable.all_kinds import KINDS
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
 from celery_durable.insight.recorded_run import from_export, from_history
@@ -46,7 +46,7 @@ def assert_replays(workflow: Code, history: History | Mapping[str, Any]) -> None
     registry.add(definition_of(workflow))
     store = Store(f"sqlite:///{os.devnull}", runtime=runtime)  # no statement reaches it
     try:
-        runner = Runner(store, Settings(), registry, runtime, lambda _: None, kinds=remote.KINDS)
+        runner = Runner(store, Settings(), registry, runtime, lambda _: None, kinds=KINDS)
         recorded = from_history(history) if isinstance(history, History) else from_export(history)
         found = check_replay(runner, recorded)
     finally:

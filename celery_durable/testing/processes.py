@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from celery_durable import remote
+from celery_durable.all_kinds import KINDS
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
 from celery_durable.model import DueRun, OutboxMessage, PassResult, RunRef
@@ -175,7 +175,7 @@ class RunnerProcess(Process):
             if send is None
             else Outbox(self.store, settings, self._passing(send)).send_committed,
             should_stop=lambda: self.should_stop,
-            kinds=remote.KINDS,
+            kinds=KINDS,
             stops_process=lambda error: ends_the_process(error) or isinstance(error, interruptions),
         )
 

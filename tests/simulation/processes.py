@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable import remote
+from celery_durable.all_kinds import KINDS
 from celery_durable.all_operations import Operations
 from celery_durable.model import OutboundEvent, OutboxMessage, RunRef
 from celery_durable.operations.context import OperationContext
@@ -143,7 +143,7 @@ class Worker(Machine):
             functools.partial(self.world.capture, self.runtime),
             send_messages=Outbox(self.store, self.world.settings, self.send).send_committed,
             should_stop=lambda: self.should_stop,
-            kinds=remote.KINDS,
+            kinds=KINDS,
             stops_process=lambda error: isinstance(error, ColdShutdown) or ends_the_process(error),
         )
 
