@@ -19,6 +19,7 @@ from celery_durable.model import (
     ErrorInfo,
     ErrorTrace,
     EventRecord,
+    EventWait,
     History,
     HistoryPage,
     InstanceDetails,
@@ -49,6 +50,7 @@ RedactedKind = Literal[
     "reason",
     "label",
     "by",
+    "ask",
 ]
 _TEXT_KINDS = ("error", "traceback", "message", "reason", "label", "by")
 
@@ -195,11 +197,12 @@ class Redaction:
 
     @_needs_hook
     def redact_step(self, step: StepRecord) -> StepRecord:
-        """Redact result and error of a step."""
+        """Redact result, error and question of a step."""
         return replace(
             step,
             result=self.redact_value(step.result, "result", step.name),
             error=self._redact_error(step.error, step.name),
+            ask=self.redact_value(step.ask, "ask", step.name),
             items=None if step.items is None else self._redact_items(step.items, step.name),
         )
 
@@ -208,8 +211,14 @@ class Redaction:
         return replace(items, failures=tuple(failures))
 
     @_needs_hook
+    def redact_wait(self, wait: EventWait) -> EventWait:
+        """Redact what a wait asks a person."""
+        return replace(wait, ask=self.redact_value(wait.ask, "ask", wait.step_name))
+
+    @_needs_hook
     def redact_event(self, event: EventRecord) -> EventRecord:
-        """Redact the payload of an event; that of an answer as the result or the error of its step, too."""
+        """Redact payload and author of an event; the payload of a task's answer as result or error of its step, too."""
+        event = replace(event, by=self.redact_value(event.by, "by", event.consumed_by_step_key))
         payload, step = event.payload, event.consumed_by_step_key
         if is_answer(event.type) and isinstance(payload, dict):
             if step is None:  # no step has consumed it, so its kind of value is unknown

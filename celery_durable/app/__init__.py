@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
@@ -17,7 +17,7 @@ from celery_durable.app.workflows import Workflows
 from celery_durable.definitions import WorkflowOptions, define
 from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid, NotConfigured
 from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
-from celery_durable.model import OutboundEvent, Page, Waiter, WorkflowEvent
+from celery_durable.model import EventWait, OutboundEvent, Page, Waiter, WorkflowEvent
 from celery_durable.packages import RequiredWorkflows, load_from_entry_points, load_from_packages
 from celery_durable.redaction import Redact
 from celery_durable.runtime import Runtime
@@ -303,6 +303,36 @@ class Durable:
         """
         return self.internals.operations.topics.waiters(topic, cursor=cursor, limit=limit)
 
+    def waits(
+        self,
+        *,
+        workflow: str | None = None,
+        event_type: str | None = None,
+        to: str | None = None,
+        is_asking: bool = False,
+        limit: int = 100,
+    ) -> Sequence[EventWait]:
+        """List the steps that wait for an event, those of the newest instances first.
+
+        Args:
+            workflow: Only waits of this workflow, by name.
+            event_type: Only waits for events of this type.
+            to: Only waits that ask this person or team, as passed to `Step.wait_for_event`.
+            is_asking: Only waits that ask a person.
+            limit: The maximum number of waits, 1 to 10,000.
+
+        Returns:
+            Of each wait: the instance, the step, since when and until when it waits, and what it asks.
+
+        Raises:
+            FilterTooBroad: Too many rows were examined before ``limit`` waits were found: narrow the filter.
+            ValueRefused: ``limit`` is not possible.
+            StoreUnavailable: The database cannot do this now.
+        """
+        return self.internals.operations.stats.waits(
+            workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit
+        )
+
     async def aemit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:
         """`emit` for async code, on a thread."""
         return await self.internals.call_async(lambda: self.emit(topic, payload, id=id))
@@ -310,6 +340,20 @@ class Durable:
     async def awaiters(self, topic: str, *, cursor: str | None = None, limit: int = 25) -> Page[Waiter]:
         """`waiters` for async code, on a thread."""
         return await self.internals.call_async(lambda: self.waiters(topic, cursor=cursor, limit=limit))
+
+    async def awaits(
+        self,
+        *,
+        workflow: str | None = None,
+        event_type: str | None = None,
+        to: str | None = None,
+        is_asking: bool = False,
+        limit: int = 100,
+    ) -> Sequence[EventWait]:
+        """`waits` for async code, on a thread."""
+        return await self.internals.call_async(
+            lambda: self.waits(workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit)
+        )
 
     async def client(self) -> Durable:
         """Return this Durable: a dependency for FastAPI, as in ``Depends(durable.client)``.

@@ -17,6 +17,7 @@ from celery_durable.handles.signatures import StartSignatures
 from celery_durable.model import (
     TERMINAL,
     CreateOptions,
+    EventWait,
     IfExists,
     InstanceStatus,
     InstanceSummary,
@@ -283,6 +284,34 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             self.name, status=status, cursor=cursor, limit=limit, labels=labels
         )
 
+    def waits(
+        self,
+        *,
+        event_type: str | None = None,
+        to: str | None = None,
+        is_asking: bool = False,
+        limit: int = 100,
+    ) -> Sequence[EventWait]:
+        """List the steps of this workflow that wait for an event, those of the newest instances first.
+
+        Args:
+            event_type: Only waits for events of this type.
+            to: Only waits that ask this person or team, as passed to `Step.wait_for_event`.
+            is_asking: Only waits that ask a person.
+            limit: The maximum number of waits, 1 to 10,000.
+
+        Returns:
+            Of each wait: the instance, the step, since when and until when it waits, and what it asks.
+
+        Raises:
+            FilterTooBroad: Too many rows were examined before ``limit`` waits were found: narrow the filter.
+            ValueRefused: ``limit`` is not possible.
+            StoreUnavailable: The database cannot do this now.
+        """
+        return self.host.internals.operations.stats.waits(
+            workflow=self.name, event_type=event_type, to=to, is_asking=is_asking, limit=limit
+        )
+
     # --- the same for async code: each call runs on a thread ------------------------------------
 
     @overload
@@ -358,6 +387,17 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
     ) -> Page[InstanceSummary]:
         """`list` for async code, on a thread."""
         return await self._call(lambda: self.list(status=status, cursor=cursor, limit=limit, labels=labels))
+
+    async def awaits(
+        self,
+        *,
+        event_type: str | None = None,
+        to: str | None = None,
+        is_asking: bool = False,
+        limit: int = 100,
+    ) -> Sequence[EventWait]:
+        """`waits` for async code, on a thread."""
+        return await self._call(lambda: self.waits(event_type=event_type, to=to, is_asking=is_asking, limit=limit))
 
 
 class WorkflowInstance(InstanceHandle, Generic[R_co]):

@@ -188,8 +188,16 @@ _EXAMPLES: dict[type[Record] | None, dict[str, Any]] = {
                     status=Status.WAITING,
                     wait_event_type="approval",
                     step_name="wait for approval",
+                    step_key="wait for approval",
                     since=_WHEN,
                     wake_at=_STEP.wake_at,
+                    ask="Ship order 42 for 19.99 EUR?",
+                    to="finance",
+                    schema={
+                        "type": "object",
+                        "properties": {"approved": {"type": "boolean"}},
+                        "required": ["approved"],
+                    },
                 )
             ]
         ),

@@ -130,11 +130,20 @@ class ReadRoutes:
         self,
         event_type: Annotated[str | None, Query(alias="type", description="Only for events of this type.")] = None,
         workflow: Annotated[str | None, Query(alias="workflowName", description="Only of this workflow.")] = None,
+        to: Annotated[str | None, Query(description="Only waits that ask this person or team.")] = None,
+        is_asking: Annotated[bool, Query(alias="isAsking", description="Only waits that ask a person.")] = False,  # noqa: FBT002  # a query parameter
         page_size: PageSize = 25,
     ) -> Response:
-        """List the steps that wait for an event, those of the newest instances first."""
-        found = self._operations.stats.waits(workflow=workflow, event_type=event_type, limit=page_size)
-        return json_response(WaitList(waits=found))
+        """List the steps that wait for an event, those of the newest instances first.
+
+        A wait that asks a person has the question in `ask`, and in `schema` the JSON schema of the answer, to make a
+        form of it. The answer is an event with `answers`.
+        """
+        found = self._operations.stats.waits(
+            workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=page_size
+        )
+        shown = [self._redaction(each.workflow, each.instance_id).redact_wait(each) for each in found]
+        return json_response(WaitList(waits=shown))
 
     @requires(Permission.READING)
     async def get(

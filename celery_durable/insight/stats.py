@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from celery_durable.model import EventWait, QueueLength, Stats, TaskQueue
-from celery_durable.operations.context import OperationContext
+from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.store import heartbeats, lost_tasks
-from celery_durable.store.engine import Tx
+from celery_durable.store.engine import Tx, bounds
 from celery_durable.store.instances import overview
 from celery_durable.store.instances.overview import ClaimedRun
 
@@ -55,10 +55,23 @@ class StatsOperations:
             )
         )
 
-    def waits(self, *, workflow: str | None = None, event_type: str | None = None, limit: int = 100) -> list[EventWait]:
-        """Return the steps that wait for an event, those of the newest instances first."""
+    def waits(
+        self,
+        *,
+        workflow: str | None = None,
+        event_type: str | None = None,
+        to: str | None = None,
+        is_asking: bool = False,
+        limit: int = 100,
+    ) -> list[EventWait]:
+        """Return the steps that wait for an event, those of the newest instances first.
+
+        ``is_asking``: only those that ask a person; ``to``: only those that ask this one.
+        """
+        check_limit(limit, bounds.MAX_EXAMINED)
+        scope = self._context.scope
         return self._context.read_list(
             lambda tx: overview.read_waits(
-                tx, workflow=workflow, event_type=event_type, limit=limit, scope=self._context.scope
+                tx, workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit, scope=scope
             )
         )

@@ -115,6 +115,7 @@ from celery_durable.model.rows import (
 )
 from celery_durable.model.scopes import Permission, Scope
 from celery_durable.model.states import (
+    ANSWER_ID_PREFIX,
     CANCELLED,
     FINISHED_STEPS,
     LEASE_EXPIRED,
@@ -144,6 +145,7 @@ from celery_durable.model.states import (
     is_cut,
     is_independent_child,
     is_task_event_type,
+    make_answer_id,
     parse_child_event_type,
     parse_children_event_type,
     parse_task_event_type,
@@ -164,6 +166,7 @@ from celery_durable.model.times import (
 )
 
 __all__ = [
+    "ANSWER_ID_PREFIX",
     "CANCELLED",
     "EPOCH",
     "FINISHED_STEPS",
@@ -296,6 +299,7 @@ __all__ = [
     "is_independent_child",
     "is_task_event_type",
     "iso",
+    "make_answer_id",
     "parse_child_event_type",
     "parse_children_event_type",
     "parse_task_event_type",

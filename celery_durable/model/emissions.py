@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -131,15 +132,17 @@ def plan_delivery(emission: Emission, receivers: Mapping[int, Receiver], waits: 
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event of a run, consumed or not; ``payload`` is JSON text."""
+    """An event of a run, consumed or not; ``payload`` is JSON text. ``by``: the person whose answer it is."""
 
     seq: int
     type: str
     payload: str
     created_at: datetime
+    by: str | None = None
 
     @property
     def result_json(self) -> str:
         """The JSON text that the consuming wait records as its result. The payload is copied unchanged."""
         type_ = parse_topic_event_type(self.type) or self.type
-        return f'{{"type":"{type_}","at":{to_us(self.created_at)},"payload":{self.payload}}}'
+        by = "" if self.by is None else f'"by":{json.dumps(self.by, ensure_ascii=False)},'
+        return f'{{"type":"{type_}","at":{to_us(self.created_at)},{by}"payload":{self.payload}}}'

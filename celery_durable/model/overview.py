@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from celery_durable.model.record import Record, WorkflowName
 from celery_durable.model.states import Status
@@ -46,7 +47,22 @@ class QueueLength(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventWait(Record):
-    """A step that waits for an event, since when, and until when at most."""
+    """A step that waits for an event.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        run_number: The number of the run, from 1.
+        status: The status of the instance.
+        wait_event_type: The type of the event.
+        step_name: The step's name.
+        step_key: The step's key: its name, with a number if it is repeated.
+        since: Since when it waits.
+        wake_at: Until when it waits.
+        ask: What it asks a person: a sentence, or facts by name; None if it asks nobody.
+        to: Whom it asks; None if the workflow does not say.
+        schema: The JSON schema of the answer; None if any JSON data will do.
+    """
 
     workflow: WorkflowName
     instance_id: str
@@ -54,8 +70,12 @@ class EventWait(Record):
     status: Status
     wait_event_type: str
     step_name: str
+    step_key: str
     since: datetime
     wake_at: datetime | None = None
+    ask: Any = None
+    to: str | None = None
+    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

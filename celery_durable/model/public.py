@@ -43,11 +43,13 @@ class ReceivedEvent(Generic[T_co]):
         type: The event's type, or the topic.
         payload: The payload, converted to the schema of the wait.
         timestamp: When the event was accepted.
+        by: The name of the person who answered; None if the event is no answer.
     """
 
     type: str
     payload: T_co
     timestamp: datetime
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

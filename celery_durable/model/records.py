@@ -86,6 +86,7 @@ class EventRecord(Record):
         created_at: When it was accepted.
         delivered_at: When a wait consumed it; None if none has.
         consumed_by_step_key: The key of the wait that consumed it; None if none has.
+        by: The name of the person whose answer it is; None for other events.
     """
 
     seq: int
@@ -95,6 +96,7 @@ class EventRecord(Record):
     created_at: datetime
     delivered_at: datetime | None = None
     consumed_by_step_key: str | None = None
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +145,12 @@ class StepBefore(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord(Record):
-    """What a person did to a step with `WorkflowInstance.set_result` or `WorkflowInstance.skip`, or to a run.
+    """What a person did to a step with `WorkflowInstance.set_result`, `skip` or `answer`, or to a run.
 
     Attributes:
         run_number: The number of the run, from 1.
         step_key: The step's key; None for an action on the whole run.
-        action: "set_result" or "skip"; "cancel" or "terminate" for the whole run.
+        action: "set_result", "skip" or "answer"; "cancel" or "terminate" for the whole run.
         by: The name of the person.
         reason: The reason that was given; None if there was none.
         before: The step's state before; None for an action on the whole run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from dataclasses import dataclass
@@ -173,6 +174,7 @@ _TASK_PATTERN = re.compile(r"task:\d{1,18}:\d{1,9}:\d{1,9}:[^\x00-\x1f]+")
 _MAX_TYPE_LENGTH = 255
 PRIVATE_TYPE_PATTERN = "%:%"
 """A LIKE pattern for internal event types, each of one step. They have a colon, which those of clients never have."""
+ANSWER_ID_PREFIX = "answer:"
 _ID_NAMESPACE = uuid.UUID("3c9b1f5e-7f0b-5d55-9f1c-0f8a4a1f6d27")
 
 
@@ -204,6 +206,12 @@ def is_task_event_type(event_type: str) -> bool:
 def derive_id(subject: str, pk: int, run_number: int) -> str:
     """Return the id for ``subject`` in this run of the instance ``pk``: a UUID, the same at every call."""
     return str(uuid.uuid5(_ID_NAMESPACE, f"{pk}/{run_number}/{subject}"))
+
+
+def make_answer_id(step_key: str) -> str:
+    """Return the id of the event with a person's answer to a wait. An overlong key stands in it as a digest."""
+    id_ = f"{ANSWER_ID_PREFIX}{step_key}"
+    return id_ if len(id_) <= _MAX_TYPE_LENGTH else f"{ANSWER_ID_PREFIX}{hashlib.sha256(step_key.encode()).hexdigest()}"
 
 
 def task_id(event_type: str, pk: int, run_number: int) -> str:

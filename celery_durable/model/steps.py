@@ -41,6 +41,7 @@ class StepWrite:
     event_seq: int | None = None
     ran_for: timedelta | None = None
     payload_type: str | None = None
+    ask: str | None = None
 
     @property
     def is_new(self) -> bool:
@@ -88,6 +89,8 @@ class StepRow:
     finished_at: datetime | None = None
     payload_type: str | None = None
     """The class that the payload of the awaited event has to fit, as `values.name_class` names it."""
+    ask: str | None = None
+    """What a wait asks a person, as the JSON text of `values.encode_ask`."""
 
     @property
     def is_finished(self) -> bool:
@@ -139,6 +142,8 @@ class StepRecord(Record):
         child: The child instance that does the work; None for other steps.
         items: The progress of a map; None for other steps.
         workflow: The workflow whose instances do the items of a map; None for other steps.
+        ask: What a wait asks a person: a sentence, or facts by name; None for other steps.
+        to: Whom it asks; None if the workflow does not say.
     """
 
     step_key: str
@@ -162,6 +167,8 @@ class StepRecord(Record):
     child: Child | None = None
     items: ItemCounts | None = None
     workflow: str | None = None
+    ask: Any = None
+    to: str | None = None
 
     @property
     def display_type(self) -> StepType:
@@ -198,6 +205,6 @@ class StepRecord(Record):
 SHOWN_AS_STORED = tuple(
     each.name
     for each in fields(StepRow)
-    if each.name in StepRecord.__slots__ and each.name not in ("wait_event_type", "result")
+    if each.name in StepRecord.__slots__ and each.name not in ("wait_event_type", "result", "ask")
 )
 """The fields of a `StepRow` that its `StepRecord` has, too, with the same values."""

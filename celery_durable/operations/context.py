@@ -183,10 +183,10 @@ def is_possible_workflow_name(workflow: str) -> bool:
     return True
 
 
-def check_limit(limit: object) -> None:
-    """Raise ValueRefused unless the page size is 1 to 1000."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MAX_PAGE_SIZE:
-        raise ValueRefused(f"A page of {limit!r} items is not possible: ask for 1 to {_MAX_PAGE_SIZE}.")
+def check_limit(limit: object, most: int = _MAX_PAGE_SIZE) -> None:
+    """Raise ValueRefused unless the page size is 1 to ``most``."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
+        raise ValueRefused(f"A page of {limit!r} items is not possible: ask for 1 to {most}.")
 
 
 def read_status(status: Any) -> Status:

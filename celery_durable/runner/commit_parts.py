@@ -125,7 +125,8 @@ class RowKind:
         """Whether what an open step waits for is there: an event, unless the kind has rows of its own for it."""
         assert row.wait_event_type is not None
         assert row.wake_at is not None
-        return run_events.find_oldest_event(tx, claim, row.wait_event_type, deadline=row.wake_at) is not None
+        event_type, key, deadline = row.wait_event_type, row.step_key, row.wake_at
+        return run_events.find_oldest_event(tx, claim, event_type, key=key, deadline=deadline) is not None
 
 
 class RowKinds(Protocol):

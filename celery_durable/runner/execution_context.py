@@ -153,8 +153,9 @@ class ExecutionContext:
         result: str | None = None,
         ran_for: timedelta | None = None,
         payload_type: str | None = None,
+        ask: str | None = None,
     ) -> StepWrite:
-        """Build the row to write for a step; ``error``: name and message."""
+        """Build the row to write for a step; ``error``: name and message. Without an ``ask``, it keeps that it has."""
         row = self.replay_state.rows.get(execution.key)
         has_attempts = execution.kind.has_attempts
         return StepWrite(
@@ -177,6 +178,7 @@ class ExecutionContext:
             result=result,
             ran_for=ran_for,
             payload_type=payload_type,
+            ask=row.ask if ask is None and row is not None else ask,
         )
 
     def commit_step(self, execution: StepExecution, write: StepWrite) -> None:

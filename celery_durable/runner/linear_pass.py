@@ -174,7 +174,7 @@ class LinearPass:
         assert event_type is not None
 
         def decide(tx: Tx, guard_result: GuardResult) -> Decision:
-            event = run_events.find_oldest_event(tx, self.claim, event_type, deadline=due_at)
+            event = run_events.find_oldest_event(tx, self.claim, event_type, key=row.step_key, deadline=due_at)
             if event is not None:
                 run_events.consume(tx, self.claim, guard_result, event, key=row.step_key)
                 return Decision([linear_rows.build_event_write(row, commit_id, event.seq)])

@@ -196,7 +196,8 @@ class LinearStep:
         commit_id = next(self._pass.lease.commit_ids)
 
         def decide(tx: Tx, guard_result: GuardResult) -> Decision:
-            event = run_events.find_oldest_event(tx, claim, event_type, deadline=guard_result.now + timeout)
+            until = guard_result.now + timeout
+            event = run_events.find_oldest_event(tx, claim, event_type, key=row.step_key, deadline=until)
             if event is not None:
                 run_events.consume(tx, claim, guard_result, event, key=row.step_key)
                 return Decision([linear_rows.build_event_write(row, commit_id, event.seq)])

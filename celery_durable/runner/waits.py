@@ -58,7 +58,7 @@ class WaitSpec:
     """What a step waits for, and the outcome of its event (``on_event``) or its timeout (``on_timeout``).
 
     The two functions may call user code. ``timeout``: the length of a wait that has no row yet; a recorded one keeps
-    its deadline. ``has_same_type``: the recorded row waits for this event type, with this ``payload_type``.
+    its deadline. ``has_same_type``: the recorded row waits for this event type, with this ``payload_type`` and ``ask``.
     """
 
     event_type: str
@@ -67,6 +67,7 @@ class WaitSpec:
     timeout: timedelta = timedelta(0)
     has_same_type: bool = True
     payload_type: str | None = None
+    ask: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,7 @@ def _build_wait(context: ExecutionContext, execution: StepExecution, call: WaitC
     event_type = topic_event_type(call.event_type, execution.entry.seq) if call.is_topic else call.event_type
 
     payload_type = values.name_class(call.schema) if call.schema_error == "refuse" and not call.is_topic else None
+    ask = None if call.ask is None else values.encode_ask(call.ask, call.to, schema.json_schema)
 
     def on_timeout() -> WaitOutcome:
         text = f"{_timeout_reason(call)} within {format_limit(values.parse_duration(call.timeout))}"
@@ -195,8 +197,10 @@ def _build_wait(context: ExecutionContext, execution: StepExecution, call: WaitC
         on_timeout=on_timeout,
         timeout=wait_duration(context, execution, values.parse_duration(call.timeout), "event"),
         # A deploy may have changed the types. Then the row must change: `send_event` finds the wait by its row.
-        has_same_type=row is not None and (row.wait_event_type, row.payload_type) == (event_type, payload_type),
+        has_same_type=row is not None
+        and (row.wait_event_type, row.payload_type, row.ask) == (event_type, payload_type, ask),
         payload_type=payload_type,
+        ask=ask,
     )
 
 
@@ -212,7 +216,7 @@ def check_wait(context: ExecutionContext, execution: StepExecution, wait: WaitSp
     """
     row, commit_id = execution.entry.row, next(context.lease.commit_ids)
     wake_at = None if row is None else row.wake_at
-    prepared = _prepare_outcome(context, wait, wake_at)
+    prepared = _prepare_outcome(context, execution.key, wait, wake_at)
     decide = functools.partial(
         _decide_wait, context=context, execution=execution, wait=wait, prepared=prepared, commit_id=commit_id
     )
@@ -228,9 +232,11 @@ def check_wait(context: ExecutionContext, execution: StepExecution, wait: WaitSp
     context.commit(step_commit, execution)
 
 
-def _prepare_outcome(context: ExecutionContext, wait: WaitSpec, wake_at: datetime | None) -> PreparedOutcome | None:
+def _prepare_outcome(
+    context: ExecutionContext, key: str, wait: WaitSpec, wake_at: datetime | None
+) -> PreparedOutcome | None:
     """Build the outcome of the event if there is one, or of the timeout if it has passed; None: the wait is open."""
-    event = _find_event(context, wait.event_type, _NO_DEADLINE if wake_at is None else wake_at)
+    event = _find_event(context, key, wait.event_type, _NO_DEADLINE if wake_at is None else wake_at)
     is_open = wake_at > context.now if wake_at is not None else wait.timeout > timedelta(0)
     if event is None and is_open:
         return None
@@ -252,9 +258,11 @@ def _decide_wait(
     row, claim = execution.entry.row, context.claim
     until = row.wake_at if row is not None and row.wake_at is not None else guard_result.now + wait.timeout
     build_write = functools.partial(
-        context.build_write, execution, wake_at=until, event_type=wait.event_type, commit_id=commit_id
+        context.build_write, execution, wake_at=until, event_type=wait.event_type, ask=wait.ask, commit_id=commit_id
     )
-    if prepared is None or not _is_current(tx, claim, guard_result, prepared, event_type=wait.event_type, until=until):
+    if prepared is None or not _is_current(
+        tx, claim, guard_result, prepared, event_type=wait.event_type, key=execution.key, until=until
+    ):
         if wait.has_same_type:
             return Decision()
         return Decision([build_write(StepStatus.WAITING, payload_type=wait.payload_type)])
@@ -266,10 +274,17 @@ def _decide_wait(
 
 
 def _is_current(
-    tx: Tx, claim: Claim, guard_result: GuardResult, prepared: PreparedOutcome, *, event_type: str, until: datetime
+    tx: Tx,
+    claim: Claim,
+    guard_result: GuardResult,
+    prepared: PreparedOutcome,
+    *,
+    event_type: str,
+    key: str,
+    until: datetime,
 ) -> bool:
     """Whether the prepared outcome is that of the event to consume now, or of the timeout if there is no event."""
-    event = run_events.find_oldest_event(tx, claim, event_type, deadline=until)
+    event = run_events.find_oldest_event(tx, claim, event_type, key=key, deadline=until)
     if event is None or prepared.event is None:
         return event is prepared.event and until <= guard_result.now
     return event.seq == prepared.event.seq
@@ -293,12 +308,14 @@ def retry_delay(
     )
 
 
-def _find_event(context: ExecutionContext, event_type: str, deadline: datetime) -> StoredEvent | None:
+def _find_event(context: ExecutionContext, key: str, event_type: str, deadline: datetime) -> StoredEvent | None:
     """Find the event that the wait would consume, without the lock."""
     claim = context.lease.claim
     run_statement = context.env.store.run_statement
     event: StoredEvent | None = context.run_or_interrupt(
-        lambda: run_statement(lambda tx: run_events.find_oldest_event(tx, claim, event_type, deadline=deadline))
+        lambda: run_statement(
+            lambda tx: run_events.find_oldest_event(tx, claim, event_type, key=key, deadline=deadline)
+        )
     )
     return event
 
@@ -334,4 +351,4 @@ def _decode_event(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:
         payload = decode_result(
             step, schema, values.encode(payload, what="Event payload", limits=values.ALREADY_CHECKED_LIMITS)
         )
-    return ReceivedEvent(type=event["type"], payload=payload, timestamp=from_us(event["at"]))
+    return ReceivedEvent(type=event["type"], payload=payload, timestamp=from_us(event["at"]), by=event.get("by"))

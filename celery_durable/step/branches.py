@@ -20,6 +20,7 @@ from celery_durable.step.calls import (
     build_child_call,
     build_map_call,
     build_task_call,
+    build_wait_call,
 )
 from celery_durable.step.tx import StepTx
 from celery_durable.values import Duration, Retries, StepConfig
@@ -86,10 +87,18 @@ class Branches:
         timeout: Duration = ...,
         schema: type[T],
         schema_error: Literal["refuse", "raise"] = ...,
+        ask: str | Mapping[str, Any] | None = ...,
+        to: str | None = ...,
     ) -> StepFuture[ReceivedEvent[T]]: ...
     @overload
     def submit_wait_for_event(
-        self, name: str, event_type: str, *, timeout: Duration = ...
+        self,
+        name: str,
+        event_type: str,
+        *,
+        timeout: Duration = ...,
+        ask: str | Mapping[str, Any] | None = ...,
+        to: str | None = ...,
     ) -> StepFuture[ReceivedEvent[Any]]: ...
     def submit_wait_for_event(
         self,
@@ -99,9 +108,12 @@ class Branches:
         timeout: Duration = DEFAULT_EVENT_TIMEOUT,
         schema: Any = None,
         schema_error: Literal["refuse", "raise"] = "refuse",
+        ask: str | Mapping[str, Any] | None = None,
+        to: str | None = None,
     ) -> StepFuture[Any]:
         """Submit a call of `Step.wait_for_event` as a branch."""
-        return self._context.submit(WaitCall(name, event_type, timeout, schema, schema_error=schema_error))
+        call = build_wait_call(name, event_type, timeout, schema, schema_error, ask=ask, to=to)
+        return self._context.submit(call)
 
     @overload
     def submit_wait_for_topic(

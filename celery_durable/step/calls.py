@@ -62,6 +62,9 @@ class WaitCall:
     schema: Any
     is_topic: bool = False
     schema_error: Literal["refuse", "raise"] = "refuse"
+    ask: str | None = None
+    """The question as JSON text."""
+    to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,21 @@ def _check_takes(fn: Callable[..., Any], kwargs: dict[str, Any]) -> None:
                 f"step.do() passes {name}= to {getattr(fn, '__qualname__', repr(fn))}, which has no such parameter. "
                 f"To configure the step: step.do('name', StepConfig({name}={kwargs[name]!r}), fn, *args)."
             )
+
+
+def build_wait_call(
+    name: str,
+    event_type: str,
+    timeout: Duration,
+    schema: Any,
+    schema_error: Literal["refuse", "raise"],
+    *,
+    ask: str | Mapping[str, Any] | None,
+    to: str | None,
+) -> WaitCall:
+    """Build a call of `wait_for_event`; raises ValueRefused."""
+    question = values.check_question(name, ask, to)
+    return WaitCall(name, event_type, timeout, schema, schema_error=schema_error, ask=question, to=to)
 
 
 def build_task_call(

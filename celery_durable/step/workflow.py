@@ -23,6 +23,7 @@ from celery_durable.step.calls import (
     build_child_call,
     build_map_call,
     build_task_call,
+    build_wait_call,
 )
 from celery_durable.step.log import StepLog
 from celery_durable.step.tx import StepTx
@@ -130,9 +131,19 @@ class Step(Branches):
         timeout: Duration = ...,
         schema: type[T],
         schema_error: Literal["refuse", "raise"] = ...,
+        ask: str | Mapping[str, Any] | None = ...,
+        to: str | None = ...,
     ) -> ReceivedEvent[T]: ...
     @overload
-    def wait_for_event(self, name: str, event_type: str, *, timeout: Duration = ...) -> ReceivedEvent[Any]: ...
+    def wait_for_event(
+        self,
+        name: str,
+        event_type: str,
+        *,
+        timeout: Duration = ...,
+        ask: str | Mapping[str, Any] | None = ...,
+        to: str | None = ...,
+    ) -> ReceivedEvent[Any]: ...
     def wait_for_event(
         self,
         name: str,
@@ -141,6 +152,8 @@ class Step(Branches):
         timeout: Duration = DEFAULT_EVENT_TIMEOUT,
         schema: Any = None,
         schema_error: Literal["refuse", "raise"] = "refuse",
+        ask: str | Mapping[str, Any] | None = None,
+        to: str | None = None,
     ) -> ReceivedEvent[Any]:
         """Wait for an event of this type, without occupying a worker.
 
@@ -155,18 +168,22 @@ class Step(Branches):
                 `EventRefused` and stores nothing, if the run waits and the sender has imported the schema, a class.
                 "raise": the event is stored. Each event that is stored and does not fit is consumed, and raises
                 EventPayloadInvalid here.
+            ask: A question to a person, as one sentence or as a dict of facts, such as ``{"cents": 1999}``. Lists of
+                waits show it, and `WorkflowInstance.answer` answers it.
+            to: Whom it asks, such as a team, to filter these lists.
 
         Returns:
-            The event.
+            The event. Its ``by`` is the name of the person who answered.
 
         Raises:
             EventTimeout: No event came in time.
             EventPayloadInvalid: The payload of a stored event does not fit the schema. The event is consumed.
             InvalidEventType: The type breaks the rules.
             DurationInvalid: The timeout cannot be read or is out of range.
+            ValueRefused: ``ask`` or ``to`` cannot be used.
         """
         event: ReceivedEvent[Any] = self._context.call(
-            WaitCall(name, event_type, timeout, schema, schema_error=schema_error)
+            build_wait_call(name, event_type, timeout, schema, schema_error, ask=ask, to=to)
         )
         return event
 

@@ -13,6 +13,7 @@ from celery_durable.values.answers import (
     read_answer_error,
     read_answer_output,
 )
+from celery_durable.values.asks import check_question, encode_ask, read_ask, write_addressee
 from celery_durable.values.cursors import CursorPart, Cursors, make_version_tag
 from celery_durable.values.durations import Duration, parse_duration, parse_pause, to_utc
 from celery_durable.values.names import (
@@ -98,11 +99,13 @@ __all__ = [
     "check_label_changes",
     "check_label_count",
     "check_labels",
+    "check_question",
     "check_text_name",
     "check_topic",
     "describe_error",
     "encode",
     "encode_answer",
+    "encode_ask",
     "encode_child_answer",
     "encode_error_answer",
     "encode_map_child",
@@ -120,6 +123,7 @@ __all__ = [
     "parse_pause",
     "read_answer_error",
     "read_answer_output",
+    "read_ask",
     "read_map_child",
     "read_task_route",
     "read_text",
@@ -130,4 +134,5 @@ __all__ = [
     "shorten_middle",
     "to_utc",
     "trace_error",
+    "write_addressee",
 ]

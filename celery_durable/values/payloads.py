@@ -25,7 +25,14 @@ import pydantic_core
 from celery_durable.errors import NotSerializable, PayloadTooLarge
 from celery_durable.values.losses import TimeForm, check_kept, get_fields, get_parts, read_refusal
 from celery_durable.values.names import UNSTORABLE_CHARACTERS
-from celery_durable.values.type_schemas import Parameter, TypeSchema, UndefinedName, build_type_schema, read_parameters
+from celery_durable.values.type_schemas import (
+    Parameter,
+    TypeSchema,
+    UndefinedName,
+    build_json_schema,
+    build_type_schema,
+    read_parameters,
+)
 
 logger = logging.getLogger("celery_durable")
 
@@ -80,12 +87,12 @@ class Codec:
     @functools.cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """The fields of the declared type, such as a model's; none for other types."""
-        if self._schema is None:
-            return ()
-        try:
-            return read_parameters(self._schema.adapter.json_schema())
-        except pydantic.errors.PydanticUserError:  # a type that JSON schema lacks
-            return ()
+        return () if self.json_schema is None else read_parameters(self.json_schema)
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the text that `decode` takes; None if no type is declared, or JSON schema lacks it."""
+        return None if self._schema is None else build_json_schema(self._schema.adapter)
 
     def resolve_type(self, annotation: Any) -> None:
         """Read this type now, or at first use if its class is not defined yet; raises DefinitionInvalid."""

@@ -245,6 +245,15 @@ def _build_union_writer(union: Any) -> Callable[[Any, Any], Any]:
     return write
 
 
+@functools.lru_cache(maxsize=512)
+def build_json_schema(adapter: pydantic.TypeAdapter[Any]) -> dict[str, Any] | None:
+    """Return the JSON schema of a type's values; None if JSON schema lacks such a type."""
+    try:
+        return adapter.json_schema()
+    except PydanticUserError:
+        return None
+
+
 _NAMES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 

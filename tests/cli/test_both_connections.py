@@ -440,7 +440,7 @@ def test_operators_see_the_same_of_all_workflows(order: Shop, connection: Any) -
     assert stats["queues"][0]["name"] == "durable"
     assert (stats["due"]["count"], stats["due"]["isExact"]) == (1, True)
     waits = connection("waits", "-t", "approval").rows
-    assert waits == [["approval", "order", "o-1", "await approval", AT, "2030-01-02T00:00:02.012Z", "waiting"]]
+    assert waits == [["approval", "order", "o-1", "await approval", AT, "2030-01-02T00:00:02.012Z", "waiting", "", ""]]
     [wait] = json.loads(connection("waits", "-o", "json").out)["waits"]
     assert (wait["instanceId"], wait["stepName"], wait["runNumber"]) == ("o-1", "await approval", 1)
     assert connection("waits", "-w", "echo").rows == []

@@ -121,6 +121,7 @@ def test_overviews_of_the_database(order: Shop) -> None:
         "status": "waiting",
         "waitEventType": "approval",
         "stepName": "await approval",
+        "stepKey": "await approval",
         "since": COUNTED,
         "wakeAt": WAIT["wakeAt"],
     }

@@ -47,8 +47,8 @@ def test_waits_are_who_waits_for_a_type(order: Shop) -> None:
     since, until = "2030-01-01T00:00:02.012Z", "2030-01-02T00:00:02.012Z"
     later = ("2030-01-01T00:00:02.024Z", "2030-01-02T00:00:02.024Z")
     assert order.pipe("waits").rows == [
-        ["approval", "order", "o-2", "await approval", *later, "waiting"],
-        ["approval", "order", "o-1", "await approval", since, until, "paused"],
+        ["approval", "order", "o-2", "await approval", *later, "waiting", "", ""],
+        ["approval", "order", "o-1", "await approval", since, until, "paused", "", ""],
     ]
     assert [row[2] for row in order.pipe("waits", "--limit", "1").rows] == ["o-2"]
     order.pipe("send-event", "order", "o-2", "approval")

@@ -48,7 +48,7 @@ def order(event: WorkflowEvent[Any], step: Step) -> Any:
     step.log.info("charging soon", category="shop")
     step.do("charge", charge)
     step.wait_for_topic("news", "news", timeout="1 hour") if event.payload == "news" else None
-    return step.wait_for_event("answer", "answer").payload
+    return step.wait_for_event("answer", "answer", ask="Ship it?", to="sales").payload
 
 
 def failing(event: WorkflowEvent[Any], step: Step) -> Any:
@@ -154,6 +154,10 @@ CALLS: dict[str, list[Call]] = {
         Call(orders, (), {"limit": 1, "status": "waiting", "cursor": first_cursor}),
         Call(orders, (), {"labels": {"tenant": "acme"}}),
     ],
+    "waits": [
+        Call(durable, (), {"workflow": "order", "event_type": "answer", "to": "sales", "is_asking": True, "limit": 1}),
+        Call(orders, (), {"event_type": "answer", "to": "sales", "is_asking": True, "limit": 1}),
+    ],
     "pause": [Call(waiting)],
     "resume": [Call(lambda world: world.orders.get("paused"))],
     "cancel": [Call(waiting, ("no longer wanted",), {"by": "eve"})],
@@ -177,7 +181,7 @@ CALLS: dict[str, list[Call]] = {
     "result": [Call(lambda world: world.orders.get("done")), Call(waiting, (0.01,))],
     "fork": [Call(waiting, ("answer",), {"id": "forked"})],
 }
-READING = {"waiters", "get", "list", "explain", "history", "logs", "published", "status", "result"}
+READING = {"waiters", "waits", "get", "list", "explain", "history", "logs", "published", "status", "result"}
 
 
 def perform(world: World, verb: str, call: Call, *, is_async: bool) -> str:
@@ -222,13 +226,15 @@ def test_each_verb_has_an_async_twin_that_is_called_here() -> None:
 def test_an_async_verb_takes_the_arguments_of_the_verb() -> None:
     """And all of them are given in a call above, in one that does something with them."""
     for verb, calls in CALLS.items():
-        (owner,) = [each for each in CLASSES if verb in dir(each) and f"a{verb}" in dir(each)]
-        named = [inspect.signature(getattr(owner, name)) for name in (verb, f"a{verb}")]
-        parameters, twins = (
-            [(each.name, each.kind, each.default) for each in signature.parameters.values()] for signature in named
-        )
-        assert twins == parameters, verb
-        given: set[str] = set()
-        for call in calls:
-            given |= set(named[0].bind(None, *call.args, **call.named).arguments)
-        assert {name for name, *_ in parameters} - TESTED_WITH_TRANSACTIONS == given, verb
+        owners = [each for each in CLASSES if verb in dir(each) and f"a{verb}" in dir(each)]
+        for owner in owners:
+            named = [inspect.signature(getattr(owner, name)) for name in (verb, f"a{verb}")]
+            parameters, twins = (
+                [(each.name, each.kind, each.default) for each in signature.parameters.values()] for signature in named
+            )
+            assert twins == parameters, verb
+            given: set[str] = set()
+            for call in calls:
+                if len(owners) == 1 or (call.on is durable) == (owner is Durable):
+                    given |= set(named[0].bind(None, *call.args, **call.named).arguments)
+            assert {name for name, *_ in parameters} - TESTED_WITH_TRANSACTIONS == given, verb

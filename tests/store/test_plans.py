@@ -50,7 +50,10 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "lock": (instances._lock, KEY),
     "guard": (claims._guard, {"pk": 777, "token": "t", "lease_us": 30_000_000, "resets_crash_count": True}),
     "load": (step_rows._select_run_and_steps, {"pk": 777, "run": 1}),
-    "event": (run_events._select_oldest_event, {"pk": 777, "run": 1, "type": "approval", "deadline_us": 1}),
+    "event": (
+        run_events._select_oldest_event,
+        {"pk": 777, "run": 1, "type": "approval", "answer_id": "answer:w", "deadline_us": 1},
+    ),
     "start of a task": (
         lost_tasks._select_abandoned,
         KEY | {"run": 1, "step_key": None, "type": "task:777:1:1:pack"},

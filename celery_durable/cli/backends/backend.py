@@ -111,7 +111,9 @@ class Backend(Protocol):
 
     def stats(self) -> Stats: ...
 
-    def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
+    def waits(
+        self, *, workflow: str | None, event_type: str | None, to: str | None, is_asking: bool, limit: int
+    ) -> Sequence[EventWait]:
         """Return the steps that wait for an event, those of the newest instances first; raises FilterTooBroad."""
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis: ...

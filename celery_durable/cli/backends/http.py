@@ -133,11 +133,13 @@ class HttpBackend:
     def stats(self) -> Stats:
         return parse(Stats, self._client.get("stats").data)
 
-    def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
+    def waits(
+        self, *, workflow: str | None, event_type: str | None, to: str | None, is_asking: bool, limit: int
+    ) -> Sequence[EventWait]:
         """Return the first waits. Raises CliError for more than a page, since the API has no cursor for them."""
         if limit > _PAGE:
             raise CliError(f"The HTTP API lists {_PAGE} waits at most.", f"Use --limit {_PAGE}, --type or --workflow.")
-        query = {"workflowName": workflow, "type": event_type, "pageSize": limit}
+        query = {"workflowName": workflow, "type": event_type, "to": to, "isAsking": is_asking, "pageSize": limit}
         return parse(WaitList, self._client.get("waits", query=query).data).waits
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:

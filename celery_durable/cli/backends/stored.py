@@ -234,8 +234,13 @@ class StoreBackend:
         self._durable.app.loader.import_default_modules()
         return self._internals.operations.stats.read(self._internals.queue_lengths())
 
-    def waits(self, *, workflow: str | None, event_type: str | None, limit: int) -> Sequence[EventWait]:
-        return self._internals.operations.stats.waits(workflow=workflow, event_type=event_type, limit=limit)
+    def waits(
+        self, *, workflow: str | None, event_type: str | None, to: str | None, is_asking: bool, limit: int
+    ) -> Sequence[EventWait]:
+        found = self._internals.operations.stats.waits(
+            workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit
+        )
+        return [self._internals.redaction(each.workflow, each.instance_id).redact_wait(each) for each in found]
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         facts = self._internals.operations.queries.facts(workflow, instance_id)

@@ -28,7 +28,7 @@ from celery_durable.cli.inputs import (
     label_option,
 )
 from celery_durable.cli.output import documents, render
-from celery_durable.cli.output.console import Cell, Column, Console, Styled
+from celery_durable.cli.output.console import Cell, Column, Console, Styled, to_compact_json
 from celery_durable.cli.output.render import Times
 from celery_durable.model import (
     OPEN_STEPS,
@@ -268,7 +268,7 @@ def _log_cells(line: LogRecord) -> list[Cell]:
     return [Styled("log", "dim", 4), level, category, text]
 
 
-_WAIT_COLUMNS = tuple(map(Column, ("EVENT", "WORKFLOW", "ID", "STEP", "SINCE", "TIMES OUT", "STATUS")))
+_WAIT_COLUMNS = tuple(map(Column, ("EVENT", "WORKFLOW", "ID", "STEP", "SINCE", "TIMES OUT", "STATUS", "TO", "ASKS")))
 
 
 @command("stats", options=[output_option])
@@ -311,30 +311,42 @@ def _print_stats(console: Console, found: Stats, oldest: str) -> None:
         console.print_line(f"queue {queue.name}", length)
 
 
-@command("waits", "waits --type approval -w order", options=[output_option])
+@command("waits", "waits --type approval -w order", "waits --to finance", options=[output_option])
 def waits(
     backend: OpenBackend,
     console: Output,
     event_type: Annotated[str | None, Option("-t", "--type", "event_type", help="Only waits for events of this type.")],
     workflow: OfWorkflow,
+    to: Annotated[str | None, Option("--to", help="Only waits that ask this person or team.")],
+    is_asking: Annotated[bool, Option("--asking", "is_asking", help="Only waits that ask a person.")],
     limit: RowLimit,
 ) -> None:
     """List the instances that wait for an event.
 
-    Use it to find where to send an event. Waits of the newest instances come first. In a pipe: type, workflow, id,
-    step, since, times out, status of the instance.
+    Use it to find where to send an event, and what people are asked. Waits of the newest instances come first. In a
+    pipe: type, workflow, id, step, since, times out, status of the instance, whom it asks, the question.
     """
-    found = backend.waits(workflow=workflow, event_type=event_type, limit=limit)
+    found = backend.waits(workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit)
     cells = Times(backend.now(), exact=not console.is_for_people).cells
     rows = [
         cells(
-            each.wait_event_type, each.workflow, each.instance_id, each.step_name, each.since, each.wake_at, each.status
+            each.wait_event_type,
+            each.workflow,
+            each.instance_id,
+            each.step_name,
+            each.since,
+            each.wake_at,
+            each.status,
+            each.to or "",
+            each.ask if isinstance(each.ask, str) else each.ask and to_compact_json(each.ask),
         )
         for each in found
     ]
-    nothing = "No instance waits for an event" + (f" of type {event_type!r}." if event_type else ".")
+    nothing = "No instance waits for an event" + (f" of type {event_type!r}" if event_type else "")
+    if to is not None or is_asking:
+        nothing += " and asks " + ("a person" if to is None else repr(to))
     console.print_list(
-        _WAIT_COLUMNS, rows, document=lambda: {"waits": list(map(documents.convert, found))}, if_empty=nothing
+        _WAIT_COLUMNS, rows, document=lambda: {"waits": list(map(documents.convert, found))}, if_empty=f"{nothing}."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import Claim, InstanceRow, StepStatus, StoredEvent, from_us, to_us
+from celery_durable.model import Claim, InstanceRow, StepStatus, StoredEvent, from_us, make_answer_id, to_us
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.runs.claims import GuardResult
@@ -171,11 +171,13 @@ def is_awaited(tx: Tx, row: InstanceRow, type_: str) -> bool:
 def _select_oldest_event(s: Store) -> Any:
     e = s.tables.event.c
     return (
-        sa.select(e.seq, e.type, e.payload, e.created_at)
+        sa.select(e.seq, e.type, e.payload, e.created_at, e.actor)
         .where(
             e.instance_pk == param("pk"),
             e.run_number == param("run"),
             e.type == param("type"),
+            # Another wait's answer has the type of this one, too, if both wait for the same type.
+            sa.or_(e.actor.is_(None), e.event_id == param("answer_id")),
             e.delivered_at.is_(None),
             e.created_at <= param("deadline_us"),
         )
@@ -184,12 +186,16 @@ def _select_oldest_event(s: Store) -> Any:
     )
 
 
-def find_oldest_event(tx: Tx, claim: Claim, type_: str, *, deadline: datetime) -> StoredEvent | None:
-    """Return the oldest unconsumed event of a type that was accepted by the deadline, however late it is now."""
-    row = tx.run(
-        _select_oldest_event, pk=claim.pk, run=claim.ref.run_number, type=type_, deadline_us=to_us(deadline)
-    ).first()
-    return None if row is None else StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+def find_oldest_event(
+    tx: Tx, run: Claim | InstanceRow, type_: str, *, key: str, deadline: datetime
+) -> StoredEvent | None:
+    """Return the event of a run that its wait with this step key consumes next: the oldest of its type.
+
+    It was accepted by the deadline, however late it is now.
+    """
+    of_run = {"pk": run.pk, "run": run.ref.run_number, "answer_id": make_answer_id(key)}
+    row = tx.run(_select_oldest_event, **of_run, type=type_, deadline_us=to_us(deadline)).first()
+    return None if row is None else StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at), row.actor)
 
 
 @statement

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from celery_durable import values
 from celery_durable.errors import FilterTooBroad
 from celery_durable.model import (
     PRIVATE_TYPE_PATTERN,
@@ -33,7 +34,7 @@ from celery_durable.store.instances.lists import InstanceFilter
 from celery_durable.store.runs import schedule
 from celery_durable.store.runs.schedule import QueueAgenda
 from celery_durable.store.schema import dialects
-from celery_durable.store.schema.tables import OPEN_EVENT_WAIT
+from celery_durable.store.schema.tables import OPEN_ASK, OPEN_EVENT_WAIT
 
 LIVE_STATUSES = (Status.ACTIVE, Status.WAITING, Status.PAUSED)
 _RUNNABLE = [status.value for status in RUNNABLE]
@@ -169,28 +170,44 @@ def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = N
 _MAX_WAITS = 1_000
 """How many waits the list of an event type examines. PostgreSQL looks up the instances of all of them."""
 _INSTANCE_COLUMNS = ("id", "workflow", "instance_id", "status")
-_STEP_COLUMNS = ("instance_pk", "name", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key")
+_STEP_COLUMNS = (
+    "instance_pk", "name", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key", "ask",
+)  # fmt: skip
 
 
 def read_waits(
-    tx: Tx, *, workflow: str | None, event_type: str | None, limit: int, scope: Scope | None = None
+    tx: Tx,
+    *,
+    workflow: str | None,
+    event_type: str | None,
+    to: str | None = None,
+    is_asking: bool = False,
+    limit: int,
+    scope: Scope | None = None,
 ) -> list[EventWait]:
     """Return open waits for events that users send, those of the newest instances first; raises FilterTooBroad.
 
-    The index of open waits, if partial, drives the list of an event type. The open instances drive every other list.
+    ``is_asking``: only those that ask a person; ``to``: only those that ask this one. The index of such waits or that
+    of an event type, if partial, drives their lists. The open instances drive every other list.
     """
-    if event_type is None or tx.store.database is dialects.MARIADB:
+    is_asking = is_asking or to is not None
+    if tx.store.database is dialects.MARIADB or not (event_type is not None or is_asking):
         bound = bounds.MAX_EXAMINED
         found, cut = _examine_instances(tx, workflow)
     else:
         bound = min(max(_MAX_WAITS, limit), bounds.MAX_EXAMINED)
-        found, cut = _examine_waits(tx, event_type, bound)
+        of_type: dict[str, object] = {} if is_asking else {"wait_event_type": event_type}
+        is_open: Any = sa.text(OPEN_ASK if is_asking else OPEN_EVENT_WAIT)
+        driving = Range(of_type, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
+        found, cut = _examine_waits(tx, driving, bound)
     c = found.c
     conditions = [
         c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
         c.status.in_([each.value for each in _WAITING]),
         *([] if workflow is None else [c.workflow == workflow]),
         *([] if event_type is None else [c.wait_event_type == event_type]),
+        *([c.ask.is_not(None)] if is_asking else []),
+        *([] if to is None else [dialects.ends_with(tx.store.database, c.ask, values.write_addressee(to))]),
         *bounds.scope_conditions(tx.t, scope, of=c),
     ]
     w = sa.select(found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key).limit(limit).subquery("chosen")
@@ -204,12 +221,10 @@ def read_waits(
     return waits
 
 
-def _examine_waits(tx: Tx, event_type: str, bound: int) -> tuple[Any, Any]:
+def _examine_waits(tx: Tx, driving: Range, bound: int) -> tuple[Any, Any]:
     """Return subqueries of the examined waits with their instances, and of the cut."""
     i, s = tx.t.instance, tx.t.step
-    is_open: Any = sa.text(OPEN_EVENT_WAIT)
-    waits = Range({"wait_event_type": event_type}, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
-    examined = bounds.build_union(s, [waits], "run_number", *_STEP_COLUMNS, limit=bound + 1)
+    examined = bounds.build_union(s, [driving], "run_number", *_STEP_COLUMNS, limit=bound + 1)
     examined = sa.select(examined).cte("waits")
     is_its = sa.and_(i.c.id == examined.c.instance_pk, i.c.run_number == examined.c.run_number)
     columns = (i.c[name] for name in _INSTANCE_COLUMNS)
@@ -244,6 +259,7 @@ def _build_cut(examined: Any, key: sa.ColumnElement[int], bound: int) -> Any:
 
 
 def _to_wait(row: Any) -> EventWait:
+    asked = values.read_ask(row.ask)
     return EventWait(
         workflow=row.workflow,
         instance_id=row.instance_id,
@@ -251,9 +267,13 @@ def _to_wait(row: Any) -> EventWait:
         status=Status(row.status),
         wait_event_type=row.wait_event_type,
         step_name=row.name,
+        step_key=row.step_key,
         # The row of a linear step exists since the run started; the step waits since its handler was called.
         since=from_us(row.created_at if row.started_at is None else row.started_at),
         wake_at=from_us_or_none(row.wake_at),
+        ask=asked.get("ask"),
+        to=asked.get("to"),
+        schema=asked.get("schema"),
     )
 
 

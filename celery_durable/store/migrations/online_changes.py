@@ -92,18 +92,18 @@ def drop_index(op: Operations, name: str, table: str, *, schema: str | None) -> 
 def add_column(op: Operations, table: str, column: sa.Column[Any], *, schema: str | None) -> None:
     """Add a column to a table in use, again if interrupted. It fails if transactions use the table for two seconds."""
     context = op.get_context()
-    match context.dialect.name:
-        case "postgresql" if context.opts[ONLINE]:
-            op.execute(f"SET LOCAL lock_timeout = '{_COLUMN_LOCK_WAIT_SECONDS}s'")
-            op.add_column(table, column, schema=schema)
-        case "postgresql" | "sqlite":
-            op.add_column(table, column, schema=schema)
-        case _:  # MariaDB commits each statement by itself
-            name = context.dialect.identifier_preparer.format_table(sa.Table(table, sa.MetaData(), schema=schema))
-            op.execute(
-                f"SET STATEMENT lock_wait_timeout = {_COLUMN_LOCK_WAIT_SECONDS} FOR ALTER TABLE {name}"
-                f" ADD COLUMN IF NOT EXISTS {column.name} {column.type.compile(context.dialect)}"
-            )
+    if context.dialect.name == "sqlite":
+        op.add_column(table, column, schema=schema)
+        return
+    name = context.dialect.identifier_preparer.format_table(sa.Table(table, sa.MetaData(), schema=schema))
+    kind = column.type.compile(context.dialect)
+    change = f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS {column.name} {kind}".replace(":", "\\:")
+    if context.dialect.name != "postgresql":
+        op.execute(f"SET STATEMENT lock_wait_timeout = {_COLUMN_LOCK_WAIT_SECONDS} FOR {change}")
+        return
+    if context.opts[ONLINE]:
+        op.execute(f"SET LOCAL lock_timeout = '{_COLUMN_LOCK_WAIT_SECONDS}s'")
+    op.execute(change)
 
 
 def drop_column(op: Operations, table: str, name: str, *, schema: str | None) -> None:

@@ -196,10 +196,10 @@ def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
     return int(tx.execute(sa.select(sa.func.count()).where(*mine, is_over)).scalar_one())
 
 
-def to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecord:
+def to_step_record(selected: Sequence[Any], pk: int, run_number: int) -> StepRecord:
     """Convert the values of `StepFormat.select` to the record that users see."""
-    row = STEPS.read(values)
-    event_type = row.wait_event_type
+    row = STEPS.read(selected)
+    event_type, asked = row.wait_event_type, values.read_ask(row.ask)
     task, child = parse_task_event_type(event_type), parse_child_event_type(event_type)
     is_one_task = event_type is not None and task is not None and row.type is StepType.TASK
     return StepRecord(
@@ -212,6 +212,8 @@ def to_step_record(values: Sequence[Any], pk: int, run_number: int) -> StepRecor
         task_id=task_id(event_type or "", pk, run_number) if is_one_task else None,
         child=None if child is None else Child(*child),
         workflow=parse_children_event_type(event_type),
+        ask=asked.get("ask"),
+        to=asked.get("to"),
     )
 
 
@@ -248,6 +250,7 @@ def read_events(
             created_at=from_us(row.created_at),
             delivered_at=from_us_or_none(row.delivered_at),
             consumed_by_step_key=row.consumed_by_step_key,
+            by=row.actor,
         )
         for row in tx.execute(query)
     )

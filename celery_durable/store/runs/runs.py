@@ -201,7 +201,8 @@ def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, 
         values[name] = sa.case((is_kept, e.c[name]))
     # An emission or an answer to a wait of the old run does not apply to a wait of the new one.
     source = sa.select(*values.values()).where(
-        *_source_conditions(e, continuation), sa.or_(is_kept, e.c.type.not_like(PRIVATE_TYPE_PATTERN))
+        *_source_conditions(e, continuation),
+        sa.or_(is_kept, sa.and_(e.c.type.not_like(PRIVATE_TYPE_PATTERN), e.c.actor.is_(None))),
     )
     tx.execute(sa.insert(e).from_select(list(values), source))
     new = [*continuation.planned, *(step for step, _ in continuation.awaited)]

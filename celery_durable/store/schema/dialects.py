@@ -247,6 +247,13 @@ def long_text() -> sa.types.TypeEngine[str]:
     return sa.Text().with_variant(sa.Text(_LONG_TEXT_BYTES), "mysql", "mariadb")
 
 
+def ends_with(database: Database, text: sa.ColumnElement[str], end: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a text ends so. LIKE would ignore the case on SQLite."""
+    last = sa.func.substr(text, -len(end)) if database is SQLITE else sa.func.right(text, len(end))
+    condition: sa.ColumnElement[bool] = last == end
+    return condition
+
+
 def partial_index(database: Database | None, name: str, *columns: str, where: str) -> sa.Index:
     """Return an index of the rows for which ``where`` holds; of all rows on MariaDB, which has no partial indexes."""
     condition = sa.text(where)

@@ -150,6 +150,7 @@ STEP_COLUMNS = (
     _instant("started_at", Source("ran_for", Written.BEFORE)),
     _instant("finished_at", Source("is_finished", Written.IF)),
     _column("payload_type", sa.String(512), "payload_type"),
+    _column("ask", long_text(), "ask"),
 )
 """All columns but ``instance_pk`` and ``run_number``, which come from the claim."""
 

@@ -43,11 +43,14 @@ from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import Database, big_id, choose_options, full_index_only, long_text
 from celery_durable.store.schema.step_format import STEP_COLUMNS
 
-REVISION = "0003"
+REVISION = "0004"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
 """The condition of the partial index over open waits for events. A query repeats it to use the index."""
+
+OPEN_ASK = "ask IS NOT NULL AND status = 'waiting'"
+"""The condition of the partial index over open waits that ask a person. A query repeats it to use the index."""
 
 OPEN_ITEM = "status IN ('pending', 'sent', 'failed')"
 """The condition of the partial index over the open items of maps."""
@@ -244,6 +247,7 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
             "instance_pk",
             where=OPEN_EVENT_WAIT,
         ),
+        partial_index_only(f"{prefix}ix_workflow_step_asked", "instance_pk", where=OPEN_ASK),
     )
     event = table(
         "workflow_event",
@@ -256,6 +260,8 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("delivered_at", sa.BigInteger),
         sa.Column("consumed_by_step_key", sa.String(280)),
+        # The person whose answer to one wait it is: no other wait consumes it. NULL: it is no answer.
+        sa.Column("actor", sa.String(255)),
         sa.UniqueConstraint("instance_pk", "run_number", "event_id", name=f"{prefix}uq_workflow_event_id"),
         sa.Index(f"{prefix}ix_workflow_event_waiting", "instance_pk", "run_number", "type", "delivered_at", "seq"),
     )

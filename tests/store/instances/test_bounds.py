@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from celery_durable import values
 from celery_durable.errors import FilterTooBroad
 from celery_durable.model import Count, EventWait, Scope, Status, StatusCount, StepStatus, StepType
 from celery_durable.store.engine import Tx, bounds
@@ -60,6 +61,8 @@ READS: dict[str, Callable[[Tx], Any]] = {
     "waits of an unknown type": lambda tx: _read_waits(tx, None, "unknown"),
     "waits of a workflow": lambda tx: _read_waits(tx, "order", None),
     "waits of both": lambda tx: _read_waits(tx, "refund", "approval"),
+    "waits that ask": lambda tx: _read_waits(tx, None, None, is_asking=True),
+    "waits that ask a team": lambda tx: _read_waits(tx, None, None, to="finance"),
     "metrics": lambda tx: overview.count_by_status(tx, ["order", "refund"]),
     "given-up events": outbox.count_given_up,
     "outbox": lambda tx: outbox.read_entries(tx, given_up=False, limit=100),
@@ -74,9 +77,12 @@ READS: dict[str, Callable[[Tx], Any]] = {
 }
 
 
-def _read_waits(tx: Tx, workflow: str | None, event_type: str | None) -> None:
+ASK = values.encode_ask('"Refund?"', "finance", None)
+
+
+def _read_waits(tx: Tx, workflow: str | None, event_type: str | None, **asking: Any) -> None:
     with contextlib.suppress(FilterTooBroad):
-        overview.read_waits(tx, workflow=workflow, event_type=event_type, limit=100)
+        overview.read_waits(tx, workflow=workflow, event_type=event_type, limit=100, **asking)
 
 
 _FACTOR = 8
@@ -213,6 +219,16 @@ def test_waits_of_one_type_are_found_among_any_number_of_instances(few: World) -
     for n in range(6):
         few.create(f"d-{n}")
     found = few.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type="approval", limit=10))
+    assert [each.instance_id for each in found] == ["c-1"]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
+def test_waits_that_ask_are_found_among_any_number_of_waits(few: World) -> None:
+    claim = few.claim(few.create("c-1", workflow="refund"))
+    few.write(claim, step("w", StepStatus.WAITING, type=StepType.WAIT, event_type="a", wake_in=LEASE, ask=ASK))
+    for n in range(6):
+        few.wait(few.claim(few.create(f"d-{n}")))
+    found = few.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type=None, to="finance", limit=10))
     assert [each.instance_id for each in found] == ["c-1"]
 
 

@@ -267,7 +267,7 @@ def test_an_event_that_does_not_match_the_wait_does_not_wake_the_instance(world:
 def _consume_oldest(world: World, claim: Claim, *, key: str) -> None:
     def work(tx: Any) -> None:
         guarded = claims.guard(tx, claim, lease=LEASE)
-        event = run_events.find_oldest_event(tx, claim, "approval", deadline=world.now)
+        event = run_events.find_oldest_event(tx, claim, "approval", key=key, deadline=world.now)
         assert event is not None
         run_events.consume(tx, claim, guarded, event, key=key)
 

@@ -168,7 +168,7 @@ def test_large_payloads_read_back_unchanged(world: World) -> None:
 
 
 def _oldest(world: World, claim: Claim, type_: str = "approval", *, deadline: datetime) -> StoredEvent | None:
-    return world.store.transact(lambda tx: run_events.find_oldest_event(tx, claim, type_, deadline=deadline))
+    return world.store.transact(lambda tx: run_events.find_oldest_event(tx, claim, type_, key="w", deadline=deadline))
 
 
 def _consume(world: World, claim: Claim, event: StoredEvent, key: str) -> None:

@@ -33,7 +33,7 @@ def test_a_row_that_is_encoded_and_read_again_is_the_same(world: World) -> None:
         step_key="a", seq=2, name="a", type=StepType.TASK, status=StepStatus.WAITING, attempts=3, max_attempts=4,
         timeout=timedelta(milliseconds=1500), next_retry_at=at, wake_at=at, wait_event_type="t", event_seq=5,
         result="{}", error_name="E", error_message="m", commit_id="c", created_at=at, started_at=at, finished_at=at,
-        payload_type="shop:Approval",
+        payload_type="shop:Approval", ask="{}",
     )  # fmt: skip
     assert all(value is not None for value in dataclasses.astuple(row))
     encoded = STEPS.encode_row(row)
