@@ -15,8 +15,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 import click
 
-from celery_durable import values
-from celery_durable.errors import DurationInvalid
+from celery_durable.conditions import read_duration
+from celery_durable.errors import ValueRefused
 from celery_durable.model import LogLevel, Status
 
 
@@ -59,13 +59,11 @@ class DurationInput(click.ParamType[timedelta]):
     name = "DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
         try:
-            seconds: Any = float(value)
-        except (TypeError, ValueError):
-            seconds = value
-        try:
-            return values.parse_duration(seconds)
-        except (DurationInvalid, OverflowError) as exc:
+            return read_duration(value)
+        except ValueRefused as exc:
             self.fail(str(exc), param, ctx)
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_durable.cli.output.console import strip_control_characters
-from celery_durable.cli.output.render import Times, format_duration, iso
+from celery_durable.insight.explain.summaries import Times, iso
+from celery_durable.model import format_duration
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

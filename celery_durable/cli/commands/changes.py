@@ -12,11 +12,11 @@ import click
 from celery_durable import commands
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import OpenBackend, Output, command
-from celery_durable.cli.commands.targets import UNFINISHED, on_targets
+from celery_durable.cli.commands.targets import on_targets
 from celery_durable.cli.inputs import InstanceId, JsonInput, Option, Payload, Step, Workflow
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.commands import Target
-from celery_durable.model import TERMINAL, Status
+from celery_durable.model import Status
 from celery_durable.wire import requests
 
 Reason = Annotated[str | None, Option("--reason", help="Why; stored with the run.")]
@@ -24,9 +24,7 @@ NewRunReason = Annotated[str | None, Option("--reason", help="Why; stored with t
 By = Annotated[str | None, Option("--by", help="Your name, stored with the run; by default the user of this system.")]
 
 
-@on_targets(
-    "pause order order-42", "pause --where 'workflow=order status=active'", statuses=UNFINISHED - {Status.PAUSED}
-)
+@on_targets("pause order order-42", "pause --where 'workflow=order status=active'")
 def pause(backend: Backend, target: Target) -> Sequence[str]:
     """Stop instances at their next step boundary.
 
@@ -37,7 +35,7 @@ def pause(backend: Backend, target: Target) -> Sequence[str]:
     return ["Paused" if seen.status is Status.PAUSED else "Will pause when the running step ends"]
 
 
-@on_targets("resume order order-42", "resume --where 'workflow=order' --yes", statuses={Status.PAUSED})
+@on_targets("resume order order-42", "resume --where 'workflow=order' --yes")
 def resume(backend: Backend, target: Target) -> Sequence[str]:
     """Resume paused instances.
 
@@ -50,7 +48,6 @@ def resume(backend: Backend, target: Target) -> Sequence[str]:
 @on_targets(
     "wake order order-42",
     "wake --where 'workflow=order status=active older=5m' --yes",
-    statuses=UNFINISHED - {Status.PAUSED},
 )
 def wake(backend: Backend, target: Target) -> Sequence[str]:
     """Make a worker check instances now.
@@ -66,7 +63,6 @@ def wake(backend: Backend, target: Target) -> Sequence[str]:
     "cancel order order-42",
     "cancel order order-42 --reason 'sold twice'",
     "cancel --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
-    statuses=UNFINISHED,
 )
 def cancel(backend: Backend, target: Target, by: By, reason: Reason) -> Sequence[str]:
     """Ask instances to clean up and end.
@@ -83,7 +79,6 @@ def cancel(backend: Backend, target: Target, by: By, reason: Reason) -> Sequence
     "terminate order order-42",
     "terminate order order-42 --reason 'sold twice'",
     "terminate --where 'workflow=order status=waiting older=30d' --reason 'nobody answered' --yes",
-    statuses=UNFINISHED,
 )
 def terminate(
     backend: Backend,
@@ -109,8 +104,6 @@ def terminate(
     "restart order order-42",
     "restart order order-42 --reason 'the bug is fixed'",
     "restart --where 'workflow=order status=errored error=CardDeclined since=2h' --yes",
-    statuses=TERMINAL,
-    if_named=frozenset(Status),
 )
 def restart(backend: Backend, target: Target, reason: NewRunReason) -> Sequence[str]:
     """Run instances again from the beginning.
@@ -127,7 +120,6 @@ def restart(backend: Backend, target: Target, reason: NewRunReason) -> Sequence[
     "retry order order-42 --delay '10 minutes' --reason 'the bank is back by then'",
     "retry order order-42 --family --dry-run",
     "retry --where 'workflow=order error=BankAway since=2h' --yes",
-    statuses={Status.ERRORED},
 )
 def retry(
     backend: Backend,

@@ -18,6 +18,7 @@ from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Console, Styled
 from celery_durable.cli.output.render import Times
 from celery_durable.errors import ResultTimeout, WorkflowFailed
+from celery_durable.insight.explain.summaries import describe_wait, format_time_taken
 from celery_durable.model import (
     AttemptRecord,
     History,
@@ -170,10 +171,10 @@ def format_step(step: StepRecord, times: Times) -> list[Cell]:
     """Format a step: status, name, and how long it took or what it waits for."""
     cells: list[Cell] = [step.name]
     if step.is_waiting:
-        cells.append(render.describe_wait(step, times))
+        cells.append(describe_wait(step, times))
     elif step.display_type in (StepType.DO, StepType.TASK):
         attempt = f"{step.attempts} attempts" if step.attempts > 1 else ""
-        cells += [render.format_time_taken(step, times.now), attempt]
+        cells += [format_time_taken(step, times.now), attempt]
     return format_line("step", step.status, *cells, Styled(render.format_error(step.error), "red"))
 
 

@@ -30,6 +30,7 @@ from celery_durable.cli.inputs import (
 from celery_durable.cli.output import documents, render
 from celery_durable.cli.output.console import Cell, Column, Console, Styled, to_compact_json
 from celery_durable.cli.output.render import Times
+from celery_durable.insight.explain.summaries import iso
 from celery_durable.model import (
     OPEN_STEPS,
     AttemptRecord,
@@ -181,7 +182,7 @@ def _print_logs(
 
 def _attempt_cells(attempt: AttemptRecord) -> list[Cell]:
     level = render.style_status(LogLevel.WARNING, width=5)
-    return [Styled(render.iso(attempt.ended_at), "dim"), level, ATTEMPT_CATEGORY, render.attempt_line(attempt)]
+    return [Styled(iso(attempt.ended_at), "dim"), level, ATTEMPT_CATEGORY, render.attempt_line(attempt)]
 
 
 def _find_run(backend: Backend, workflow: str, instance_id: str, run: int | None) -> RunRef:
@@ -231,7 +232,7 @@ def history(
     times = Times(backend.now(), exact=not console.is_for_people)
     entries = [*_history_entries(run_history, times), *((line.created_at, _log_cells(line)) for line in lines)]
     for at, cells in sorted(entries, key=lambda item: item[0]):
-        console.print_entry([Styled(render.iso(at), "dim"), *cells])
+        console.print_entry([Styled(iso(at), "dim"), *cells])
 
 
 def _history_entries(run_history: History, times: Times) -> Iterator[tuple[datetime, list[Cell]]]:

@@ -16,9 +16,10 @@ from celery_durable.cli.backends.stored import attached_durable, open_durable
 from celery_durable.cli.command import Output, command, output_option
 from celery_durable.cli.errors import NOT_FOUND, REFUSED, CliError
 from celery_durable.cli.inputs import Context, ExportedFiles, Option, OptionalId, OptionalWorkflow, RunNumber
-from celery_durable.cli.output import documents, render
+from celery_durable.cli.output import documents
 from celery_durable.cli.output.console import Cell, Column, Console, Styled
 from celery_durable.errors import ValueRefused
+from celery_durable.insight.explain.summaries import type_word
 from celery_durable.insight.preflight import Occurrences, Preflight, WorkflowReport
 from celery_durable.insight.recorded_run import RecordedRun, from_export, read_run
 from celery_durable.insight.replay_check import ReplayResult, check_replay
@@ -108,7 +109,7 @@ def _show(console: Console, recorded: RecordedRun, found: ReplayResult) -> None:
     rows: list[list[Cell]] = [
         [
             row.name,
-            render.type_word(row.type),
+            type_word(row.type),
             Styled("replayed", "green") if row.step_key in replayed else Styled("not called", "red"),
         ]
         for row in steps

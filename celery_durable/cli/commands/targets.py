@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Annotated, Any
 
 import click
 
-from celery_durable import values
 from celery_durable.cli.backends.backend import Backend, ListQuery
 from celery_durable.cli.command import Command, command, open_backend
 from celery_durable.cli.errors import REFUSED, CliError, convert_error
-from celery_durable.cli.inputs import DurationInput, Option, OptionalWorkflow, WordInput
+from celery_durable.cli.inputs import Option, OptionalWorkflow
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.commands import Target
+from celery_durable.conditions import Condition, read_condition
 from celery_durable.errors import DurableError, StoreUnavailable, ValueRefused
-from celery_durable.model import TERMINAL, InstanceSummary, Status
+from celery_durable.model import InstanceSummary
 
-UNFINISHED = frozenset(Status) - TERMINAL
 _PAGE = 100
 _MAX_LISTED = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition on instances. All fields that are set must match.
-
-    ``older``: the last change is at least this long ago. ``since``: at most this long ago. ``labels``: all must match.
-    """
-
-    workflow: str | None = None
-    status: Status | None = None
-    error: str | None = None
-    older: timedelta | None = None
-    since: timedelta | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-_LABEL = "label."
-_KEYS = [each.name for each in fields(Condition) if each.name != "labels"]
-_ALLOWED_KEYS = ", ".join(f"{each}=" for each in [*_KEYS, f"{_LABEL}NAME"])
 
 
 class WhereInput(click.ParamType[Condition]):
@@ -55,30 +30,8 @@ class WhereInput(click.ParamType[Condition]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Condition:
         if isinstance(value, Condition):
             return value
-        given: dict[str, Any] = {}
-        labels: list[str] = []
         try:
-            words = shlex.split(value)
-        except ValueError as exc:
-            self.fail(f"{value!r} cannot be read: {exc}", param, ctx)
-        for word in words:
-            key, equals, text = word.partition("=")
-            is_label = key.startswith(_LABEL)
-            if not equals or not text or not (is_label or key in _KEYS) or key in given:
-                self.fail(f"{word!r} is not one of {_ALLOWED_KEYS}, each once", param, ctx)
-            match key:
-                case _ if is_label:
-                    labels.append(word.removeprefix(_LABEL))
-                case "status":
-                    given[key] = WordInput(Status).convert(text, param, ctx)
-                case "older" | "since":
-                    given[key] = DurationInput().convert(text, param, ctx)
-                case _:
-                    given[key] = text
-        if not given and not labels:
-            self.fail("the condition is empty", param, ctx)
-        try:
-            return Condition(**given, labels=values.parse_labels(labels))
+            return read_condition(value)
         except ValueRefused as exc:
             self.fail(str(exc), param, ctx)
 
@@ -104,25 +57,16 @@ def find_matching(backend: Backend, where: Condition) -> Iterator[InstanceSummar
     now, cursor = backend.now(), None
     while True:
         page = backend.list(ListQuery(where.workflow, _PAGE, where.status, cursor, where.labels))
-        for item in page.items:
-            age = now - item.updated_at
-            if where.error is not None and (item.error is None or item.error.name != where.error):
-                continue
-            if (where.older is not None and age < where.older) or (where.since is not None and age > where.since):
-                continue
-            yield item
+        yield from (item for item in page.items if where.matches(item, now))
         cursor = page.cursor
         if cursor is None:
             return
 
 
-def on_targets(
-    *examples: str, statuses: AbstractSet[Status], if_named: AbstractSet[Status] | None = None
-) -> Callable[[Callable[..., Sequence[str]]], Command]:
+def on_targets(*examples: str) -> Callable[[Callable[..., Sequence[str]]], Command]:
     """Make a command of a function that changes one instance, and returns what it did, as cells.
 
-    It has WORKFLOW ID... and --where. A condition without a status selects ``statuses``, with one those in
-    ``if_named``.
+    It has WORKFLOW ID... and --where, with which it changes the instances that `Condition.selects` for its name.
     """
 
     def declare(change: Callable[..., Sequence[str]]) -> Command:
@@ -139,8 +83,9 @@ def on_targets(
                 assert workflow is not None
                 apply([Target(*each.split("/")) if "/" in each else Target(workflow, each) for each in id])
                 return
-            wanted = statuses if where.status is None or if_named is None else if_named
-            found = [Target(each.workflow, each.id) for each in find_matching(backend, where) if each.status in wanted]
+            matching = find_matching(backend, where)
+            name = change.__name__
+            found = [Target(each.workflow, each.id) for each in matching if where.selects(name, each.status)]
             if yes and found:
                 apply(found)
             else:
