@@ -17,6 +17,7 @@ MODULES = {
     "dev": "dev",
     "migrate": "maintenance",
     "doctor": "doctor",
+    "dashboard": "dashboard",
     "lint": "lint",
     "workflows": "reading",
     "start": "start",

@@ -23,6 +23,7 @@ from starlette.types import Scope as ASGIScope
 
 from celery_durable import values
 from celery_durable.all_operations import Operations
+from celery_durable.errors import DurableError
 from celery_durable.http import timeouts
 from celery_durable.http.problems import (
     BodyTooLarge,
@@ -160,10 +161,27 @@ class AccessControl:
         answer = call(access) if is_async else await threads.call(call, access)
         return await threads.wait_for(answer) if inspect.isawaitable(answer) else answer
 
+    async def allows(self, access: Access) -> bool:
+        """Return whether the hooks would allow this access, without any effect on the current request."""
+        token = _scope.set(_scope.get())
+        try:
+            await self.admit(access)
+        except (HookResponse, DurableError, HTTPException):
+            return False
+        finally:
+            _scope.reset(token)
+        return True
+
     async def serve(
-        self, request: Request, permission: Permission, operation: str, inner: Callable[[Request], Awaitable[Response]]
+        self,
+        request: Request,
+        permission: Permission,
+        operation: str,
+        inner: Callable[[Request], Awaitable[Response]],
+        *,
+        refuse: Callable[[Exception], Response] = build_error_response,
     ) -> Response:
-        """Return the response to a request, or the problem that refuses it."""
+        """Return the response to a request, or what ``refuse`` makes of the error that refuses it."""
         request = self._limit_body(request)
         token = _scope.set(None)
         try:
@@ -178,7 +196,7 @@ class AccessControl:
         except HookResponse as answered:
             response = answered.response
         except Exception as error:  # noqa: BLE001  # the only place where errors become responses
-            response = build_error_response(error)
+            response = refuse(error)
         finally:
             _scope.reset(token)
         response.headers.setdefault("Cache-Control", "private, no-cache")

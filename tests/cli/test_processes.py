@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import celery_durable
@@ -378,3 +379,18 @@ def test_dev_that_is_asked_twice_stops_at_once(folder: Folder) -> None:
     folder.await_log("Stopping after the current steps. Press Ctrl-C again to stop at once.")
     dev.send_signal(signal.SIGINT)
     assert dev.wait(20) == 130
+
+
+@pytest.mark.slow
+def test_the_dashboard_serves_until_it_is_stopped(folder: Folder) -> None:
+    url = f"sqlite:///{folder.path}/shop.sqlite3"
+    with folder.path.joinpath("shop.py").open("a") as file:
+        file.write(f"app.conf.durable_database_url = {url!r}\n")
+    assert folder.celery("-A", "shop", "durable", "migrate").returncode == 0
+    served = folder.start("-A", "shop", "durable", "dashboard", "--port", "0")
+    link = re.search(r"http://127\.0\.0\.1:\d+/\w*\?link=\w+", folder.await_log("Ctrl-C"))[0]
+    with httpx.Client(follow_redirects=True) as browser:
+        assert browser.get(link).status_code == 200
+        assert httpx.get(link).status_code == 401
+    served.send_signal(signal.SIGINT)
+    assert served.wait(20) in (0, 130)

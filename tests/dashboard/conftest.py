@@ -1,0 +1,62 @@
+"""The shop of the HTTP API's tests behind its pages, and a browser that sends forms."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from celery_durable.dashboard import dashboard
+from tests.http.conftest import Shop, shop, time_limits
+from tests.support.databases import on_databases
+
+__all__ = ["database", "open_pages", "orders", "pages", "shop", "time_limits"]
+
+database = on_databases("sqlite")
+
+
+class Browser(TestClient):
+    """A browser: it keeps cookies, says where a request comes from, and sends forms as they are on the page."""
+
+    def open(self, path: str) -> str:
+        """The text of a page."""
+        response = self.get(path)
+        assert response.status_code == 200, response.text
+        return response.text
+
+    def submit(self, page: str, action: str, **fields: str) -> Any:
+        """Send the form of a page whose action ends with ``action``."""
+        [form] = [each for each in re.findall(r"<form[^>]*>.*?</form>", page, re.DOTALL) if f'{action}"' in each]
+        target = html.unescape(re.search(r'action="([^"]*)"', form)[1])
+        given = dict(re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form))
+        given = {name: html.unescape(value) for name, value in given.items()} | fields
+        if 'method="get"' in form:
+            return self.get(target, params=given)
+        return self.post(target, data=given, headers={"Sec-Fetch-Site": "same-origin"}, follow_redirects=False)
+
+
+@pytest.fixture
+def open_pages(shop: Shop) -> Callable[..., Browser]:
+    """Makes the pages with these options, without options for everybody."""
+    return lambda **options: Browser(dashboard(shop.durable, **(options or {"allow_anonymous": True})))
+
+
+@pytest.fixture
+def pages(open_pages: Callable[..., Browser]) -> Browser:
+    return open_pages()
+
+
+@pytest.fixture
+def orders(shop: Shop) -> Shop:
+    """Three orders that wait for their approval, and two jobs that failed."""
+    for number in range(3):
+        params = {"order_id": str(number), "cents": 1999}
+        shop.durable.workflows["order"].create(params, id=f"o-{number}", labels={"tenant": "acme"})
+    for number in range(2):
+        shop.durable.workflows["bad"].create(None, id=f"b-{number}")
+    shop.work()
+    return shop

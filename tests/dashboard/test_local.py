@@ -1,0 +1,24 @@
+"""The server for one person on this machine."""
+
+from __future__ import annotations
+
+from celery_durable.dashboard import dashboard
+from celery_durable.dashboard.local import OneTimeLink
+from tests.dashboard.conftest import Browser
+from tests.http.conftest import Shop
+
+
+def test_a_link_admits_the_first_browser_only(shop: Shop) -> None:
+    hook = OneTimeLink(shop.durable.internals.runtime)
+    served = dashboard(shop.durable, authorize=hook)
+    link = hook.make_url("/instances")
+    stranger, first, second = Browser(served), Browser(served), Browser(served)
+    assert stranger.get("/instances").status_code == 401
+    assert stranger.get("/instances?link=" + "0" * 32).status_code == 401
+    opened = first.get(link)
+    assert opened.status_code == 200
+    assert "link=" not in str(opened.url)
+    assert first.get("/instances").status_code == 200
+    refused = second.get(link)
+    assert refused.status_code == 401
+    assert "Open the link that the command printed. It works once." in refused.text
