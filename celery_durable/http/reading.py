@@ -22,7 +22,7 @@ from celery_durable.http.stream import Stream, StreamPosition
 from celery_durable.insight.explain import explain
 from celery_durable.model import InstanceSummary, LogLevel, Page, Permission, Record, Status, VersionedInstance
 from celery_durable.redaction import Redaction
-from celery_durable.values.names import MAX_LABELS
+from celery_durable.values.labels import MAX_LABELS
 from celery_durable.wire.encoding import to_json
 from celery_durable.wire.responses import (
     HistoryResponse,

@@ -68,6 +68,7 @@ from celery_durable.model.public import (
 )
 from celery_durable.model.record import Record
 from celery_durable.model.records import (
+    SHOWN_AS_STORED,
     AuditRecord,
     Child,
     ErrorInfo,
@@ -76,6 +77,7 @@ from celery_durable.model.records import (
     ItemFailure,
     LogRecord,
     StepBefore,
+    StepRecord,
 )
 from celery_durable.model.references import (
     REFERENCE_HEADER,
@@ -154,7 +156,7 @@ from celery_durable.model.states import (
     task_id,
     topic_event_type,
 )
-from celery_durable.model.steps import SHOWN_AS_STORED, StepRecord, StepRow, StepWrite
+from celery_durable.model.steps import StepRow, StepWrite
 from celery_durable.model.times import (
     EPOCH,
     duration_us,

@@ -11,10 +11,9 @@ from pydantic import Field
 
 from celery_durable.model.attempts import AttemptRecord
 from celery_durable.model.record import Milliseconds, Record, WorkflowName
-from celery_durable.model.records import AuditRecord, ErrorInfo, EventRecord, LogRecord
+from celery_durable.model.records import AuditRecord, ErrorInfo, EventRecord, LogRecord, StepRecord
 from celery_durable.model.rows import Origin, RunningStep
 from celery_durable.model.states import Status
-from celery_durable.model.steps import StepRecord
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -21,7 +21,8 @@ from celery_durable.runner.committer import DatabaseCommitter
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.function_pass import FunctionPass, open_context
 from celery_durable.runner.group_commit import GroupCommit
-from celery_durable.runner.lease import Lease, LeaseRenewer
+from celery_durable.runner.lease import Lease
+from celery_durable.runner.lease_renewer import LeaseRenewer
 from celery_durable.runner.linear_pass import LinearPass
 from celery_durable.runner.replay import ReplayContext
 from celery_durable.runner.run_limits import RunLimits

@@ -11,7 +11,7 @@ from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.errors import ValueRefused
 from celery_durable.model import OutboxMessage
-from celery_durable.step.calls import HasDefinition, require_definition
+from celery_durable.step.remote_calls import HasDefinition, require_definition
 from celery_durable.store.engine.sessions import StepTransaction, UserWrite
 from celery_durable.values import PayloadLimits, build_event_message, build_task_message, refuse_async
 

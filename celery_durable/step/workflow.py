@@ -12,20 +12,22 @@ from celery_durable.model import OnLost, OnParentEnd, ReceivedEvent
 from celery_durable.step.branches import Branches
 from celery_durable.step.calls import (
     DEFAULT_EVENT_TIMEOUT,
-    DEFAULT_TASK_TIMEOUT,
-    MapOptions,
     SleepCall,
     StepCall,
     StepContext,
-    TypedWorkflow,
     WaitCall,
     build_body_call,
-    build_child_call,
-    build_map_call,
-    build_task_call,
     build_wait_call,
 )
 from celery_durable.step.log import StepLog
+from celery_durable.step.remote_calls import (
+    DEFAULT_TASK_TIMEOUT,
+    MapOptions,
+    TypedWorkflow,
+    build_child_call,
+    build_map_call,
+    build_task_call,
+)
 from celery_durable.step.tx import StepTx
 from celery_durable.values import Duration, Retries, StepConfig
 

@@ -16,17 +16,14 @@ from celery_durable.values.answers import (
 from celery_durable.values.asks import check_question, encode_ask, read_ask, write_addressee
 from celery_durable.values.cursors import CursorPart, Cursors, make_version_tag
 from celery_durable.values.durations import Duration, parse_duration, parse_pause, to_utc
+from celery_durable.values.labels import check_label_changes, check_label_count, check_labels, parse_labels
 from celery_durable.values.names import (
     MAX_ID_LENGTH,
     check_event_type,
     check_identifier,
     check_instance_id,
-    check_label_changes,
-    check_label_count,
-    check_labels,
     check_text_name,
     check_topic,
-    parse_labels,
     read_text,
     require_text,
     sanitize_error,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 
 from celery_durable.errors import (
     InvalidEventType,
     InvalidInstanceId,
-    InvalidLabel,
     InvalidTopic,
     NameInvalid,
-    TooManyLabels,
 )
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_-]*")
@@ -21,7 +18,6 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 MAX_ID_LENGTH = 255
 """The size of the columns of ids and names, in characters. The settings may allow less."""
 MAX_TOPIC_LENGTH = 100
-MAX_LABEL_NAME_LENGTH = 64
 _MAX_ERROR_LENGTH = 10_000
 
 UNSTORABLE_CHARACTERS = re.compile(r"[\x00\ud800-\udfff]")
@@ -30,17 +26,17 @@ UNSTORABLE_CHARACTERS = re.compile(r"[\x00\ud800-\udfff]")
 
 def check_identifier(what: str, value: object, limit: int) -> str:
     """Return a name of letters, digits, ``_`` and ``-`` that does not begin with ``-``. Raises NameInvalid."""
-    return _check_identifier(NameInvalid, what, value, limit)
+    return check_identifier_as(NameInvalid, what, value, limit)
 
 
 def check_instance_id(value: object, limit: int) -> str:
     """Return a valid instance id. Raises InvalidInstanceId."""
-    return _check_identifier(InvalidInstanceId, "Instance id", value, limit)
+    return check_identifier_as(InvalidInstanceId, "Instance id", value, limit)
 
 
 def check_event_type(value: object, limit: int) -> str:
     """Return a valid event type. Raises InvalidEventType."""
-    return _check_identifier(InvalidEventType, "Event type", value, limit)
+    return check_identifier_as(InvalidEventType, "Event type", value, limit)
 
 
 def check_topic(value: object) -> str:
@@ -52,7 +48,8 @@ def check_topic(value: object) -> str:
     return read_text(text)
 
 
-def _check_identifier(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
+def check_identifier_as(error: type[NameInvalid], what: str, value: object, limit: int) -> str:
+    """Do what `check_identifier` does. Raises ``error``."""
     text = require_text(what, value, error)
     # fullmatch: "$" would let a trailing newline pass.
     if len(text) > limit or not _IDENTIFIER.fullmatch(text):
@@ -74,16 +71,6 @@ def read_text(value: str) -> str:
     return str.__str__(value)
 
 
-def check_label_name(value: object) -> str:
-    """Return the valid name of a label. Raises InvalidLabel."""
-    return _check_identifier(InvalidLabel, "Label name", value, MAX_LABEL_NAME_LENGTH)
-
-
-def check_label_value(name: str, value: object) -> str:
-    """Return the valid value of a label. Raises InvalidLabel."""
-    return check_text_name(f"Label {name!r} with the value", value, MAX_ID_LENGTH, InvalidLabel)
-
-
 def require_text(what: str, value: object, error: type[NameInvalid] = NameInvalid) -> str:
     """Return text that was passed in. Raises ``error`` for anything else. ``what`` names the argument."""
     if not isinstance(value, str):
@@ -100,48 +87,3 @@ def sanitize_text(text: str, limit: int) -> str:
 def sanitize_error(name: str, message: str) -> tuple[str, str]:
     """Return the name and the message of an error as `sanitize_text` makes them, each cut to its column."""
     return sanitize_text(name, MAX_ID_LENGTH), sanitize_text(message, _MAX_ERROR_LENGTH)
-
-
-# Checks of labels, by which instances can be searched.
-
-
-MAX_LABELS = 16
-"""The largest number of labels of one instance."""
-
-
-def check_labels(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a checked copy, empty for None. Raises InvalidLabel, TooManyLabels."""
-    return check_label_count({name: check_label_value(name, value) for name, value in _check_names(given).items()})
-
-
-def check_label_changes(given: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return a checked copy. A value of None removes the label. Raises InvalidLabel."""
-    return {
-        name: None if value is None else check_label_value(name, value) for name, value in _check_names(given).items()
-    }
-
-
-def check_label_count(found: dict[str, str]) -> dict[str, str]:
-    """Return the labels unchanged. Raises TooManyLabels if one instance may not have so many."""
-    if len(found) > MAX_LABELS:
-        raise TooManyLabels(len(found), MAX_LABELS)
-    return found
-
-
-def parse_labels(words: Iterable[str]) -> dict[str, str]:
-    """Return labels from texts like ``name=value``. Raises InvalidLabel, also for a repeated name; TooManyLabels."""
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or name in found:
-            raise InvalidLabel("Label", word, "write it as name=value, each name once")
-        found[name] = value
-    return check_labels(found)
-
-
-def _check_names(given: Mapping[str, object] | None) -> dict[str, object]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise InvalidLabel("A set of labels like", given, "pass a mapping of names to values")
-    return {check_label_name(name): value for name, value in given.items()}

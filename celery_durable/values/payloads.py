@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import functools
-import inspect
 import json
 import logging
-import math
 import re
 from collections.abc import (
     Callable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import suppress
@@ -23,8 +19,15 @@ import pydantic
 import pydantic_core
 
 from celery_durable.errors import NotSerializable, PayloadTooLarge
-from celery_durable.values.losses import TimeForm, check_kept, get_fields, get_parts, read_refusal
-from celery_durable.values.names import UNSTORABLE_CHARACTERS
+from celery_durable.values.losses import TimeForm, check_kept
+from celery_durable.values.plain_json import (
+    AUTHOR_CODE_ERRORS,
+    check_duplicate_keys,
+    check_secrets,
+    find_unwritable_part,
+    name_constants,
+    to_plain_json,
+)
 from celery_durable.values.type_schemas import (
     Parameter,
     TypeSchema,
@@ -134,16 +137,16 @@ class Codec:
     def _dump(self, schema: TypeSchema, value: Any, what: str, limits: PayloadLimits) -> tuple[str, bool]:
         try:
             plain = schema.dump(value, mode="json")
-        except _AUTHOR_CODE_ERRORS as exc:
-            path, part, depth = _find_unwritable_part(value, "$", limits.depth)
-            _to_plain_json(part, path, what, depth)  # usually raises, with a path inside the part
+        except AUTHOR_CODE_ERRORS as exc:
+            path, part, depth = find_unwritable_part(value, "$", limits.depth)
+            to_plain_json(part, path, what, depth)  # usually raises, with a path inside the part
             raise NotSerializable(what, "$", f"is a {type(value).__name__} whose serializer failed") from exc
         text, has_constants = _encode_plain(plain, limits.depth), False
         if text is None:
-            text = _dumps(_to_plain_json(_name_constants(plain, limits.depth), "$", what, limits.depth))
+            text = _dumps(to_plain_json(name_constants(plain, limits.depth), "$", what, limits.depth))
             has_constants = '"NaN"' in text or 'Infinity"' in text
         if _SECRET_MASK in text:
-            _check_secrets(schema.dump(value, mode="python"), what, "$")
+            check_secrets(schema.dump(value, mode="python"), what, "$")
         _check_text(text, value, what, limits)
         return text, has_constants
 
@@ -169,24 +172,10 @@ class Codec:
             return None
 
 
-# Errors that user code, such as a validator or a serializer, may raise for a value. Not Exception, because Celery
-# raises its time limits as Exceptions, and they say nothing about the value.
-_AUTHOR_CODE_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-
-
 def _are_equal(value: Any, other: Any) -> bool:
     try:
         return bool(value == other)
-    except _AUTHOR_CODE_ERRORS:  # by the author's __eq__
+    except AUTHOR_CODE_ERRORS:  # by the author's __eq__
         return False
 
 
@@ -195,7 +184,7 @@ def _validate(validate: Callable[..., Any], value: Any, **names: bool) -> Any:
         return validate(value, **names)
     except pydantic.ValidationError as exc:
         raise ValidationFailed(_pydantic_problems(exc)) from None  # the text of the original error shows the value
-    except _AUTHOR_CODE_ERRORS as exc:
+    except AUTHOR_CODE_ERRORS as exc:
         raise ValidationFailed([("$", f"a validator raised {type(exc).__name__}")]) from exc
 
 
@@ -226,60 +215,25 @@ def encode(value: Any, *, what: str, limits: PayloadLimits) -> str:
     """Return canonical JSON text, which every database stores unchanged; raises NotSerializable, PayloadTooLarge."""
     text = _encode_plain(value, limits.depth)
     if text is None:
-        text = _dumps(_to_plain_json(value, "$", what, limits.depth))
+        text = _dumps(to_plain_json(value, "$", what, limits.depth))
         if _SECRET_MASK in text:
-            _check_secrets(_ANY.to_python(value), what, "$")
+            check_secrets(_ANY.to_python(value), what, "$")
     _check_text(text, value, what, limits)
     return text
 
 
-def _check_text(text: str, value: Any, what: str, limits: PayloadLimits) -> None:
-    if _NON_STRING_KEY.search(text):
-        _check_duplicate_keys(value, "$", what)
-    size = len(text) if text.isascii() else len(text.encode())
-    if size > limits.size_bytes:
-        raise PayloadTooLarge(what, size, limits.size_bytes)
-
-
 _SECRET_MASK = "*" * 10
-_SECRETS = (pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret)
 _ANY = pydantic_core.SchemaSerializer(pydantic_core.core_schema.any_schema())
-
-
-def _check_secrets(value: Any, what: str, path: str) -> None:
-    """Raise NotSerializable for a secret in a dumped value, unless a serializer of its model reveals it."""
-    if isinstance(value, _SECRETS):
-        kind = next(kind for kind in _SECRETS if isinstance(value, kind))
-        raise NotSerializable(what, path, f"is a {kind.__name__}, of which JSON would keep nothing but asterisks")
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _check_secrets(item, what, f"{path}.{key}")
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        for index, item in enumerate(value):
-            _check_secrets(item, what, f"{path}[{index}]")
-
-
 _NON_STRING_KEY = re.compile(r'[{,]"(?:-?\d[^"\\]*|true|false|null)":')
 """Matches, in JSON text, a key that may have been a number, a bool or None. Such a key may equal a string key."""
 
 
-def _check_duplicate_keys(value: Any, path: str, what: str) -> None:
-    """Raise NotSerializable if two keys of a mapping are equal as JSON, because only one of them would be stored."""
-    if isinstance(value, Mapping):
-        kinds: dict[str, type] = {}
-        for key, item in value.items():
-            text = _encode_key(key, path, what)
-            if text in kinds:
-                names = " and ".join(sorted((kinds[text].__name__, type(key).__name__)))
-                raise NotSerializable(what, f"{path}.{text}", f"has two keys that JSON writes alike, of types {names}")
-            kinds[text] = type(key)
-            _check_duplicate_keys(item, f"{path}.{text}", what)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            _check_duplicate_keys(item, f"{path}[{index}]", what)
-    elif fields := get_fields(value):
-        for name, item in fields.items():
-            _check_duplicate_keys(item, f"{path}.{name}", what)
+def _check_text(text: str, value: Any, what: str, limits: PayloadLimits) -> None:
+    if _NON_STRING_KEY.search(text):
+        check_duplicate_keys(value, "$", what)
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > limits.size_bytes:
+        raise PayloadTooLarge(what, size, limits.size_bytes)
 
 
 def _encode_plain(value: Any, depth: int) -> str | None:
@@ -296,92 +250,3 @@ def _encode_plain(value: Any, depth: int) -> str | None:
 
 def _dumps(value: Any) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-
-
-_CONSTANTS = {math.inf: "Infinity", -math.inf: "-Infinity"}
-
-
-def _name_constants(plain: Any, depth: int) -> Any:
-    """Return JSON data with each NaN and infinity as text, as pydantic's ``ser_json_inf_nan="strings"`` writes it."""
-    if isinstance(plain, float) and not math.isfinite(plain):
-        return _CONSTANTS.get(plain, "NaN")
-    if depth <= 0:
-        return plain
-    if isinstance(plain, dict):
-        return {key: _name_constants(item, depth - 1) for key, item in plain.items()}
-    if isinstance(plain, (list, tuple)):
-        return [_name_constants(item, depth - 1) for item in plain]
-    return plain
-
-
-_INTEGER_LIMIT = 10**4300
-"""By default Python converts no integers of more than 4300 digits to text or back."""
-
-
-def _to_plain_json(value: Any, path: str, what: str, depth: int) -> Any:
-    """Return ``value`` as plain JSON data. It walks the value itself, so that an error can name the path."""
-    if isinstance(value, str):
-        if UNSTORABLE_CHARACTERS.search(value):
-            raise NotSerializable(
-                what, path, read_refusal(value) or "contains a NUL character or half a surrogate pair"
-            )
-        return value
-    if value is None or isinstance(value, (int, float)):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise NotSerializable(what, path, f"is {value}, which JSON does not have")
-        if isinstance(value, int) and not -_INTEGER_LIMIT < value < _INTEGER_LIMIT:
-            raise NotSerializable(what, path, "is an integer of more than 4300 digits")
-        return value
-    if not isinstance(value, (Mapping, list, tuple)):
-        return _convert_leaf(value, path, what, depth)
-    if depth <= 0:
-        raise NotSerializable(what, path, "is nested more deeply than durable_max_payload_depth allows")
-    if isinstance(value, Mapping):
-        return {
-            _encode_key(key, path, what): _to_plain_json(item, f"{path}.{key}", what, depth - 1)
-            for key, item in value.items()
-        }
-    return [_to_plain_json(item, f"{path}[{index}]", what, depth - 1) for index, item in enumerate(value)]
-
-
-def _convert_leaf(value: Any, path: str, what: str, depth: int) -> Any:
-    """Convert a value that only pydantic can write, such as a model, a dataclass, a datetime or a set."""
-    if inspect.iscoroutine(value):
-        value.close()  # prevents the warning that it was never awaited
-        raise NotSerializable(
-            what, path, "is a coroutine, not its result: use asyncio.run(...), or `await` in async code"
-        )
-    if isinstance(value, Iterator):  # a generator would run user code here, outside of its step
-        raise NotSerializable(what, path, f"is a {type(value).__name__}, which can be read only once: make it a list")
-    try:
-        plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants", serialize_unknown=False)
-    except _AUTHOR_CODE_ERRORS as exc:
-        if fields := get_fields(value):
-            _to_plain_json(fields, path, what, depth)  # usually raises with the path of the field that fails
-        raise NotSerializable(what, path, f"is a {type(value).__name__}, which has no JSON form") from exc
-    return _to_plain_json(plain, path, what, depth)
-
-
-def _find_unwritable_part(value: Any, path: str, depth: int) -> tuple[str, Any, int]:
-    """Return the path of the first part that pydantic cannot write, the part, and how deep it may be."""
-    for suffix, part in get_parts(value).items() if depth > 0 else ():
-        try:
-            pydantic_core.to_jsonable_python(part, bytes_mode="base64", inf_nan_mode="constants")
-        except _AUTHOR_CODE_ERRORS:
-            return _find_unwritable_part(part, f"{path}{suffix}", depth - 1)
-    return path, value, depth
-
-
-def _encode_key(key: Any, path: str, what: str) -> str:
-    if isinstance(key, str):
-        if UNSTORABLE_CHARACTERS.search(key):
-            reason = f"that {lost}" if (lost := read_refusal(key)) else "with a NUL character or half a surrogate pair"
-            raise NotSerializable(what, path, f"has a key {reason}")
-        return key
-    if key is None or isinstance(key, (int, float)):
-        return _dumps(_to_plain_json(key, path, what, 0))
-    try:
-        (text,) = pydantic_core.to_jsonable_python({key: None}, serialize_unknown=False)
-    except _AUTHOR_CODE_ERRORS as exc:
-        raise NotSerializable(what, path, f"has a key of type {type(key).__name__}") from exc
-    return _encode_key(text, path, what)

@@ -11,7 +11,8 @@ import pytest
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, from_us
-from celery_durable.runner.lease import Lease, LeaseRenewer
+from celery_durable.runner.lease import Lease
+from celery_durable.runner.lease_renewer import LeaseRenewer
 from celery_durable.store.engine import Store
 from celery_durable.store.instances import instances
 from celery_durable.testing import Clock, HarnessRuntime
