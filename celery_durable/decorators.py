@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
 from celery_durable.app import current_durable
@@ -21,11 +21,11 @@ from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.linear import LinearContext, Outcome
 from celery_durable.model import WorkflowEvent
 from celery_durable.step import Step
-from celery_durable.values import UNSET, Duration, check_text_name, refuse_async
+from celery_durable.values import UNSET, Duration, check_text_name, refuse_async_generator
 
 P = TypeVar("P")
 R = TypeVar("R")
-Handling = TypeVar("Handling", bound=Callable[[LinearContext], Outcome])
+Handling = TypeVar("Handling", bound=Callable[[LinearContext], Outcome | Coroutine[Any, Any, Outcome]])
 
 
 class LinearWorkflow(Workflow[P, Any]):
@@ -91,13 +91,13 @@ class LinearWorkflow(Workflow[P, Any]):
 
         Raises:
             NameInvalid: A name breaks the rules.
-            AsyncNotSupported: The function is a coroutine function.
+            DefinitionInvalid: The function is an async generator.
         """
         for step in steps:
             check_text_name("Step name", step, 256)
 
         def register(fn: Handling) -> Handling:
-            refuse_async("Handler", fn)
+            refuse_async_generator("Handler", fn)
             for step in steps:
                 self.definition.handlers[step] = fn
             return fn

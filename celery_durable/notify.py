@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from celery.utils.dispatch import Signal
 
@@ -23,8 +23,6 @@ from celery_durable.model import (
     StepType,
     StepWrite,
 )
-
-T = TypeVar("T")
 
 _SIGNAL_BY_STATUS = {
     StepStatus.COMPLETED: signals.step_completed,
@@ -220,12 +218,12 @@ def around_pass(claim: Claim) -> AbstractContextManager[None]:
     )
 
 
-def wrap_body(call: Callable[[], T], claim: Claim, *, step: str, step_key: str, attempt: int) -> Callable[[], T]:
-    """Wrap a body's call in the connected context managers; returns ``call`` itself if there are none."""
+def around_body(claim: Claim, step: str, step_key: str, attempt: int) -> AbstractContextManager[None] | None:
+    """The connected context managers of a body's call, as one; None if there are none."""
     if not signals.around_step.managers:
-        return call
+        return None
     ref = claim.ref
-    around = signals.around_step.around(
+    return signals.around_step.around(
         workflow=ref.workflow,
         instance_id=ref.instance_id,
         run_number=ref.run_number,
@@ -233,9 +231,3 @@ def wrap_body(call: Callable[[], T], claim: Claim, *, step: str, step_key: str, 
         step_key=step_key,
         attempt=attempt,
     )
-
-    def run() -> T:
-        with around:
-            return call()
-
-    return run

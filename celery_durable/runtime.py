@@ -23,6 +23,8 @@ import uuid_utils
 from celery_durable.housekeeping import Job, reset_in_child
 
 T = TypeVar("T")
+CANCEL_SECONDS = 5.0
+"""How long an async body may take to end after it was cancelled."""
 Purpose = Literal["sleep", "retry", "event"]
 """The purpose of a wait: `step.sleep`, the pause before a retry, or the timeout of a wait."""
 
@@ -63,10 +65,13 @@ class ConcurrentBody:
     timeout_seconds: float | None
     on_start: Callable[[Callable[[], None]], None] | None = None
     """Receives a function that ends the body as its timeout does. Any thread may call it."""
+    start: Callable[[Callable[[Any], None]], Callable[[], None]] | None = None
+    """Starts an async body as a task, in place of ``run`` on a thread. The task calls the argument with what ``run``
+    would return. ``start`` returns a function that cancels the task."""
 
 
 class Runtime:
-    """The production runtime: the database's time, random ids, one thread for each concurrent body."""
+    """The production runtime: the database's time, random ids, a thread or a task for each concurrent body."""
 
     clock: Callable[[], int] | None = None
     """Microseconds since the epoch, used instead of the database's time. Only tests set it."""
@@ -157,39 +162,44 @@ class Runtime:
         """A crash point: a named position between two effects, where tests stop, crash or check. Does nothing here."""
 
     def run_concurrently(self, branches: Sequence[ConcurrentBody]) -> None:
-        """Run the bodies, each on its own thread, and pass each result to its ``on_done`` as it arrives.
+        """Run the bodies, each on its own thread or as a task, and pass each result to its ``on_done`` as it arrives.
 
-        A body that runs past its timeout is abandoned: its result is ignored, and its thread ends with it.
+        A body that runs past its timeout is abandoned: its result is ignored, and its thread ends with it. A task is
+        cancelled, and abandoned if it has not ended `CANCEL_SECONDS` later.
         """
         done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        threads = [_idle_threads.take() for _ in branches]
-        for index, (thread, branch) in enumerate(zip(threads, branches, strict=True)):
-            if branch.on_start is not None:
-                branch.on_start(functools.partial(_report, done, index, None))
-            thread.start(branch.run, functools.partial(_report, done, index))
-        started = time.monotonic()
-        unfinished = set(range(len(branches)))
+        bodies: list[_BodyThread | _BodyTask] = []
+        started, unfinished = time.monotonic(), set(range(len(branches)))
+        deadlines = {i: started + t for i, branch in enumerate(branches) if (t := branch.timeout_seconds) is not None}
+        cancelled: set[int] = set()
         try:
+            for index, branch in enumerate(branches):
+                bodies.append(_start(branch, functools.partial(_report, done, index)))
             while unfinished:
-                index, result = self._wait_for_next(branches, unfinished, done, started)
+                index, result = self._wait_for_next(unfinished, deadlines, done)
+                if result is None and branches[index].start is not None:
+                    if index not in cancelled:
+                        cancelled.add(index)
+                        bodies[index].stop()
+                        deadlines[index] = time.monotonic() + CANCEL_SECONDS
+                    if time.monotonic() < deadlines[index]:
+                        continue
                 unfinished.remove(index)
+                deadlines.pop(index, None)
                 if result is None:
-                    threads[index].stop()
+                    bodies[index].stop()
                 else:
-                    _idle_threads.release(threads[index])
+                    bodies[index].release()
                 branches[index].on_done(result)
         finally:
-            for index in unfinished:
-                threads[index].stop()
+            for index, body in enumerate(bodies):
+                if index in unfinished:
+                    body.stop()
 
     @staticmethod
     def _wait_for_next(
-        branches: Sequence[ConcurrentBody],
-        unfinished: set[int],
-        done: queue.SimpleQueue[tuple[int, Any]],
-        started: float,
+        unfinished: set[int], deadlines: dict[int, float], done: queue.SimpleQueue[tuple[int, Any]]
     ) -> tuple[int, Any]:
-        deadlines = {i: started + t for i in unfinished if (t := branches[i].timeout_seconds) is not None}
         while True:
             first = min(deadlines, key=deadlines.__getitem__) if deadlines else None
             timeout = None if first is None else max(0.0, deadlines[first] - time.monotonic())
@@ -204,6 +214,26 @@ class Runtime:
 
 def _report(done: queue.SimpleQueue[tuple[int, Any]], index: int, result: Any) -> None:
     done.put((index, result))
+
+
+def _start(branch: ConcurrentBody, report: Callable[[Any], None]) -> _BodyThread | _BodyTask:
+    if branch.on_start is not None:
+        branch.on_start(functools.partial(report, None))
+    if branch.start is not None:
+        return _BodyTask(branch.start(report))
+    thread = _idle_threads.take()
+    thread.start(branch.run, report)
+    return thread
+
+
+class _BodyTask:
+    """A body that runs as a task of the event loop."""
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self.stop = cancel
+
+    def release(self) -> None:
+        """Do nothing: the task has ended."""
 
 
 class _BodyThread:
@@ -222,6 +252,9 @@ class _BodyThread:
 
     def stop(self) -> None:
         self._jobs.put(None)
+
+    def release(self) -> None:
+        _idle_threads.release(self)
 
 
 _Jobs = queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None]

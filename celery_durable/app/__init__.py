@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
@@ -16,6 +16,7 @@ from celery_durable.app.internals import Internals
 from celery_durable.app.workflows import Workflows
 from celery_durable.definitions import WorkflowOptions, define
 from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid, NotConfigured
+from celery_durable.event_loop import event_loop
 from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
 from celery_durable.model import EventWait, OutboundEvent, Page, Waiter, WorkflowEvent
 from celery_durable.packages import RequiredWorkflows, load_from_entry_points, load_from_packages
@@ -29,13 +30,14 @@ from celery_durable.tasks.outbox import Handler
 from celery_durable.tasks.queues import install_queue
 from celery_durable.tasks.start import install_start_task
 from celery_durable.tasks.worker import DurableStep
-from celery_durable.values import Retries, check_text_name, refuse_async
+from celery_durable.values import Retries, check_text_name, is_async_function, refuse_async_generator
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
 
 P = TypeVar("P")
 R = TypeVar("R")
+LoopHook = TypeVar("LoopHook", bound=Callable[[], Coroutine[Any, Any, object]])
 
 _attached: weakref.WeakSet[Durable] = weakref.WeakSet()
 _overrides: list[Durable] = []
@@ -199,13 +201,12 @@ class Durable:
             A decorator that returns the function unchanged.
 
         Raises:
-            DefinitionInvalid: The name cannot be used, or another function handles it.
-            AsyncNotSupported: The function is a coroutine function.
+            DefinitionInvalid: The name cannot be used, another function handles it, or it is an async generator.
         """
 
         def register(fn: Callable[[OutboundEvent], R]) -> Callable[[OutboundEvent], R]:
             check_text_name("Outbound event", name, 255)
-            refuse_async("Handler", fn)
+            refuse_async_generator("Handler", fn)
             handlers = self.internals.handlers
             handler, present = Handler.of(fn, retries), handlers.get(name)
             if present is not None and present.qualified_name != handler.qualified_name:
@@ -217,6 +218,42 @@ class Durable:
             return fn
 
         return register
+
+    def on_loop_start(self, fn: LoopHook, /) -> LoopHook:
+        """Call an async function before the first async step of each process, on the event loop that they share.
+
+        A decorator, for clients that belong to an event loop. If the function raises, the attempt of the step fails,
+        and the next async step calls it again.
+
+        Args:
+            fn: An async function without parameters.
+
+        Returns:
+            The function, unchanged.
+
+        Raises:
+            DefinitionInvalid: ``fn`` is not an async function.
+        """
+        event_loop.add_start_hook(_require_async("on_loop_start", fn))
+        return fn
+
+    def on_loop_stop(self, fn: LoopHook, /) -> LoopHook:
+        """Call an async function on the event loop of async steps before its process ends, unless that is killed.
+
+        A decorator. The functions of a process are called in reverse order, if those of `on_loop_start` have succeeded,
+        and have 5 seconds together.
+
+        Args:
+            fn: As in `on_loop_start`.
+
+        Returns:
+            The function, unchanged.
+
+        Raises:
+            DefinitionInvalid: ``fn`` is not an async function.
+        """
+        event_loop.stop_hooks.append(_require_async("on_loop_stop", fn))
+        return fn
 
     def register(self, required: RequiredWorkflows) -> None:
         """Register the workflows of a package: all of them, or none if one cannot be registered.
@@ -380,6 +417,12 @@ class Durable:
         """
         self.internals.end_children()
         return self.internals.ticker.tick(max_instances=max_instances, max_steps=max_steps)
+
+
+def _require_async(method: str, fn: LoopHook) -> LoopHook:
+    if not is_async_function(fn):
+        raise DefinitionInvalid(f"durable.{method}() needs an async function without parameters, and got {fn!r}.")
+    return fn
 
 
 def current_durable(what: str) -> Durable:

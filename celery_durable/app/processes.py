@@ -16,6 +16,7 @@ from celery.utils.text import str_to_list
 from celery_durable import tasks
 from celery_durable.config import Settings
 from celery_durable.errors import DurableError
+from celery_durable.event_loop import event_loop
 from celery_durable.housekeeping import CallQueue
 from celery_durable.runtime import real_monotonic
 from celery_durable.signals import listen
@@ -108,6 +109,7 @@ class CeleryProcesses:
         listen(signals.worker_shutting_down, self._set_stop_flag)
         listen(signals.task_failure, self._release_dead_claim)
         listen(signals.worker_shutdown, self._end_worker)
+        listen(signals.worker_process_shutdown, _stop_event_loop)
         self._internals.worker_loss_tracker.connect(self._is_own)
         self._internals.task_end_handler.connect()
 
@@ -202,6 +204,10 @@ class CeleryProcesses:
                 ),
                 what=f"The claim of task {task_id}, whose process died,",
             )
+
+
+def _stop_event_loop(**_: Any) -> None:
+    event_loop.stop()  # pool processes call no atexit functions
 
 
 def _compile_for_passes(store: Store) -> None:

@@ -13,7 +13,17 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, overload
 
 from celery_durable.errors import DefinitionInvalid
-from celery_durable.values import UNSET, Codec, Duration, OnCancelStep, OnLostStep, Retries, StepConfig, refuse_async
+from celery_durable.values import (
+    UNSET,
+    Codec,
+    Duration,
+    OnCancelStep,
+    OnLostStep,
+    Retries,
+    StepConfig,
+    is_async_function,
+    refuse_async_generator,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,7 +65,7 @@ def durable_step(
     def mark(fn: F) -> F:
         if not callable(fn):
             raise DefinitionInvalid(f"{fn!r} cannot be a step: decorate a function, or write @durable_step(retries=3).")
-        refuse_async("Step", fn)
+        refuse_async_generator("Step", fn)
         if inspect.isroutine(fn) and not isinstance(return_type := resolve_annotation(fn, "return"), str):
             build_resolved_codec(return_type, _describe_return_type(fn))
         setattr(fn, _STEP_CONFIG, config)
@@ -74,6 +84,7 @@ class StepFunction:
     name: str | None
     wants_tx: bool
     orm: bool
+    is_async: bool
     config: StepConfig | None
     result: Codec
 
@@ -87,7 +98,7 @@ _step_functions: weakref.WeakKeyDictionary[Callable[..., Any], StepFunction] = w
 
 
 def describe_step(fn: Callable[..., Any]) -> StepFunction:
-    """Inspect a step's callable and cache the result; raises AsyncNotSupported and DefinitionInvalid."""
+    """Inspect a step's callable and cache the result; raises DefinitionInvalid."""
     try:
         found = _step_functions.get(fn)
     except TypeError:  # unhashable, or without weak references, such as a bound method of a slotted object
@@ -103,7 +114,7 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
         inner = inner.func
     code: Callable[..., Any] = inner if inspect.isroutine(inner) else type(inner).__call__
     name = getattr(inner, "__name__", None)
-    refuse_async("Step", fn)
+    refuse_async_generator("Step", fn)
     if inspect.isclass(inner):
         code, result = inner.__init__, inner
     else:
@@ -112,6 +123,7 @@ def _describe(fn: Callable[..., Any]) -> StepFunction:
         name=None if name == "<lambda>" else name,
         wants_tx=_wants_tx(fn, code),
         orm=runs_in_orm(inner),
+        is_async=is_async_function(fn),
         config=getattr(inner, _STEP_CONFIG, None),
         result=_result_codec(inner, result),
     )

@@ -92,9 +92,9 @@ class DefinitionInvalid(DurableError):
 
 
 class AsyncNotSupported(DefinitionInvalid):
-    """A workflow, a step's function, a handler, or a function of `StepTx` or for ``delay=`` is an ``async def``.
+    """A workflow, or a function for a method of `StepTx` or for ``delay=``, is an ``async def``.
 
-    Write a plain function. Inside a step, ``asyncio.run(...)`` is allowed.
+    Write a plain function. The functions of steps, and handlers, may be async.
 
     Attributes:
         name: The function's or the workflow's name.
@@ -105,8 +105,8 @@ class AsyncNotSupported(DefinitionInvalid):
     def __init__(self, what: str, name: str) -> None:
         self.name = name
         super().__init__(
-            f"{what} {name!r} is an async function, and async workflows and steps are not supported yet. "
-            "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
+            f"{what} {name!r} is an async function. Write it as a plain function; only functions of steps and handlers "
+            "may be async: step.do('ask', async_function, 'why?')."
         )
 
 

@@ -57,6 +57,8 @@ class AttemptedStep(Protocol):
     """Whether the body may be called again after an attempt whose end is unknown."""
     ends_with_cancel: bool
     """Whether the body is interrupted if the run is cancelled."""
+    is_async: bool
+    """Whether the body is an async function."""
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt: ...
 
@@ -143,15 +145,19 @@ class Attempts:
             begun = zip(steps, attempts, strict=True)
             if unrecorded := {step.key: (step, attempt) for step, attempt in begun if not step.may_repeat}:
                 self._set_unrecorded(unrecorded)
-            if len(steps) == 1 and (self._can_interrupt or not (steps[0].timeout or steps[0].ends_with_cancel)):
+            if len(steps) == 1 and self._runs_here(steps[0]):
                 outcome = attempts[0].run_timed(steps[0].timeout, ends_with_cancel=steps[0].ends_with_cancel)
                 self._finish(steps[0], attempts[0], outcome)
-            else:  # a body that cannot be interrupted on this thread gets one of its own, too
+            else:
                 self._run_concurrently(steps, attempts)
         except BaseException:
             for attempt in attempts:
                 attempt.abandon()
             raise
+
+    def _runs_here(self, step: AttemptedStep) -> bool:
+        """Whether the only body runs on this thread. One that cannot be interrupted here gets a thread of its own."""
+        return not step.is_async and (self._can_interrupt or not (step.timeout or step.ends_with_cancel))
 
     def _ensure_held(self) -> None:
         self._lease.ensure_held(self._env.store)
@@ -166,6 +172,7 @@ class Attempts:
                 functools.partial(self._finish_in_turn, step, attempt),
                 None if step.timeout is None else step.timeout.total_seconds(),
                 functools.partial(self._lease.call_if_cancelled, attempt) if step.ends_with_cancel else None,
+                attempt.start if step.is_async else None,
             )
             for step, attempt in zip(steps, attempts, strict=True)
         ]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
-from celery_durable import notify, values
+from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.definitions import describe_step
 from celery_durable.errors import Cancelled, DefinitionInvalid, StepResultInvalid, ValueRefused
@@ -189,6 +189,7 @@ class FunctionStep:
         self.name, self.key, self.timeout = execution.name, execution.key, execution.policy.timeout
         self.may_repeat = execution.policy.may_repeat
         self.ends_with_cancel = execution.policy.on_cancel == "abandon"
+        self.is_async = execution.fn is not None and execution.fn.is_async
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
         context, execution = self._context, self.execution
@@ -207,18 +208,9 @@ class FunctionStep:
                 limits=context.limits,
             )
             body = functools.partial(call.fn, tx, *call.args, **call.kwargs)
-            if fn.orm:
+            if fn.orm and not fn.is_async:  # the thread of the event loop is in no transaction
                 body = attempt.run_in_transaction(self.name, body)
-        ref = context.claim.ref
-        run = functools.partial(
-            context.env.runtime.run_attempt,
-            body,
-            workflow=ref.workflow,
-            instance_id=ref.instance_id,
-            step=self.name,
-            number=self.number,
-        )
-        attempt.call = notify.wrap_body(run, context.claim, step=self.name, step_key=self.key, attempt=self.number)
+        attempt.set_body(body, is_async=fn.is_async)
         return attempt
 
     def succeed(self, attempt: StepAttempt, value: Any) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from celery_durable import notify, values
+from celery_durable import values
 from celery_durable.definitions import LinearDefinition, runs_in_orm
 from celery_durable.errors import (
     Cancelled,
@@ -66,28 +67,25 @@ class LinearStep:
         self.policy = pass_.definition.policy_of(row.name, pass_.env.settings.step_policy)
         self.may_repeat = self.policy.may_repeat
         self.ends_with_cancel = self.policy.on_cancel == "abandon"
+        self.is_async = values.is_async_function(pass_.definition.handlers[row.name])
 
     # --- the handler's call ---------------------------------------------------------------------
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
-        claim, handler = self._pass.claim, self._pass.definition.handlers[self.name]
+        handler = self._pass.definition.handlers[self.name]
         attempt = StepAttempt(self._env, self._pass.lease, self.key, self.number, session_lock, step=self.name)
 
         def call_handler() -> Any:
             return handler(self._build_context(attempt))
 
-        body = attempt.run_in_transaction(self.name, call_handler) if runs_in_orm(handler) else call_handler
+        async def call_async_handler() -> Any:
+            return await handler(await asyncio.to_thread(self._build_context, attempt))  # it reads the event
 
-        def run() -> Any:
-            return self._env.runtime.run_attempt(
-                body,
-                workflow=claim.ref.workflow,
-                instance_id=claim.ref.instance_id,
-                step=self.name,
-                number=self.number,
-            )
-
-        attempt.call = notify.wrap_body(run, claim, step=self.name, step_key=self.key, attempt=self.number)
+        if self.is_async:
+            attempt.set_body(call_async_handler, is_async=True)
+        else:
+            body = attempt.run_in_transaction(self.name, call_handler) if runs_in_orm(handler) else call_handler
+            attempt.set_body(body, is_async=False)
         return attempt
 
     def _build_context(self, attempt: StepAttempt) -> LinearContext:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextvars
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from celery_durable.errors import Cancelled, StepInterrupted, Superseded
+from celery_durable import notify
+from celery_durable.errors import Cancelled, StepInterrupted, StepTxMisuse, Superseded
+from celery_durable.event_loop import event_loop
 from celery_durable.model import LogLine, RunRef
 from celery_durable.runner.body_timer import body_timer
 from celery_durable.runner.environment import Environment
@@ -74,40 +77,99 @@ class StepAttempt:
         self.logs: list[LogLine] = []
         self.call: Callable[[], Any] = _call_nothing
         """Calls the body. It is set once, before the attempt runs."""
+        self.call_async: Callable[[], Awaitable[Any]] | None = None
+        """Calls the body of an async step, which `start` runs as a task of the event loop."""
         self.duration = timedelta(0)
         """How long the body ran. For a body that was abandoned: until then."""
         self._env, self._lease, self._session_lock = env, lease, session_lock
         self._monotonic = env.runtime.monotonic
         self._lock = threading.Lock()
-        self._is_over = self._is_abandoned = self._is_transaction_closed = False
+        self._is_over = self._is_abandoned = self._is_transaction_closed = self._is_interrupted = False
         self.opening_error: BaseException | None = None
         self._started_at: float | None = None
+
+    def set_body(self, body: Callable[[], Any], *, is_async: bool) -> None:
+        """Set what the attempt calls: the body, inside the connected context managers (`around_step`)."""
+        ref, around = self.ref, notify.around_body(self._lease.claim, self.name, self.step_key, self.number)
+        if is_async:
+            self.call_async = body if around is None else functools.partial(_await_inside, around, body)
+            body = functools.partial(event_loop.run, body, name=self._describe())
+        call: Callable[[], Any] = functools.partial(
+            self._env.runtime.run_attempt,
+            body,
+            workflow=ref.workflow,
+            instance_id=ref.instance_id,
+            step=self.name,
+            number=self.number,
+        )
+        self.call = call if around is None else functools.partial(_call_inside, around, call)
 
     def run(self) -> BodyOutcome:
         """Call the body on this thread and return the outcome, which contains an exception that the body raised."""
         token = current_attempt.set(self)
-        self._started_at = started_at = self._monotonic()
-        self._lease.enter_user_code(self, (self.step_key, self.number, started_at))
-        if self._is_abandoned:  # `abandon` may have run before this thread started
-            self._lease.exit_user_code(self)
+        self._begin()
         try:
             outcome: BodyOutcome = Returned(self.call())
-        except StepInterrupted as exc:
-            outcome = TimedOut(exc)
-        except Superseded as exc:
-            outcome = PassOver(exc)
-        except BaseException as exc:  # noqa: BLE001  # user code's error fails the step (LAW 9 of docs/design.md)
-            outcome = PassOver(exc) if self._env.stops_process(exc) else Raised(exc)
+        except BaseException as exc:  # noqa: BLE001  # see `_classify`
+            outcome = self._classify(exc)
         finally:
-            if not self._is_abandoned:
-                self.duration = timedelta(seconds=self._monotonic() - started_at)
-            self._lease.exit_user_code(self)
+            self._end()
             current_attempt.reset(token)
+        self._close_if_abandoned()
+        return outcome
+
+    def start(self, report: Callable[[BodyOutcome], None]) -> Callable[[], None]:
+        """Start the body of an async step, which reports its outcome; returns what cancels it."""
+        task = event_loop.start(self._run_async, report, name=self._describe())
+
+        def interrupt() -> None:
+            self._is_interrupted = True
+            task.cancel()
+
+        return interrupt
+
+    async def _run_async(self) -> BodyOutcome:
+        """Like `run`, as a task of the event loop, with a copy of the context variables of the pass."""
+        assert self.call_async is not None
+        current_attempt.set(self)
+        self._begin()
+        try:
+            outcome: BodyOutcome = Returned(await event_loop.call(self.call_async))
+        except BaseException as exc:  # noqa: BLE001  # see `_classify`
+            outcome = self._classify(exc)
+        finally:
+            self._end()
+        self._close_if_abandoned()
+        if self._is_interrupted and not isinstance(outcome, PassOver):
+            return TimedOut(outcome.error if isinstance(outcome, Raised) else None)
+        return outcome
+
+    def _begin(self) -> None:
+        self._started_at = self._monotonic()
+        self._lease.enter_user_code(self, (self.step_key, self.number, self._started_at))
+        if self._is_abandoned:  # `abandon` may have run before this thread started
+            self._lease.exit_user_code(self)
+
+    def _classify(self, error: BaseException) -> BodyOutcome:
+        if isinstance(error, StepInterrupted):
+            return TimedOut(error)
+        if isinstance(error, Superseded) or self._env.stops_process(error):
+            return PassOver(error)
+        return Raised(error)  # user code's error fails the step (LAW 9 of docs/design.md)
+
+    def _end(self) -> None:
+        if not self._is_abandoned and self._started_at is not None:
+            self.duration = timedelta(seconds=self._monotonic() - self._started_at)
+        self._lease.exit_user_code(self)
+
+    def _close_if_abandoned(self) -> None:
         with self._lock:
             self._is_over = True
             if self._is_abandoned:
                 self.close_transaction()
-        return outcome
+
+    def _describe(self) -> str:
+        return f"Step {self.name!r} of {self.ref}"
 
     # --- cancellation ---------------------------------------------------------------------------
 
@@ -171,6 +233,12 @@ class StepAttempt:
 
     def open_transaction(self, step: str) -> StepTransaction:
         """Open the transaction of a step, named ``step``; raises StepInterrupted if the attempt was abandoned."""
+        if self.call_async is not None:
+            raise StepTxMisuse(
+                f"tx.session in step {step!r}, an async function: it would block the event loop, and hold its locks "
+                "during every await. Write with tx.mutate(fn), which calls fn(session) when the step commits; read in "
+                "a step of its own, a plain function."
+            )
         lock = self._session_lock
         if lock is not None:
             lock.acquire(self)
@@ -226,6 +294,16 @@ class StepAttempt:
 
 def _call_nothing() -> None:
     raise AssertionError("an attempt without a call was run")
+
+
+def _call_inside(around: AbstractContextManager[None], call: Callable[[], Any]) -> Any:
+    with around:
+        return call()
+
+
+async def _await_inside(around: AbstractContextManager[None], call: Callable[[], Awaitable[Any]]) -> Any:
+    with around:
+        return await call()
 
 
 class SessionLock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from celery_durable.errors import StepFailed
@@ -40,10 +40,33 @@ class Branches:
 
     @overload
     def submit(
+        self,
+        name: str,
+        fn: Callable[Concatenate[StepTx, P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> StepFuture[T]: ...
+    @overload
+    def submit(
         self, name: str, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> StepFuture[T]: ...
     @overload
+    def submit(
+        self, name: str, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepFuture[T]: ...
+    @overload
     def submit(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> StepFuture[T]: ...
+    @overload
+    def submit(
+        self,
+        name: str,
+        config: StepConfig,
+        fn: Callable[Concatenate[StepTx, P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> StepFuture[T]: ...
     @overload
     def submit(
         self,
@@ -56,16 +79,34 @@ class Branches:
     ) -> StepFuture[T]: ...
     @overload
     def submit(
+        self,
+        name: str,
+        config: StepConfig,
+        fn: Callable[P, Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> StepFuture[T]: ...
+    @overload
+    def submit(
         self, name: str, config: StepConfig, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepFuture[T]: ...
+    @overload
+    def submit(
+        self, fn: Callable[Concatenate[StepTx, P], Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> StepFuture[T]: ...
     @overload
     def submit(
         self, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> StepFuture[T]: ...
     @overload
+    def submit(
+        self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepFuture[T]: ...
+    @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> StepFuture[T]: ...
     def submit(self, /, *args: Any, **kwargs: Any) -> StepFuture[Any]:
-        """Submit a call of `Step.do` as a branch. Its function runs on a thread of its own.
+        """Submit a call of `Step.do` as a branch. Its function runs on a thread of its own, or as a task.
 
         Args:
             args: As in `Step.do`.

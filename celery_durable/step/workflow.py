@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -55,9 +55,30 @@ class Step(Branches):
         self.log = StepLog(context)
 
     @overload
+    def do(
+        self,
+        name: str,
+        fn: Callable[Concatenate[StepTx, P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+    @overload
     def do(self, name: str, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
+    def do(self, name: str, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
     def do(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(
+        self,
+        name: str,
+        config: StepConfig,
+        fn: Callable[Concatenate[StepTx, P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
     @overload
     def do(
         self,
@@ -69,9 +90,25 @@ class Step(Branches):
         **kwargs: P.kwargs,
     ) -> T: ...
     @overload
+    def do(
+        self,
+        name: str,
+        config: StepConfig,
+        fn: Callable[P, Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+    @overload
     def do(self, name: str, config: StepConfig, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
+    def do(
+        self, fn: Callable[Concatenate[StepTx, P], Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
     def do(self, fn: Callable[Concatenate[StepTx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
     def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     def do(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.errors.base import name_error
+from celery_durable.event_loop import event_loop
 from celery_durable.model import OutboundEvent, OutboxKind, OutboxMessage, TaskReference
 from celery_durable.redispatch import Redispatch
 from celery_durable.runtime import Runtime, is_ctrl_c
@@ -164,12 +166,18 @@ def _divide(messages: Sequence[OutboxMessage]) -> Iterator[Sequence[OutboxMessag
 class Handler:
     """The function for outbound events of one name, with its retry policy."""
 
-    fn: Callable[[OutboundEvent], object]
+    fn: Callable[[OutboundEvent], Any]
     policy: StepPolicy
 
     @property
     def qualified_name(self) -> str:
         return f"{self.fn.__module__}.{self.fn.__qualname__}"
+
+    def call(self, event: OutboundEvent) -> None:
+        if values.is_async_function(self.fn):
+            event_loop.run(lambda: self.fn(event), name=f"The handler of outbound event {event.name!r}")
+        else:
+            self.fn(event)
 
     def exceeds_max_attempts(self, attempt: int) -> bool:
         max_attempts = self.policy.max_attempts
@@ -215,7 +223,7 @@ class OutboundDeliverer:
                 delivery, "WorkerCrashLoop: the worker process died during the last call of the handler"
             )
         try:
-            handler.fn(_event(delivery))
+            handler.call(_event(delivery))
         except BaseException as exc:
             if self._stops_process(exc):
                 self._release(delivery, retry_in=timedelta(0), counts_as_attempt=False)

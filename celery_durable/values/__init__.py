@@ -3,7 +3,13 @@
 Each is checked before anything is stored. An error about a payload names a path (``$.items[3].when``), no content.
 """
 
-from celery_durable.values.annotations import find_class, name_class, refuse_async
+from celery_durable.values.annotations import (
+    find_class,
+    is_async_function,
+    name_class,
+    refuse_async,
+    refuse_async_generator,
+)
 from celery_durable.values.answers import (
     AnswerError,
     encode_answer,
@@ -113,6 +119,7 @@ __all__ = [
     "forbids_retry",
     "get_error_text",
     "hide_engine_frames",
+    "is_async_function",
     "make_version_tag",
     "name_class",
     "parse_duration",
@@ -125,6 +132,7 @@ __all__ = [
     "read_task_route",
     "read_text",
     "refuse_async",
+    "refuse_async_generator",
     "require_text",
     "sanitize_error",
     "sanitize_text",

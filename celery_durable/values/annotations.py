@@ -12,7 +12,7 @@ from typing import Annotated, Any, LiteralString, NotRequired, Required, Union
 
 import typing_extensions
 
-from celery_durable.errors import AsyncNotSupported
+from celery_durable.errors import AsyncNotSupported, DefinitionInvalid
 
 _PYDANTIC_READS_TYPED_DICTS = sys.version_info >= (3, 12)
 
@@ -81,14 +81,39 @@ def find_class(name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-# The check that a function is no async function.
+# Async functions.
+
+
+def is_async_function(fn: Callable[..., Any]) -> bool:
+    """Whether calling ``fn``, which may be a partial, a method or an object, gives a coroutine."""
+    # Not the function that a decorator wraps: what it returns may be the result, as from `asgiref.async_to_sync`.
+    inner, code = _unwrap(fn)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(code)
 
 
 def refuse_async(what: str, fn: Callable[..., Any]) -> None:
-    """Raise AsyncNotSupported for a coroutine function, an async generator, or an object that is called like one."""
-    inner = fn
+    """Raise AsyncNotSupported for an async function, DefinitionInvalid for an async generator."""
+    if is_async_function(fn):
+        raise AsyncNotSupported(what, _name_of(fn))
+    refuse_async_generator(what, fn)
+
+
+def refuse_async_generator(what: str, fn: Callable[..., Any]) -> None:
+    """Raise DefinitionInvalid for an async generator, which has no result."""
+    if inspect.isasyncgenfunction(_unwrap(fn)[1]):
+        raise DefinitionInvalid(
+            f"{what} {_name_of(fn)!r} is an async generator, which has no result: return a list instead."
+        )
+
+
+def _unwrap(fn: Callable[..., Any]) -> tuple[Any, Any]:
+    """Return the function of a partial, and what is called if that is an object."""
+    inner: Any = fn
     while isinstance(inner, functools.partial):
         inner = inner.func
-    code: Callable[..., Any] = inner if inspect.isroutine(inner) else type(inner).__call__
-    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
-        raise AsyncNotSupported(what, getattr(inner, "__name__", repr(inner)))
+    return inner, inner if inspect.isroutine(inner) else type(inner).__call__
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    inner, _ = _unwrap(fn)
+    return getattr(inner, "__name__", repr(inner))

@@ -119,7 +119,10 @@ def _convert_leaf(value: Any, path: str, what: str, depth: int) -> Any:
     if inspect.iscoroutine(value):
         value.close()  # prevents the warning that it was never awaited
         raise NotSerializable(
-            what, path, "is a coroutine, not its result: use asyncio.run(...), or `await` in async code"
+            what,
+            path,
+            "is a coroutine, not its result: `await` it. A step takes the async function itself: "
+            "step.do('ask', ask, 'why?')",
         )
     if isinstance(value, Iterator):  # a generator would run user code here, outside of its step
         raise NotSerializable(what, path, f"is a {type(value).__name__}, which can be read only once: make it a list")

@@ -6,8 +6,8 @@ from celery_durable import Durable
 from celery_durable.testing import DurableHarness
 
 ATTACHING = {"app", "init_app", "close", "engine", "migrate"}
-DEFINITIONS = {"workflow", "outbound", "register", "autodiscover"}
-INSTANCES = {"workflows", "service", "client", "emit", "aemit", "waiters", "awaiters", "tick"}
+DEFINITIONS = {"workflow", "outbound", "register", "autodiscover", "on_loop_start", "on_loop_stop"}
+INSTANCES = {"workflows", "service", "client", "emit", "aemit", "waiters", "awaiters", "waits", "awaits", "tick"}
 INTERNALS = {"internals"}
 """All parts of the engine are behind this one attribute, so that they can change in every release."""
 

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any
+from unittest.mock import AsyncMock
 
 import pytest
 from pydantic import BaseModel
 
 from celery_durable import step as step_module
 from celery_durable.definitions import describe_step, durable_step
-from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid
+from celery_durable.errors import ConfigInvalid, DefinitionInvalid
 from celery_durable.step import StepTx
 from celery_durable.step import StepTx as Transaction
 from celery_durable.values import PayloadLimits, StepConfig
@@ -241,6 +242,18 @@ async def async_generator() -> AsyncIterator[int]:
     yield 1
 
 
+@durable_step(retries=1)
+async def marked() -> None: ...
+
+
+@functools.wraps(coroutine)
+async def wrapped_in_async() -> None: ...
+
+
+@functools.wraps(coroutine)
+def wrapped_in_plain() -> None: ...
+
+
 class AsyncCallable:
     async def __call__(self) -> None: ...
 
@@ -250,26 +263,30 @@ class AsyncCallable:
         return "<an async callable>"
 
 
-def test_an_async_step_is_refused_before_it_runs() -> None:
-    for fn, name in [
-        (coroutine, "coroutine"),
-        (async_generator, "async_generator"),
-        (functools.partial(coroutine), "coroutine"),
-        (AsyncCallable().method, "method"),
-        (AsyncCallable(), "<an async callable>"),
+def test_an_async_function_is_recognized_however_it_is_given() -> None:
+    for fn in [
+        coroutine,
+        marked,
+        wrapped_in_async,
+        AsyncMock(),
+        functools.partial(coroutine),
+        functools.partial(functools.partial(AsyncCallable().method)),
+        AsyncCallable().method,
+        AsyncCallable(),
     ]:
-        with pytest.raises(AsyncNotSupported) as refused:
-            describe_step(fn)
-        assert str(refused.value) == (
-            f"Step {name!r} is an async function, and async workflows and steps are not supported yet. "
-            "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
-        )
+        assert describe_step(fn).is_async, fn
+    for fn in [len, lambda: 1, AsyncCallable, functools.partial(len), wrapped_in_plain]:
+        assert not describe_step(fn).is_async, fn
 
 
-def test_an_async_step_is_refused_where_it_is_marked() -> None:
-    for fn in [coroutine, async_generator, functools.partial(coroutine)]:
-        with pytest.raises(AsyncNotSupported):
-            durable_step(retries=1)(fn)
+def test_an_async_generator_is_refused_before_it_runs_and_where_it_is_marked() -> None:
+    for register in [describe_step, durable_step(retries=1)]:
+        for fn in [async_generator, functools.partial(async_generator)]:
+            with pytest.raises(DefinitionInvalid) as refused:
+                register(fn)
+            assert str(refused.value) == (
+                "Step 'async_generator' is an async generator, which has no result: return a list instead."
+            )
 
 
 # --- defaults and the cache -----------------------------------------------------------------------

@@ -71,13 +71,14 @@ async def async_generator(event: Any, step: Any) -> AsyncIterator[int]:
 
 
 def test_an_async_workflow_is_refused() -> None:
-    for fn in [coroutine, async_generator]:
-        with pytest.raises(AsyncNotSupported) as refused:
-            define(fn)
-        assert str(refused.value) == (
-            f"Workflow {fn.__name__!r} is an async function, and async workflows and steps are not supported yet. "
-            "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
-        )
+    with pytest.raises(AsyncNotSupported) as refused:
+        define(coroutine)
+    assert str(refused.value) == (
+        "Workflow 'coroutine' is an async function. Write it as a plain function; only functions of steps and handlers "
+        "may be async: step.do('ask', async_function, 'why?')."
+    )
+    with pytest.raises(DefinitionInvalid):
+        define(async_generator)
 
 
 class Callable:

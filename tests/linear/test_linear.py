@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from celery_durable import Completed, LinearContext, LinearStep, LinearWorkflow, Retry, TaskType, Waiting, current_step
 from celery_durable.definitions import define_linear
-from celery_durable.errors import AsyncNotSupported, DefinitionInvalid, InstanceTerminal
+from celery_durable.errors import DefinitionInvalid, InstanceTerminal
 from tests.support.lines import Line, done, rows, state, waits_for
-from tests.support.world import World, on_one_database
+from tests.support.world import World, insert_name, on_one_database
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
@@ -228,25 +229,47 @@ def test_a_list_that_cannot_be_is_refused(steps: list[LinearStep], said: str) ->
     assert str(refused.value) == said
 
 
-class AsyncHandler:
-    async def __call__(self, ctx: LinearContext) -> Completed:
-        return Completed()
+def test_a_handler_may_be_async(world: World) -> None:
+    calls: list[tuple[str, Any]] = []
+
+    async def pay(ctx: LinearContext) -> Completed | Waiting:
+        await asyncio.sleep(0)
+        calls.append((str(ctx.task_type), None if ctx.event is None else ctx.event.payload))
+        if ctx.event is None:
+            return Waiting("paid", timeout="1 hour")
+        ctx.tx.mutate(insert_name("paid"))
+        ctx.log.info("paid")
+        return Completed(ctx.params)
+
+    line = Line(world, [LinearStep("PAY")])
+    line.flow.definition.handlers["PAY"] = pay
+    instance = line.flow.run({"cents": 5})
+    instance.send("paid", 7)
+    world.run_until_idle()
+    assert (instance.output, calls) == ({"cents": 5}, [("RUN", None), ("EVENT", 7)])
+    assert (world.names(), instance.lines()) == (["paid"], ["paid"])
 
 
-def test_an_async_handler_is_refused_where_it_is_registered() -> None:
+def test_an_async_handler_is_cancelled_at_its_timeout(world: World) -> None:
     async def pay(ctx: LinearContext) -> Completed:
-        return Completed()
+        if ctx.attempt == 1:
+            await asyncio.sleep(3600)
+        return Completed(ctx.attempt)
+
+    line = Line(world, [LinearStep("PAY", timeout=0.05, delay=0)])
+    line.flow.definition.handlers["PAY"] = pay
+    instance = line.flow.run()
+    world.run_after(1)
+    assert instance.output == 2
+
+
+def test_an_async_generator_is_refused_where_it_is_registered() -> None:
+    async def pay(ctx: LinearContext) -> AsyncIterator[Completed]:
+        yield Completed()
 
     flow = LinearWorkflow("refuses-async", version=1, steps=[LinearStep("PAY")])
-    with pytest.raises(AsyncNotSupported) as refused:
+    with pytest.raises(DefinitionInvalid):
         flow.handler("PAY")(pay)  # type: ignore[type-var]
-    assert str(refused.value) == (
-        "Handler 'pay' is an async function, and async workflows and steps are not supported yet. "
-        "Write it as a plain function; inside a step, asyncio.run(...) is allowed."
-    )
-    for handler in (functools.partial(pay), AsyncHandler()):
-        with pytest.raises(AsyncNotSupported):
-            flow.handler("PAY")(handler)  # type: ignore[type-var]
     assert flow.definition.handlers == {}
 
 

@@ -17,14 +17,11 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = [
-    Mistake("CD701", "step.do('ask', ask, 1)  # PLANTED", "async def ask(number):\n    pass"),
-    Mistake("CD701", "step.gather(step.submit('ask', ask))  # PLANTED", "async def ask():\n    pass"),
-    Mistake("CD701", "step.do(ask)  # PLANTED", "async def ask():\n    pass"),
-    Mistake("CD701", "step.do('ask', CONFIG, ask)  # PLANTED", "CONFIG = StepConfig()\nasync def ask():\n    pass"),
+    Mistake("CD701", "step.do('ask', lambda: ask(1))  # PLANTED", "async def ask(number):\n    pass"),
     Mistake(
         "CD701",
-        "step.do('ask', StepConfig(retries=1), partial(ask, 1))  # PLANTED",
-        "from functools import partial\nasync def ask(number):\n    pass",
+        "step.gather(step.submit(asked))  # PLANTED",
+        "async def ask():\n    pass\ndef asked():\n    return ask()",
     ),
     Mistake("CD702", "step.do('charge', charge, retries=0)  # PLANTED"),
     Mistake("CD702", "step.do('charge', lambda: 1, timeout=5)  # PLANTED"),

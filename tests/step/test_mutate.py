@@ -56,8 +56,8 @@ def test_an_async_function_for_the_commit_is_refused_and_not_dropped(world: Worl
     instance = flow_of(world, lambda step: step.do("work", lambda tx: getattr(tx, method)(write))).run()
     assert (instance.status, instance.step("work").attempts) == ("errored", 1)
     assert instance.error == (
-        f"AsyncNotSupported: The function of tx.{method}() 'write' is an async function, and async workflows and steps "
-        "are not supported yet. Write it as a plain function; inside a step, asyncio.run(...) is allowed."
+        f"AsyncNotSupported: The function of tx.{method}() 'write' is an async function. Write it as a plain function; "
+        "only functions of steps and handlers may be async: step.do('ask', async_function, 'why?')."
     )
 
 

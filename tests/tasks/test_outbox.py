@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import sqlalchemy as sa
 from celery import Celery
 from celery.local import PromiseProxy
 
-from celery_durable import Durable, OutboundEvent, Step, StepTx, WorkflowEvent
-from celery_durable.errors import AsyncNotSupported, DefinitionInvalid
+from celery_durable import Durable, OutboundEvent, Retries, Step, StepTx, WorkflowEvent
+from celery_durable.errors import DefinitionInvalid
 from tests.support.celery_apps import MakeApp
 from tests.support.embedded import messages, until, worker
 
@@ -129,11 +130,23 @@ def test_a_task_that_cannot_be_sent_holds_up_no_other(app: Celery, caplog: pytes
     assert "cannot be sent; its row stays in workflow_outbox: TypeError: " in caplog.text
 
 
-def test_an_async_handler_is_refused(durable: Durable) -> None:
-    async def ship(event: OutboundEvent) -> None: ...
+def test_an_async_handler_is_awaited_and_retried(durable: Durable, app: Celery) -> None:
+    calls: list[int] = []
 
-    with pytest.raises(AsyncNotSupported):
-        durable.outbound("OrderShipped")(ship)
+    @durable.outbound("OrderShipped", retries=Retries(limit=1, delay=0))
+    async def ship(event: OutboundEvent) -> None:
+        await asyncio.sleep(0)
+        calls.append(event.attempt)
+        if event.attempt == 1:
+            raise asyncio.CancelledError
+
+    @durable.workflow
+    def order(event: WorkflowEvent[None], step: Step) -> None:
+        step.do("announce", lambda tx: tx.send_outbound("OrderShipped", 7))
+
+    with worker(app):
+        order.create().result(timeout=20)
+        until(lambda: calls == [1, 2])
 
 
 def test_two_handlers_of_one_event_are_refused(durable: Durable) -> None:

@@ -51,6 +51,17 @@ class Approval(BaseModel):
 # --- step functions -----------------------------------------------------------------------------
 
 
+async def ask(question: str, *, words: int = 10) -> str:
+    return question
+
+
+async def ask_tx(tx: StepTx, question: str) -> int | None:
+    return tx.attempt
+
+
+async def pause() -> None: ...
+
+
 def charge(tx: StepTx, order_id: str, cents: int, *, currency: str = "EUR") -> str:
     assert_type(tx.session, Session)
     assert_type(tx.attempt, int)
@@ -99,6 +110,12 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     assert_type(step.do("lambda", lambda: 1.5), float)
     assert_type(step.do("partial", functools.partial(count, "text")), int)
     assert_type(step.do("model", Approval, approved=True), Approval)
+    assert_type(step.do("ask", ask, "why?"), str)
+    assert_type(step.do("ask", StepConfig(timeout="30s"), ask, "why?", words=5), str)
+    assert_type(step.do(ask, "why?"), str)
+    assert_type(step.do("ask tx", ask_tx, "why?"), int | None)
+    assert_type(step.do("partial ask", functools.partial(ask, "why?")), str)
+    assert_type(step.do("pause", pause), None)
 
     step.sleep("text", "3 days")
     step.sleep("number", 1.5)
@@ -146,6 +163,9 @@ def report(event: WorkflowEvent[str], step: Step) -> list[int]:
     assert_type(step.submit("tx", charge, "o-1", 5), StepFuture[str])
     assert_type(step.submit("config", StepConfig(retries=0), count, "a"), StepFuture[int])
     assert_type(step.submit(count, "a"), StepFuture[int])
+    assert_type(step.submit("ask", ask, "why?"), StepFuture[str])
+    assert_type(step.submit("ask tx", StepConfig(retries=0), ask_tx, "why?"), StepFuture[int | None])
+    assert_type(step.submit(ask, "why?"), StepFuture[str])
     assert_type(one.result(), int)
     assert_type(step.gather(one, step.submit("two", count, "b")), list[int])
     assert_type(step.gather(one, return_exceptions=True), list[int | Exception])

@@ -9,24 +9,24 @@ from celery_durable.lint.findings import Finding, Rule
 from celery_durable.lint.source import Function, Source
 from celery_durable.lint.workflow_code import BODY_METHODS, WorkflowCode
 
-ASYNC_FUNCTION = Rule("CD701", "Write it as a plain function. Async steps are not supported yet.")
+COROUTINE = Rule("CD701", "Pass the async function itself: step.do('name', fn, *args).")
 CONFIGURATION = Rule("CD702", 'Pass it in a StepConfig before the function: step.do("name", StepConfig(...), fn, ...).')
 
-RULES = (ASYNC_FUNCTION, CONFIGURATION)
+RULES = (COROUTINE, CONFIGURATION)
 
 _FIELDS = {"retries", "timeout", "repeat", "on_lost"}
 
 
 def check(code: WorkflowCode) -> Iterator[Finding]:
-    """Yield steps whose function is async, and configuration that goes to the function."""
+    """Yield steps whose function returns a coroutine, and configuration that goes to the function."""
     for node in code.walk():
         if code.step_method(node) in BODY_METHODS:
             assert isinstance(node, ast.Call)
             function = _find_step_function(code.source, node.args)
             if function is not None:
-                if isinstance(function, ast.AsyncFunctionDef):
-                    yield ASYNC_FUNCTION.find(
-                        node, f"A step of workflow {code.workflow!r} calls the async function {function.name!r}."
+                if (name := _find_coroutine(code.source, function)) is not None:
+                    yield COROUTINE.find(
+                        node, f"A step of workflow {code.workflow!r} gets a coroutine of {name}(), not its result."
                     )
                 for name in _find_configuration(node, function):
                     yield CONFIGURATION.find(
@@ -47,6 +47,20 @@ def _find_step_function(source: Source, arguments: list[ast.expr]) -> Function |
         case ast.Call(func=called, args=[inner, *_]) if source.resolve(called) == "functools.partial":
             return source.find_function(inner)
     return source.find_function(rest[0])
+
+
+def _find_coroutine(source: Source, function: Function) -> str | None:
+    """Return the name of an async function of the module, if a plain function returns what it returns, a coroutine."""
+    if isinstance(function, ast.AsyncFunctionDef):
+        return None
+    if isinstance(function, ast.Lambda):
+        returned: list[ast.expr | None] = [function.body]
+    else:
+        returned = [each.value for each in function.body if isinstance(each, ast.Return)]
+    for each in returned:
+        if isinstance(each, ast.Call) and isinstance(source.find_function(each.func), ast.AsyncFunctionDef):
+            return ast.unparse(each.func)
+    return None
 
 
 def _is_config(source: Source, argument: ast.expr) -> bool:
