@@ -1,8 +1,8 @@
 """Draws the pictures of the documentation from recordings of real runs: `make pictures`.
 
 `demo.txt` is the output of `make demo`; `demo.svg` is its timeline. The other `*.txt` files are what
-a terminal showed; each becomes a picture of that terminal. `architecture.txt` lists boxes and arrows. What
-`benchmarks/series.py` measured is in `scale-*.txt`, and what `benchmarks/run.py` did in `latency.txt`.
+a terminal showed; each becomes a picture of that terminal. `architecture.txt` and `rooms.txt` list boxes and
+arrows. What `benchmarks/series.py` measured is in `scale-*.txt`, and what `benchmarks/run.py` did in `latency.txt`.
 """
 
 from __future__ import annotations
