@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from celery_durable.errors import InstanceAlreadyExists, InstanceNotFound
+from celery_durable.errors import InstanceAlreadyExists, InstanceNotFound, ValueRefused
 from celery_durable.model import CreateOptions, InstanceStatus, Permission, Status
 from celery_durable.wire.requests import (
     Cancel,
@@ -130,32 +130,45 @@ _STEP = (*_CHANGE, "STEP_NOT_FOUND", "STEP_NOT_OPEN", "INSTANCE_TERMINAL", "NAME
     Permission.CREATION,
     CreateInstance,
     InstanceItem,
-    (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "INSTANT_INVALID", "VALUE_REFUSED"),
+    (*_NEW, "INSTANCE_ID_ALREADY_EXISTS", "INSTANT_INVALID", "DURATION_INVALID", "VALUE_REFUSED"),
 )
 def create(operations: Operations, target: Target, body: CreateInstance) -> InstanceItem:
     """Create an instance and start it.
 
     An id that is in use is refused; `restart` runs an existing instance again. With `ifExists` "return", the
-    response is 200 with the existing instance, which also requires the permission to read it.
+    response is 200 with the existing instance, which also requires the permission to read it. `ifExists` "postpone" and
+    `ifRunning` require the permission to manage it, and their response is 200 with its status.
     """
+    if body.run_at is not None and body.delay_ms is not None:
+        raise ValueRefused("runAt and delayMs exclude each other: send one of them.")
+    repeats = body.if_exists == "postpone" or body.if_running is not None
     try:
         made = operations.create.instance(
             target.workflow,
             body.params,
             id=body.id,
-            run_at=body.run_at,
-            max_run=None if body.max_run_ms is None else timedelta(milliseconds=body.max_run_ms),
+            if_exists="postpone" if body.if_exists == "postpone" else "error",
+            if_running=body.if_running,
+            run_at=_duration(body.delay_ms) if body.run_at is None else body.run_at,
+            at_latest=_duration(body.at_latest_ms),
+            max_run=_duration(body.max_run_ms),
             labels=body.labels,
         )
     except InstanceAlreadyExists as taken:
-        if body.if_exists == "error" or body.id is None:
+        if body.if_exists != "return" or body.id is None:
             raise
         try:
             found = operations.queries.read(target.workflow, body.id)
         except InstanceNotFound:  # out of the caller's scope
             raise taken from None
         return ExistingInstance(id=body.id, details=InstanceStatus(found.status))
-    return _created(made, Status.ACTIVE if body.run_at is None else Status.WAITING)
+    if repeats:
+        return ExistingInstance(id=made, details=InstanceStatus(operations.queries.read(target.workflow, made).status))
+    return _created(made, Status.ACTIVE if body.run_at is None and body.delay_ms is None else Status.WAITING)
+
+
+def _duration(milliseconds: int | None) -> timedelta | None:
+    return None if milliseconds is None else timedelta(milliseconds=milliseconds)
 
 
 @command(f"{INSTANCES}/batch", Permission.CREATION, CreateBatch, InstanceBatch, (*_NEW, "BATCH_TOO_LARGE"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, TypeVar
 
 from celery_durable.definitions import Definition
 from celery_durable.handles.host import Host
-from celery_durable.model import IfExists, Status
+from celery_durable.model import IfExists, IfRunning, Status
 from celery_durable.tasks.start import make_start_signature
 from celery_durable.values import Duration
 
@@ -48,6 +48,8 @@ class StartSignatures(Generic[P_contra]):
         *,
         id: str | None = None,  # the public name
         if_exists: IfExists | None = None,
+        if_running: IfRunning | None = None,
+        at_latest: Duration | None = None,
         max_run: Duration | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Signature[Any]:
@@ -56,7 +58,9 @@ class StartSignatures(Generic[P_contra]):
         Args:
             params: As in `create`. None: in a chain, the result of the task before.
             id: As in `create`. None: the id of the task, so that a repeated message starts nothing more.
-            if_exists: As in `create`, but by default "return".
+            if_exists: As in `create`, but by default "return". "postpone" moves the start to the countdown.
+            if_running: As in `create`. A message that comes twice has no effect the second time.
+            at_latest: As in `create`.
             max_run: As in `create`.
             labels: As in `create`.
 
@@ -67,9 +71,10 @@ class StartSignatures(Generic[P_contra]):
             WorkflowParamsInvalid: ``params`` does not fit the type that the workflow declares.
             NotSerializable: ``params`` has no JSON form.
             PayloadTooLarge: ``params`` is larger than ``durable_max_payload_bytes``.
-            DurationInvalid: ``max_run`` is no duration between a second and 36,500 days.
+            DurationInvalid: ``max_run`` is no duration between a second and 36,500 days, or ``at_latest`` is none.
         """
-        return self._sign(params, is_immutable=False, id=id, if_exists=if_exists, max_run=max_run, labels=labels)
+        options = {"if_exists": if_exists, "if_running": if_running, "at_latest": at_latest, "max_run": max_run}
+        return self._sign(params, is_immutable=False, id=id, labels=labels, **options)
 
     def si(
         self,
@@ -77,6 +82,8 @@ class StartSignatures(Generic[P_contra]):
         *,
         id: str | None = None,
         if_exists: IfExists | None = None,
+        if_running: IfRunning | None = None,
+        at_latest: Duration | None = None,
         max_run: Duration | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Signature[Any]:
@@ -86,6 +93,8 @@ class StartSignatures(Generic[P_contra]):
             params: As in `create`.
             id: As in `s`.
             if_exists: As in `s`.
+            if_running: As in `s`.
+            at_latest: As in `create`.
             max_run: As in `create`.
             labels: As in `create`.
 
@@ -95,7 +104,8 @@ class StartSignatures(Generic[P_contra]):
         Raises:
             WorkflowParamsInvalid: As in `s`.
         """
-        return self._sign(params, is_immutable=True, id=id, if_exists=if_exists, max_run=max_run, labels=labels)
+        options = {"if_exists": if_exists, "if_running": if_running, "at_latest": at_latest, "max_run": max_run}
+        return self._sign(params, is_immutable=True, id=id, labels=labels, **options)
 
     def _sign(self, params: P_contra | None, *, is_immutable: bool, **options: Any) -> Signature[Any]:
         internals = self.host.internals
@@ -115,7 +125,9 @@ class StartKeywords(TypedDict, total=False):
 
     id: str | None
     if_exists: IfExists
-    run_at: datetime | None
+    if_running: IfRunning | None
+    run_at: datetime | Duration | None
+    at_latest: Duration | None
     max_run: Duration | None
     labels: Mapping[str, str] | None
     using: str | None

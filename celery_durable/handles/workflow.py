@@ -19,6 +19,7 @@ from celery_durable.model import (
     CreateOptions,
     EventWait,
     IfExists,
+    IfRunning,
     InstanceStatus,
     InstanceSummary,
     Page,
@@ -90,7 +91,9 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
         *,
         id: str | None = None,  # the public name
         if_exists: IfExists = "error",
-        run_at: datetime | None = None,
+        if_running: IfRunning | None = None,
+        run_at: datetime | Duration | None = None,
+        at_latest: Duration | None = None,
         max_run: Duration | None = None,
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
@@ -102,9 +105,15 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             params: What the workflow's function gets as ``event.payload``; up to 1 MiB as JSON.
             id: Unique within this workflow; 1 to 100 of the characters ``a-z A-Z 0-9 _ -``. None: a random one.
             if_exists: What happens if an instance has this id: "error" raises InstanceAlreadyExists, "return" returns
-                that instance unchanged.
-            run_at: An aware datetime before which the instance does not start, up to ``durable_max_sleep_seconds`` (a
-                year) ahead. None: it starts now.
+                that instance unchanged. "postpone" gives it the new parameters and the later ``run_at`` if its run has
+                not begun. If it has, another run with the newest parameters follows it, and an instance that has ended
+                runs again.
+            if_running: What happens if an instance has this id and its run has not ended: "skip" does nothing, "queue"
+                runs it once more when it ends, with the newest parameters. One that has ended runs again.
+            run_at: The earliest start, up to ``durable_max_sleep_seconds`` (a year) ahead: an aware datetime, or a
+                duration from now, such as "30 seconds". None: it starts now.
+            at_latest: For ``if_exists="postpone"``: how long after the creation of a run its start can be postponed at
+                most. None: for ever.
             max_run: How long each run of the instance may take: a timedelta, seconds or text such as "2 hours". A run
                 that takes longer is terminated. It replaces the ``max_run_duration`` of the workflow. Restarts,
                 retries and forks keep it. None: as long as the workflow says.
@@ -129,9 +138,10 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             TooManyLabels: There are more than 16 labels.
             InstantInvalid: ``run_at`` has no time zone.
             StartTooFar: ``run_at`` is too far ahead.
-            DurationInvalid: ``max_run`` is no duration between a second and 36,500 days.
+            DurationInvalid: ``max_run`` is no duration between a second and 36,500 days, or ``run_at`` or ``at_latest``
+                is none.
             StoreMismatch: ``session`` is bound to another database.
-            ValueRefused: ``session`` is not bound to one engine, or is no session.
+            ValueRefused: ``session`` is not bound to one engine, or is no session; or an option contradicts another.
             AliasMismatch: ``using`` names another database.
             StoreUnavailable: The database cannot do this now.
         """
@@ -141,7 +151,9 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
             params,
             id=id,
             if_exists=if_exists,
+            if_running=if_running,
             run_at=run_at,
+            at_latest=at_latest,
             max_run=max_run,
             labels=labels,
             session=session,
@@ -328,7 +340,9 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
         *,
         id: str | None = None,
         if_exists: IfExists = "error",
-        run_at: datetime | None = None,
+        if_running: IfRunning | None = None,
+        run_at: datetime | Duration | None = None,
+        at_latest: Duration | None = None,
         max_run: Duration | None = None,
         labels: Mapping[str, str] | None = None,
         session: AsyncSession | None = None,
@@ -336,7 +350,16 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
     ) -> WorkflowInstance[R]:
         """`create` for async code, in the transaction of ``session`` or on a thread."""
         create = functools.partial(
-            self.create, params, id=id, if_exists=if_exists, run_at=run_at, max_run=max_run, labels=labels, using=using
+            self.create,
+            params,
+            id=id,
+            if_exists=if_exists,
+            if_running=if_running,
+            run_at=run_at,
+            at_latest=at_latest,
+            max_run=max_run,
+            labels=labels,
+            using=using,
         )
         return await call_with(session, self.host.internals, lambda joined: create(session=joined))
 

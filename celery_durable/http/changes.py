@@ -95,6 +95,8 @@ class CommandRoutes:
         _check_limit(definition, body)
         if body.if_exists == "return":
             await self._admit(request, Permission.READING, "create", target.workflow, instance_id)
+        if body.if_exists == "postpone" or body.if_running is not None:
+            await self._admit(request, Permission.MANAGEMENT, "create", target.workflow, instance_id)
         return dataclasses.replace(body, id=instance_id)
 
     async def _complete_create_batch(self, request: Request, target: Target, body: CreateBatch) -> CreateBatch:

@@ -60,6 +60,7 @@ from celery_durable.model.overview import (
 from celery_durable.model.public import (
     CreateOptions,
     IfExists,
+    IfRunning,
     OnLost,
     OnParentEnd,
     OutboundEvent,
@@ -214,6 +215,7 @@ __all__ = [
     "History",
     "HistoryPage",
     "IfExists",
+    "IfRunning",
     "InstanceDetails",
     "InstanceMeta",
     "InstanceRow",

@@ -14,8 +14,10 @@ OnLost = Literal["resend", "fail", "wait"]
 """What to do if a task is lost with its worker or queue: send it again, fail with TaskLost, or wait for its timeout."""
 OnParentEnd = Literal["terminate", "continue"]
 """What becomes of a child if its parent is terminated: the child is terminated too, or continues."""
-IfExists = Literal["error", "return"]
-"""What to do if an instance with the id exists: raise an error, or return the existing instance."""
+IfExists = Literal["error", "return", "postpone"]
+"""What to do if an instance with the id exists: raise an error, return it, or postpone its start."""
+IfRunning = Literal["skip", "queue"]
+"""What to do if the last run of the instance with the id has not ended: nothing, or run it once more when it ends."""
 
 
 @dataclass(frozen=True, slots=True)

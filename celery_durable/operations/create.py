@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,6 @@ from celery_durable.errors import (
     InstanceAlreadyExists,
     InstanceNotFound,
     OutOfScope,
-    StartTooFar,
     ValueRefused,
     WorkflowParamsInvalid,
 )
@@ -23,12 +23,14 @@ from celery_durable.model import (
     CreateOptions,
     DueRun,
     IfExists,
+    IfRunning,
     InstanceRow,
     RestartOrCreateResult,
     RunRef,
     Status,
 )
 from celery_durable.operations.context import OperationContext, Versions, read_status
+from celery_durable.operations.repeats import Repeat, Start, parse_start
 from celery_durable.store.engine import Tx, bounds, sessions
 from celery_durable.store.instances import batches, instances, lifecycle
 from celery_durable.store.instances.batches import NewInstance
@@ -55,21 +57,30 @@ class CreateOperations:
         *,
         id: str | None = None,  # the public name
         if_exists: IfExists = "error",
-        run_at: datetime | None = None,
+        if_running: IfRunning | None = None,
+        run_at: datetime | Duration | None = None,
+        at_latest: Duration | None = None,
         max_run: Duration | None = None,
         labels: Mapping[str, str] | None = None,
         session: Session | None = None,
+        request_id: str | None = None,
     ) -> str:
-        """Record a new instance and make it due. If it raises, nothing is written."""
+        """Record a new instance and make it due. If it raises, nothing is written.
+
+        A request with the same ``request_id`` starts one run of an instance that exists.
+        """
         self._context.check_create_enabled()
         definition = self._get_definition(workflow)
-        if if_exists not in ("error", "return"):
-            raise ValueRefused(f'if_exists={if_exists!r} is not known: use "error" or "return".')
+        max_sleep = self._context.settings.max_sleep
+        start = parse_start(id, run_at, at_latest, if_exists, if_running, max_sleep=max_sleep)
         max_length = self._context.settings.max_instance_id
         instance_id = self._context.new_id() if id is None else values.check_instance_id(id, max_length)
         row = self._build_row(definition, instance_id, params, labels)
         row["max_run"] = None if max_run is None else parse_max_run(max_run)
-        is_new = self._insert(definition, row, run_at, session)
+        if start.repeats:
+            self._repeat(row | {"commit_id": request_id or row["commit_id"]}, start, session)
+            return instance_id
+        is_new = self._insert(definition, row, start, session)
         if not is_new and (if_exists == "error" or not self._is_existing_in_scope(workflow, instance_id)):
             raise InstanceAlreadyExists(workflow, instance_id)
         return instance_id
@@ -78,22 +89,18 @@ class CreateOperations:
         """Return the JSON text of parameters of a workflow; raises what `instance` raises for them."""
         return self._encode_params(self._get_definition(workflow), params)
 
-    def _insert(
-        self, definition: Definition, row: dict[str, Any], run_at: datetime | None, session: Session | None
-    ) -> bool:
+    def _insert(self, definition: Definition, row: dict[str, Any], start: Start, session: Session | None) -> bool:
         """Insert the row in its own transaction, or in that of the session. Returns False if the id is taken."""
         store, max_sleep = self._context.store, self._context.settings.max_sleep
         due = self._first_run(definition, row["instance_id"])
-        start_at = row["run_at"] = None if run_at is None else values.to_utc(run_at, "run_at")
 
         def insert(tx: Tx) -> bool:
-            if start_at is not None and start_at - instances.read_clock(tx) > max_sleep:
-                raise StartTooFar(start_at, max_sleep)
+            row["run_at"] = None if start.at is None else start.find_time(instances.read_clock(tx), max_sleep)
             return instances.insert(tx, **row)
 
         def notify_and_wake() -> None:
-            notify.send_workflow_created(due.ref, run_at=run_at)
-            if run_at is None:
+            notify.send_workflow_created(due.ref, run_at=row["run_at"])
+            if start.at is None:
                 self._context.publish_runs([due])
 
         if session is not None:
@@ -101,11 +108,21 @@ class CreateOperations:
             if is_new:
                 sessions.after_commit(session, notify_and_wake)
         else:
-            is_single = start_at is None and not row["initial_labels"] and not row["plan"].steps
+            is_single = start.at is None and not row["initial_labels"] and not row["plan"].steps
             is_new = store.run_statement(insert) if is_single else store.transact(insert)
             if is_new:
                 self._context.after_commit(notify_and_wake)
         return is_new
+
+    def _repeat(self, row: dict[str, Any], start: Start, session: Session | None) -> None:
+        """Create the instance in its own transaction or in that of the session, or have the existing one run again."""
+        repeat = Repeat(self._context, row, start)
+        if session is not None:
+            done = repeat.write(self._context.store.join(session))
+            sessions.after_commit(session, functools.partial(done.announce, self._context))
+        else:
+            done = self._context.store.transact(repeat.write)
+            self._context.after_commit(functools.partial(done.announce, self._context))
 
     def _is_existing_in_scope(self, workflow: str, instance_id: str) -> bool:
         if self._context.scope is None:

@@ -148,7 +148,8 @@ class EndLane(_Lane):
         ending = step_commit.ending
         if not isinstance(ending, RunOutcome) or not self._is_bare(step_commit, ending):
             return self._otherwise(step_commit)
-        return self._run_statement(functools.partial(self._write, run_outcome=ending), step_commit)
+        ended = self._run_statement(functools.partial(self._write, run_outcome=ending), step_commit)
+        return self._otherwise(step_commit) if ended is None else ended
 
     def _is_bare(self, step_commit: StepCommit, run_outcome: RunOutcome) -> bool:
         return not (
@@ -162,6 +163,5 @@ class EndLane(_Lane):
             or self._committer.kinds_with_rows
         )
 
-    def _write(self, tx: Tx, run_outcome: RunOutcome) -> Committed:
-        releases.end_run(tx, self._claim, run_outcome)
-        return Committed(run_outcome=run_outcome)
+    def _write(self, tx: Tx, run_outcome: RunOutcome) -> Committed | None:
+        return Committed(run_outcome=run_outcome) if releases.end_run(tx, self._claim, run_outcome) else None

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from celery_durable import values
+from celery_durable import notify, values
 from celery_durable.config import Settings
-from celery_durable.errors import Cancelled
+from celery_durable.errors import Cancelled, Superseded
 from celery_durable.model import OutboxMessage, RunOutcome, RunRef, Status
 from celery_durable.runner.commit_parts import CommitPart, EndChildren, LockTarget, OpenCommit, RowKind
 from celery_durable.runner.environment import ClaimedRun
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
-from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.instances import instances, lifecycle, next_runs
 from celery_durable.store.instances.item_senders import ChildSender
+from celery_durable.store.instances.next_runs import NextRun
 from celery_durable.store.runs import releases
 
 logger = logging.getLogger("celery_durable.runner")
@@ -51,13 +53,18 @@ class RunEnd(CommitPart):
 
     def write(self, commit: OpenCommit) -> None:
         tx, claim = commit.tx, commit.claim
+        next_run = None
         if self.outcome.status is Status.TERMINATED:
             row = instances.lock(tx, claim.ref.workflow, claim.ref.instance_id)
+            next_run = next_runs.take(tx, claim.pk)
             lifecycle.terminate(tx, row, reason=self.outcome.reason)
             if not isinstance(self.outcome.exception, Cancelled):  # then its children were cancelled when it was
                 EndChildren("terminate", self.outcome.reason).write(commit)
         else:
-            releases.end_run(tx, claim, self.outcome)
+            if not releases.end_run(tx, claim, self.outcome):
+                next_run = next_runs.take(tx, claim.pk)
+                if not releases.end_run(tx, claim, self.outcome):
+                    raise Superseded(str(claim.ref))
             for kind in self.kinds:
                 kind.end_with_run(commit)
         commit.send_messages(self._messages, step_key=None)
@@ -69,6 +76,16 @@ class RunEnd(CommitPart):
             )
             commit.due_runs += answer.due_runs
             commit.add_new_runs(answer.work.children)
+        if next_run is not None:
+            self._start(next_run, commit)
+
+    def _start(self, next_run: NextRun, commit: OpenCommit) -> None:
+        """Start the run that follows this one."""
+        now, plan = commit.guard_result.now, self.run.definition.plan(commit.env.settings.step_policy)
+        due = next_run.start(commit.tx, commit.claim, plan, now=now, grace=commit.grace)
+        commit.due_runs += [] if due is None else [due]
+        ref = replace(commit.claim.ref, run_number=commit.claim.ref.run_number + 1)
+        commit.announcements.append(functools.partial(notify.send_workflow_restarted, ref, reason=None))
 
     # --- the message to a task of the workflow --------------------------------------------------
 

@@ -22,7 +22,14 @@ from celery.utils.time import maybe_make_aware
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry
-from celery_durable.errors import InstantInvalid, NameInvalid, SchemaOutdated, ValueRefused, WorkflowNotFound
+from celery_durable.errors import (
+    DurationInvalid,
+    InstantInvalid,
+    NameInvalid,
+    SchemaOutdated,
+    ValueRefused,
+    WorkflowNotFound,
+)
 from celery_durable.operations.create import CreateOperations, parse_max_run
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store
@@ -84,20 +91,27 @@ def install_start_task(app: Celery, dependencies: StartDependencies) -> None:
         workflow: Any,
         id: Any = None,
         if_exists: Any = "return",
+        if_running: Any = None,
         labels: Any = None,
         max_run: Any = None,
         run_at: Any = None,
+        at_latest: Any = None,
+        request_id: Any = None,
     ) -> str:
         """Create an instance of a workflow and return its id."""
+        task_id, repeats = str(self.request.id), if_exists == "postpone" or if_running is not None
         try:
             return dependencies.operations.create.instance(
                 workflow,
                 _take_only(params, workflow),
-                id=_derive_id(dependencies.settings, str(self.request.id)) if id is None else id,
+                id=_derive_id(dependencies.settings, task_id) if id is None and not repeats else id,
                 if_exists=if_exists,
+                if_running=if_running,
                 labels=labels,
                 max_run=max_run,
-                run_at=None if run_at is None else _parse_instant(run_at),
+                run_at=_parse_start(run_at),
+                at_latest=at_latest,
+                request_id=str(uuid.uuid5(_NAMESPACE, str(request_id or task_id))),
             )
         except Exception as exc:
             _retry_if_transient(self, dependencies.store, exc)
@@ -123,6 +137,8 @@ def make_start_signature(
     kwargs = {"workflow": workflow} | {name: value for name, value in options.items() if value is not None}
     if "max_run" in kwargs:
         kwargs["max_run"] = parse_max_run(kwargs["max_run"]).total_seconds()
+    if "at_latest" in kwargs:
+        kwargs["at_latest"] = values.parse_duration(kwargs["at_latest"]).total_seconds()
     # Named here, because a worker that has no Durable may send the message, as the next of a chain.
     message = {"queue": _find_queue(dependencies, workflow), "serializer": "json"}
     return app.signature(START, args=args, kwargs=kwargs, options=message, immutable=is_immutable)
@@ -141,13 +157,19 @@ def _complete(app: Celery, now: datetime, kwargs: Mapping[str, Any], options: di
         eta = maybe_make_aware(eta, app.timezone).isoformat()
     if eta is not None:
         completed["run_at"] = eta
-    if isinstance(completed.get("max_run"), timedelta):  # of an entry of beat; a message has no such type
-        completed["max_run"] = completed["max_run"].total_seconds()
+    for name in ("max_run", "run_at", "at_latest"):
+        if isinstance(completed.get(name), timedelta):  # of an entry of beat; a message has no such type
+            completed[name] = completed[name].total_seconds()
     occurrence = current_occurrence.get()
+    slot = None
+    if occurrence is not None and occurrence.at is not None:
+        slot = str(uuid.uuid5(_NAMESPACE, f"{occurrence.entry} {occurrence.at.timestamp()}"))
     if isinstance(completed.get("id"), str):
         completed["id"] = fill_in_template(completed["id"], occurrence, now.astimezone(app.timezone))
-    elif occurrence is not None and occurrence.at is not None:
-        completed["id"] = str(uuid.uuid5(_NAMESPACE, f"{occurrence.entry} {occurrence.at.timestamp()}"))
+    if slot is not None and completed.get("if_running") is not None:
+        completed.setdefault("request_id", slot)
+    elif slot is not None and completed.get("id") is None:
+        completed["id"] = slot
     return completed
 
 
@@ -176,11 +198,18 @@ def _derive_id(settings: Settings, task_id: str) -> str:
         return str(uuid.uuid5(_NAMESPACE, task_id))
 
 
-def _parse_instant(text: Any) -> datetime:
+def _parse_start(run_at: Any) -> datetime | values.Duration | None:
+    """Return the start time or the delay until it; raises InstantInvalid."""
+    if run_at is None:
+        return None
     try:
-        return datetime.fromisoformat(text)
+        return datetime.fromisoformat(run_at)
     except (TypeError, ValueError):
-        raise InstantInvalid("run_at", text) from None
+        pass
+    try:
+        return values.parse_duration(run_at)
+    except DurationInvalid:
+        raise InstantInvalid("run_at", run_at) from None
 
 
 def _retry_if_transient(task: Any, store: Store, error: Exception) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from celery_durable.model import IfExists, Status
+from celery_durable.model import IfExists, IfRunning, Status
 
 _ENDED = [Status.COMPLETE.value, Status.ERRORED.value, Status.TERMINATED.value]
 # Only for the description: the operations refuse invalid values with their own problem codes.
@@ -54,6 +54,7 @@ EmissionId = Annotated[str | None, Field(json_schema_extra=_optional(_TEXT | {"m
 Step = Annotated[str, Field(json_schema_extra=_TEXT | {"maxLength": 280})]
 Labels = Annotated[dict[str, str], Field(json_schema_extra=_LABELS | {"default": {}})]
 Why = Annotated[str | None, Field(max_length=2048)]
+Milliseconds = Annotated[int, Field(ge=0, le=36_500 * 86_400_000), _ONLY_NUMBER]
 
 
 def _config(example: dict[str, Any] | None = None) -> ConfigDict:
@@ -97,8 +98,14 @@ class CreateInstance(RequestModel):
     """A new instance. ``id`` is unique per workflow; the default is random. ``labels`` are searchable in lists.
 
     ``ifExists`` "return" returns an existing instance instead of an error. ``runAt`` is the earliest start, at most
-    ``durable_max_sleep_seconds`` (365 days) ahead. ``maxRunMs`` is how long each run may take, at least a second.
-    It may not be longer than the limit of the workflow, which it replaces. Restarts, retries and forks keep it.
+    ``durable_max_sleep_seconds`` (365 days) ahead; ``delayMs`` is the same, counted from now. ``maxRunMs`` is how long
+    each run may take, at least a second. It may not be longer than the limit of the workflow, which it replaces.
+    Restarts, retries and forks keep it.
+
+    ``ifExists`` "postpone" gives a run that has not begun the new parameters and the later start, at most
+    ``atLatestMs`` after the creation of the run. If the run has begun, another one follows it. ``ifRunning`` says what
+    happens if the run has not ended: "skip" does nothing, with "queue" another one follows it. An instance that has
+    ended runs again.
     """
 
     __pydantic_config__ = _config(
@@ -108,14 +115,17 @@ class CreateInstance(RequestModel):
     id: OptionalId = None
     params: Any = None
     if_exists: IfExists = "error"
+    if_running: IfRunning | None = None
     run_at: Annotated[AwareDatetime | None, BeforeValidator(_no_number)] = None
+    delay_ms: Milliseconds | None = None
+    at_latest_ms: Milliseconds | None = None
     max_run_ms: Annotated[int, Field(ge=1_000, le=36_500 * 86_400_000), _ONLY_NUMBER] | None = None
     labels: Labels = field(default_factory=dict)
 
     @property
     def may_repeat(self) -> bool:
-        """With an id, because the second instance is then refused."""
-        return self.id is not None
+        """With an id, because the second instance is then refused. But a repeated request may run it once more."""
+        return self.id is not None and self.if_exists != "postpone" and self.if_running is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

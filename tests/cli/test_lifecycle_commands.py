@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_what_cannot_be_read_is_wrong_usage(shop: Shop) -> None:
         (("--params", "[1]", "-P", "a=1"), "Invalid value for -P: needs --params to be a JSON object"),
         (("--timeout", "5"), "--timeout needs --wait or --follow."),
         (
+            ("--restart", "--id", "e-1", "--if-running", "skip"),
+            "--restart excludes --if-exists, --if-running, --delay and --at-latest.",
+        ),
+        (
+            ("--id", "e-1", "--if-running", "skip", "--wait"),
+            "--wait and --follow are for a new instance: leave out --if-exists and --if-running.",
+        ),
+        (
             ("--wait", "--timeout", "soon"),
             "Invalid value for '--timeout': Duration 'soon' cannot be used: a unit is unknown, missing or out of "
             'order. Write a timedelta, seconds as a number, or text such as "10 seconds", "1.5 h", "3 days".',
@@ -85,6 +94,25 @@ def test_start_limits_the_duration_of_runs(shop: Shop) -> None:
         2,
         "Error: --max-run is for a new instance: a restarted one keeps its limit.",
     )
+
+
+def test_start_postpones_an_instance(shop: Shop) -> None:
+    words = ("start", "nap", "--id", "n-1", "--if-exists", "postpone", "--delay", "30 seconds", "--at-latest", "40")
+    assert shop.pipe(*words).rows == [["n-1", "waiting"]]
+    shop.clock.advance(seconds=20)
+    shop.no_color = True
+    assert shop.terminal(*words).splitlines()[0].split() == ["Now", "waiting:", "nap/n-1"]
+    shop.clock.advance(seconds=19)
+    shop.work("nap", "n-1")
+    row = shop.durable.internals.operations.queries.read("nap", "n-1")
+    assert (row.status, row.run_at) == ("waiting", row.created_at + timedelta(seconds=40))
+
+
+def test_start_does_not_overlap_runs(shop: Shop) -> None:
+    for policy in ("skip", "queue"):
+        assert shop.pipe("start", "nap", "--id", "n-1", "--if-running", policy).rows == [["n-1", "active"]]
+    said = shop.pipe("start", "nap", "--if-running", "skip")
+    assert said.err.splitlines()[0] == 'error: if_running="skip" needs an id: a random one never exists.'
 
 
 def test_start_and_follow_shows_each_step_as_it_comes(shop: Shop) -> None:

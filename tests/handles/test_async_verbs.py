@@ -140,6 +140,8 @@ CALLS: dict[str, list[Call]] = {
         ),
         Call(orders, (1,), {"id": "waiting", "if_exists": "return"}),
         Call(orders, (1,), {"id": "waiting"}),
+        Call(orders, (1,), {"id": "o-1", "if_exists": "postpone", "run_at": "30 seconds", "at_latest": "5 min"}),
+        Call(orders, (1,), {"id": "waiting", "if_running": "skip"}),
     ],
     "create_batch": [Call(orders, ([CreateOptions("o-1", 1, {"a": "b"}), CreateOptions("waiting")],))],
     "delay": [Call(orders, ({"item": 8},))],

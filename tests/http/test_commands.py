@@ -33,6 +33,8 @@ def test_only_requests_with_an_id_may_be_repeated() -> None:
     assert Fork(step="charge", id="o-2").may_repeat
     assert SendEvent(type="approval", id="click-7").may_repeat
     never = [
+        CreateInstance(id="o-1", if_running="queue"),
+        CreateInstance(id="o-1", if_exists="postpone", delay_ms=1),
         CreateInstance(),
         Fork(step="charge"),
         SendEvent(type="approval"),

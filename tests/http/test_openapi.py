@@ -89,7 +89,10 @@ def make_possible(_: Any, case: Any, __: Any) -> None:
             body["params"] = {"order_id": "42", "cents": 1999}
     if case.operation.path.endswith(("/set-result", "/skip")):
         case.body["by"] = case.body.get("by") or "eve"  # no hook tells it here
-    case.body.pop("runAt", None)
+    for name in ("runAt", "delayMs", "atLatestMs", "ifRunning"):  # some of them exclude others
+        case.body.pop(name, None)
+    if case.body.get("ifExists") == "postpone":
+        case.body["ifExists"] = "return"
 
 
 @pytest.fixture

@@ -96,6 +96,39 @@ def test_a_creation_may_be_repeated(shop: Shop, api: TestClient) -> None:
     refused(api.post("/workflows/echo/instances", json=body | {"ifExists": "maybe"}), 400, "INVALID_REQUEST")
 
 
+@everywhere
+def test_a_start_is_debounced(shop: Shop, api: TestClient) -> None:
+    body = {"id": "e-1", "ifExists": "postpone", "delayMs": 30_000, "atLatestMs": 300_000}
+    for number in range(3):
+        asked = api.post("/workflows/echo/instances", json=body | {"params": number})
+        assert (asked.status_code, asked.json()) == (200, {"id": "e-1", "details": {"status": "waiting"}})
+        shop.clock.advance(20)
+        assert shop.work() == 0
+    shop.clock.advance(10)
+    assert shop.work() == 1
+    assert api.get("/workflows/echo/instances/e-1").json()["details"] == {"status": "complete", "output": 2}
+
+
+@everywhere
+def test_runs_do_not_overlap(shop: Shop, api: TestClient) -> None:
+    for policy, params, status in (("skip", 1, "active"), ("queue", 2, "active"), ("skip", 3, "active")):
+        asked = api.post("/workflows/echo/instances", json={"id": "e-1", "params": params, "ifRunning": policy})
+        assert (asked.status_code, asked.json()["details"]["status"]) == (200, status)
+    shop.work()
+    assert api.get("/workflows/echo/instances/e-1").json()["details"]["output"] == 2
+    api.post("/workflows/echo/instances", json={"id": "e-1", "params": 4, "ifRunning": "skip"})
+    shop.work()
+    assert api.get("/workflows/echo/instances/e-1").json()["meta"]["runNumber"] == 2
+
+
+def test_two_times_of_a_start_are_refused(shop: Shop, api: TestClient) -> None:
+    body = {"runAt": "2030-01-01T01:00:00Z", "delayMs": 1}
+    message = refused(api.post("/workflows/echo/instances", json=body), 400, "VALUE_REFUSED")
+    assert message == "runAt and delayMs exclude each other: send one of them."
+    refused(api.post("/workflows/echo/instances", json={"ifExists": "postpone"}), 400, "VALUE_REFUSED")
+    refused(api.post("/workflows/echo/instances", json={"ifRunning": "again"}), 400, "INVALID_REQUEST")
+
+
 def test_an_instance_has_a_limit_of_its_own(shop: Shop, api: TestClient) -> None:
     body = {"id": "o-1", "params": {"order_id": "42"}, "maxRunMs": 3_600_000}
     made = api.post("/workflows/order/instances", json=body)
@@ -268,6 +301,7 @@ def test_two_rights_are_needed_where_two_things_are_done(shop: Shop, counted: st
         (Permission.CREATION, f"{counted}/restart-or-create", {}),
         (Permission.MANAGEMENT, f"{counted}/restart-or-create", {}),
         (Permission.READING, "/workflows/echo/instances", either),
+        (Permission.MANAGEMENT, "/workflows/echo/instances", {"id": "e-1", "ifRunning": "skip"}),
     ]:
         denied = {right}
         refused(api.post(path, json=body), 403, "FORBIDDEN")

@@ -203,6 +203,7 @@ def test_what_is_created_is_in_the_scope(shop: Shop, tenants: dict[str, TestClie
         for exists in ("error", "return"):
             answer = api.post(path, json={"id": "acXe-1", "ifExists": exists})
             refused(answer, 409, "INSTANCE_ID_ALREADY_EXISTS")
+        refused(api.post(path, json={"id": "acXe-1", "ifRunning": "queue"}), 409, "INSTANCE_ID_ALREADY_EXISTS")
         refused(api.post(f"{path}/acXe-1/restart-or-create", json={}), 409, "INSTANCE_ID_ALREADY_EXISTS")
         assert api.post(f"{path}/batch", json={"instances": [{"id": "acXe-1"}]}).json() == {"instances": []}
 

@@ -106,6 +106,12 @@ class Participant:
         number: int = self.call("rewind.restart")
         return number
 
+    def queue(self) -> str:
+        """Ask for another run after the current one."""
+        ref = self.ref
+        made: str = self.process.operations.create.instance(ref.workflow, id=ref.instance_id, if_running="queue")
+        return made
+
     def end(self) -> None:
         """Wait for the job and keep its result or its error."""
         assert self.job is not None
@@ -298,21 +304,37 @@ class PairRun:
 
     def _check_end(self) -> None:
         instance = self.instance
-        if self._has_done("terminate") and (instance.status is Status.TERMINATED or "restart" not in self.names):
+        if self._has_done("queue"):
+            self._check_runs()
+        may_run_again = self.names & {"restart", "queue"}
+        if self._has_done("terminate") and (instance.status is Status.TERMINATED or not may_run_again):
             assert instance.status is Status.TERMINATED
             return
         if self._has_done("cancel") and instance.status is Status.TERMINATED:
             self._check_cleanup()
             return
-        assert not self._has_done("cancel") or self.names & {"restart", "settle", "race"}, "the cancel is lost"
+        is_gone = self.names & {"restart", "settle", "race", "queue"}
+        assert not self._has_done("cancel") or is_gone, "the cancel is lost"
         output = instance.output
         if instance.workflow in ("race", "nap"):
             return
         pages, shipped, ok, nap, charged, booked = output
         assert pages == [f"pairs.page [{number}]" for number in range(3)], output
         assert (shipped, nap, charged, booked) == ("pairs.ship []", None, "charged", "booked book"), output
-        if self._has_done("send_event") and not self.names & {"set_result", "restart"}:
+        if self._has_done("send_event") and not self.names & {"set_result", "restart", "queue"}:
             assert ok["payload"] == "sent", f"the event is lost: {output}"
+
+    def _check_runs(self) -> None:
+        """Check that one more run followed, however often it was asked for.
+
+        A stop discards it. The run of a restart takes the parameters itself if it has not begun.
+        """
+        possible = {2}
+        if self.names & {"terminate", "cancel"}:
+            possible = {1, 2}
+        elif "restart" in self.names:
+            possible = {2, 3}
+        assert self.instance.row.run_number in possible
 
     def _check_cleanup(self) -> None:
         """Check that the workflow has cleaned up, unless the run was ended at once."""

@@ -82,6 +82,7 @@ OPERATIONS = (
     Operation("cancel", lambda participant: participant.call("lifecycle.cancel")),
     Operation("terminate", lambda participant: participant.call("lifecycle.terminate")),
     Operation("restart", lambda participant: participant.restart()),
+    Operation("queue", lambda participant: participant.queue()),
     Operation("renewal", lambda participant: participant.pair_run.owner.renew(), needs_claim=True),
     Operation("sweep", lambda participant: participant.process.sweeper.sweep(), needs_due=True),
     Operation("release_dead_claim", _release_dead, needs_claim=True),

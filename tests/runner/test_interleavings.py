@@ -61,6 +61,7 @@ ACTIONS = {
     "pause and resume": lambda instance: (instance.pause(), instance.resume()),
     "terminate": lambda instance: instance.terminate(),
     "restart": lambda instance: instance.restart(),
+    "queue": lambda instance: instance.world.operations.create.instance("errand", id=instance.id, if_running="queue"),
 }
 
 
@@ -97,7 +98,7 @@ def test_anything_may_happen_to_an_instance_between_any_two_commits_of_its_worke
                 assert in_time, number
             case "terminate":
                 assert instance.status == ("complete" if was_over else "terminated"), number
-            case "restart":
+            case "restart" | "queue":
                 assert instance.output == [2, "late"], number
                 assert instance.row.run_number == 2
             case _:

@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from celery_durable.errors import Superseded
 from celery_durable.model import (
     Claim,
     DueRun,
@@ -161,7 +162,8 @@ class World:
         )
 
     def end_run(self, claim: Claim, run_outcome: RunOutcome) -> None:
-        self.store.run_statement(lambda tx: releases.end_run(tx, claim, run_outcome))
+        if not self.store.run_statement(lambda tx: releases.end_run(tx, claim, run_outcome)):
+            raise Superseded(str(claim.ref))
 
     # --- the sweep ------------------------------------------------------------------------------
 

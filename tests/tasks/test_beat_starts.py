@@ -112,6 +112,22 @@ def test_without_an_id_it_is_made_of_the_entry_and_the_scheduled_time(
     assert uuid.UUID(str(one)).version == 5
 
 
+def test_two_beats_ask_once_for_a_run_of_an_instance_that_does_not_overlap(
+    app: Celery, durable: Durable, report: Workflow[Any, Any], at: Callable[..., None]
+) -> None:
+    scheduled(app, 300.0, id="report", if_running="queue", max_run=timedelta(hours=1))
+    first, second = a_beat(app), a_beat(app)
+    at(2026, 11, 24, 2, 31, 0)
+    send(first, "report")
+    send(second, "report")
+    at(2026, 11, 24, 2, 36, 0)
+    send(second, "report")
+    one, same, next_ = [json.loads(message.body)[1] for message in messages(app)]
+    assert one == same
+    assert {one["id"], next_["id"]} == {"report"}
+    assert one["request_id"] != next_["request_id"]
+
+
 def test_the_parameters_and_the_queue_are_those_of_the_entry(
     app: Celery, durable: Durable, at: Callable[..., None]
 ) -> None:

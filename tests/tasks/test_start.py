@@ -206,6 +206,34 @@ def test_a_message_that_is_delivered_twice_starts_one_instance(app: Celery, orde
     assert [found.id for found in order.list().items] == [sent.id]
 
 
+def test_a_signature_debounces_by_its_countdown(app: Celery, durable: Durable, order: Workflow[OrderIn, int]) -> None:
+    with worker(app):
+        for number in (1, 2):
+            signature = order.s(OrderIn(number=number), id="o-1", if_exists="postpone", at_latest="5 min")
+            started(app, signature.apply_async(countdown=3600))
+    history = order.get("o-1").history()
+    assert (history.params, str(history.status.status)) == ({"number": 2}, "waiting")
+    start = durable.internals.operations.queries.read("order", "o-1").run_at
+    assert start == history.created_at + timedelta(minutes=5)
+
+
+def test_a_message_that_is_delivered_twice_has_one_more_run_follow(app: Celery, order: Workflow[OrderIn, int]) -> None:
+    with worker(app):
+        for number, task_id in ((1, "first"), (2, "second"), (2, "second")):
+            signature = order.s(OrderIn(number=number), id="o-1", if_running="queue")
+            started(app, signature.apply_async(task_id=task_id))
+            order.get("o-1").result(timeout=20)
+            app.backend.delete(app.backend.get_key_for_task(task_id))
+    assert order.get("o-1").history().run_number == 2
+
+
+def test_runs_can_overlap_only_under_one_id(app: Celery, order: Workflow[OrderIn, int]) -> None:
+    with worker(app):
+        sent = order.s(OrderIn(number=1), if_running="skip").delay()
+        with pytest.raises(ValueRefused, match=r'^if_running="skip" needs an id: a random one never exists.$'):
+            started(app, sent)
+
+
 def test_a_task_id_that_no_instance_may_have_still_names_one_instance(
     app: Celery, order: Workflow[OrderIn, int]
 ) -> None:

@@ -93,6 +93,7 @@ def operate() -> None:
     order.create({"order_id": "1", "cents": 5})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.create(Approval(approved=True))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.create(OrderIn(order_id="1", cents=5), if_exists="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.create(OrderIn(order_id="1", cents=5), if_running="wait")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.create(OrderIn(order_id="1", cents=5), countdown=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     total: int = order.get("o-1").result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     order.get("o-1").send_event(5, total)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

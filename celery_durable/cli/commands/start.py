@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import click
 
@@ -18,7 +18,7 @@ from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Console, Styled, to_compact_json
 from celery_durable.commands import Target
 from celery_durable.errors import WorkflowParamsInvalid
-from celery_durable.model import RunRef
+from celery_durable.model import IfExists, IfRunning, RunRef
 from celery_durable.values import Parameter
 from celery_durable.wire import requests
 
@@ -36,6 +36,8 @@ SingleParams = Annotated[
     "start order --params @order.json --id order-42 --restart",
     "start order -P order_id=42 --label tenant=acme --label stage=new",
     "start order -P order_id=42 --max-run '2 hours'",
+    "start sync --id sync-42 --delay '30 seconds' --if-exists postpone --at-latest '5 minutes'",
+    "start nightly --id nightly --if-running queue",
 )
 def start(
     ctx: Context,
@@ -48,6 +50,29 @@ def start(
     max_run: Annotated[
         timedelta | None, Option("--max-run", help="Terminate a run that takes longer; replaces the workflow's limit.")
     ],
+    delay: Annotated[timedelta | None, Option("--delay", help="How long to wait before the run starts.")],
+    if_exists: Annotated[
+        Any,
+        Option(
+            "--if-exists",
+            type=click.Choice(get_args(IfExists)),
+            metavar="|".join(get_args(IfExists)),
+            default="error",
+            help="If the --id exists: fail, show its status, or postpone a run that has not begun.",
+        ),
+    ],
+    if_running: Annotated[
+        Any,
+        Option(
+            "--if-running",
+            type=click.Choice(get_args(IfRunning)),
+            metavar="|".join(get_args(IfRunning)),
+            help="If the last run of the --id has not ended: do nothing, or run once more after it.",
+        ),
+    ],
+    at_latest: Annotated[
+        timedelta | None, Option("--at-latest", help="How long --if-exists postpone can postpone a run at most.")
+    ],
     wait: Annotated[bool, Option("--wait", help="Wait for the end and print the output; fail if the instance fails.")],
     follow: Annotated[bool, Option("--follow", help="Show steps and log lines until the end; implies --wait.")],
     timeout: Annotated[
@@ -58,35 +83,48 @@ def start(
 
     Use it to try a workflow, or to start one by hand. It returns when the instance is stored. A restarted instance
     keeps its parameters and labels. In a pipe it prints the id; --restart adds the outcome (created, restarted or
-    unchanged) and the run. --wait and --follow add a record with the status and the output as JSON.
+    unchanged) and the run, --if-exists and --if-running the status. --wait and --follow add a record with the status
+    and the output as JSON.
     """
     if timeout is not None and not (wait or follow):
         raise click.UsageError("--timeout needs --wait or --follow.")
-    if restart and id is None:
-        raise click.UsageError("--restart needs --id: a random id never exists before.")
-    if restart and max_run is not None:
-        raise click.UsageError("--max-run is for a new instance: a restarted one keeps its limit.")
+    shows_status = if_exists != "error" or if_running is not None
+    if restart:
+        if id is None:
+            raise click.UsageError("--restart needs --id: a random id never exists before.")
+        _check_restart(shows_status or delay is not None or at_latest is not None, max_run)
+    if shows_status and (wait or follow):
+        raise click.UsageError("--wait and --follow are for a new instance: leave out --if-exists and --if-running.")
     params_given, label_values = merged_params(params, single_params), values.parse_labels(labels)
     backend, console = open_backend(ctx), Console.from_context(ctx)
-    if restart:
-        assert id is not None
+    if restart and id is not None:
         target, body = Target(workflow, id), requests.RestartOrCreate(params=params_given, labels=label_values)
         started = backend.call(commands.restart_or_create, target, body)
         instance_id, run, extra = id, started.run_number, [started.outcome, str(started.run_number)]
         verbs = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Still running:"}
         verb = verbs[started.outcome]
     else:
-        limit_ms = None if max_run is None else max_run // timedelta(milliseconds=1)
-        new = requests.CreateInstance(params=params_given, id=id, max_run_ms=limit_ms, labels=label_values)
+        new = requests.CreateInstance(
+            params=params_given,
+            id=id,
+            if_exists=if_exists,
+            if_running=if_running,
+            delay_ms=_milliseconds(delay),
+            at_latest_ms=_milliseconds(at_latest),
+            max_run_ms=_milliseconds(max_run),
+            labels=label_values,
+        )
         try:
-            instance_id = backend.call(commands.create, Target(workflow, id or ""), new).id
+            made = backend.call(commands.create, Target(workflow, id or ""), new)
         except (CliError, WorkflowParamsInvalid) as exc:
             if params_given is None and exc.code == WorkflowParamsInvalid.code:
                 _name_params(ctx, backend, workflow)
                 options = f"-P key=text -P key:=JSON, or --params JSON, or: {command_line(ctx, 'start --help')}"
                 raise CliError(str(exc), f"It was started without parameters. Give them with {options}") from exc
             raise
-        run, extra, verb = 1, [], "Started"
+        status = str(made.details.status)
+        instance_id, run = made.id, 1
+        extra, verb = ([status], f"Now {status}:") if shows_status else ([], "Started")
     if console.is_for_people:
         console.print_line(verb, Styled(f"{workflow}/{instance_id}", "bold"))
         if not (wait or follow):
@@ -95,6 +133,17 @@ def start(
         console.print_record(instance_id, *extra)
     if wait or follow:
         _follow_to_end(console, Follower(backend, RunRef(workflow, instance_id, run)), timeout, shown=follow)
+
+
+def _check_restart(has_other_options: bool, max_run: timedelta | None) -> None:
+    if max_run is not None:
+        raise click.UsageError("--max-run is for a new instance: a restarted one keeps its limit.")
+    if has_other_options:
+        raise click.UsageError("--restart excludes --if-exists, --if-running, --delay and --at-latest.")
+
+
+def _milliseconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else duration // timedelta(milliseconds=1)
 
 
 def _name_params(ctx: click.Context, backend: Backend, workflow: str) -> None:

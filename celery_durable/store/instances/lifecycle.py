@@ -36,7 +36,12 @@ def _build_update(s: Store, pk: Any, values: dict[str, Any]) -> Any:
 
 
 def _update(tx: Tx, row: InstanceRow, **values: Any) -> None:
-    tx.execute(_build_update(tx.store, row.pk, values))
+    update(tx, row.pk, **values)
+
+
+def update(tx: Tx, pk: int, **values: Any) -> None:
+    """Change columns of a locked instance, and its version."""
+    tx.execute(_build_update(tx.store, pk, values))
 
 
 def due_values(now: Any, *, wake_reason: Any, grace_us: Any, is_published: bool = True) -> dict[str, Any]:
@@ -105,7 +110,7 @@ def cancel_pause_request(tx: Tx, row: InstanceRow) -> None:
 def request_cancel(tx: Tx, row: InstanceRow, *, reason: str | None, grace: timedelta) -> DueRun | None:
     """Ask the run to stop. Returns it if it is due now, None if a worker holds it: that leaves it at its next boundary.
 
-    It is not paused any more, and no pause follows.
+    It is not paused any more, and neither a pause nor a run that was asked for before follows.
     """
     r = tx.t.run
     tx.execute(
@@ -114,8 +119,10 @@ def request_cancel(tx: Tx, row: InstanceRow, *, reason: str | None, grace: timed
         .values(cancel_requested_at=tx.store.clock(), reason=reason)
     )
     if row.claim_token is None:
-        return make_due(tx, row, wake_reason=WakeReason.RESUME, grace=grace)
-    _update(tx, row, pause_requested=True)
+        now, reason_ = tx.store.clock(), WakeReason.RESUME.value
+        _update(tx, row, **due_values(now, wake_reason=reason_, grace_us=duration_us(grace)), next_run=None)
+        return DueRun(row.ref, row.queue)
+    _update(tx, row, pause_requested=True, next_run=None)
     return None
 
 
@@ -139,6 +146,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None, is_cancel: bool =
         sent_at=None,
         pause_requested=False,
         retention_until=tx.store.clock() + tx.t.instance.c.retention_us,
+        next_run=None,
     )
     r, now = tx.t.run, tx.store.clock()
     # Without a new reason, the reason of the restart is kept.
@@ -195,7 +203,8 @@ def restart(
 ) -> DueRun:
     """Start run N+1 with the same parameters, from any state. The steps, events and logs of run N stay unchanged.
 
-    With a ``delay`` the run is due later, as an instance that is created for later.
+    With a ``delay`` the run is due later, as an instance that is created for later. A run that was asked for
+    (`next_runs`) follows this one.
 
     ``plan`` holds the kind, the planned steps and the workflow's version. ``continuation`` is the state that a rewind
     starts with, None for an empty run. ``commit_id`` identifies the restart if its commit is in doubt.
@@ -211,15 +220,25 @@ def restart(
             .values(completed_at=now, reason=reason or sa.func.coalesce(r.c.reason, "restarted"))
         )
         items.end_open_of_run(tx, row.pk, row.run_number)
-    topic_waits.close_all(tx, row.pk)
-    number = row.run_number + 1
-    _update(
+    # The new run records the reason too. A run that had ended keeps its own.
+    start = runs.RunStart(params, commit_id, plan, reason, continuation)
+    due_us = None if delay is None else now + duration_us(delay)
+    return start_run(tx, row.pk, row.ref, row.queue, start, grace=grace, due_us=due_us)
+
+
+def start_run(
+    tx: Tx, pk: int, last: RunRef, queue: str, start: runs.RunStart, *, grace: timedelta, due_us: Any = None
+) -> DueRun:
+    """Start the run after the ``last`` one of a locked instance, which has ended; due now or at ``due_us``."""
+    topic_waits.close_all(tx, pk)
+    number, now = last.run_number + 1, tx.store.clock()
+    update(
         tx,
-        row,
+        pk,
         **RELEASED,
-        kind=plan.kind.value,
+        kind=start.plan.kind.value,
         run_number=number,
-        **_due_now(now, grace) if delay is None else _due_at(now + duration_us(delay)),
+        **due_now(now, grace) if due_us is None else due_at(due_us),
         wake_reason=WakeReason.START.value,
         priority=STARTING,
         dispatch_count=0,
@@ -227,16 +246,16 @@ def restart(
         pause_requested=False,
         retention_until=None,
     )
-    # The new run records the reason too. A run that had ended keeps its own.
-    start = runs.RunStart(params, commit_id, plan, reason, continuation)
-    runs.insert(tx, row.pk, number, start)
-    return DueRun(RunRef(row.workflow, row.instance_id, number), row.queue)
+    runs.insert(tx, pk, number, start)
+    return DueRun(RunRef(last.workflow, last.instance_id, number), queue)
 
 
-def _due_now(now_us: Any, grace: timedelta) -> dict[str, Any]:
+def due_now(now_us: Any, grace: timedelta) -> dict[str, Any]:
+    """Return the values of an instance whose run starts now. Its caller publishes it after the commit."""
     next_check_us = now_us + duration_us(grace)
     return {"status": Status.ACTIVE.value, "run_at": now_us, "next_check_at": next_check_us, "sent_at": now_us}
 
 
-def _due_at(due_us: Any) -> dict[str, Any]:
+def due_at(due_us: Any) -> dict[str, Any]:
+    """Return the values of an instance whose run starts later."""
     return {"status": Status.WAITING.value, "run_at": due_us, "next_check_at": due_us, "sent_at": None}

@@ -125,7 +125,11 @@ def _end(s: Store) -> Any:
     i = s.tables.instance
     return (
         sa.update(i)
-        .where(i.c.id == param("pk", type_=sa.BigInteger), i.c.claim_token == param("token", type_=sa.String))
+        .where(
+            i.c.id == param("pk", type_=sa.BigInteger),
+            i.c.claim_token == param("token", type_=sa.String),
+            i.c.next_run.is_(None),
+        )
         .values(
             **RELEASED,
             status=param("status"),
@@ -168,8 +172,11 @@ def _update_ended_run(s: Store) -> Any:
     )
 
 
-def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
-    """End the run and release the instance, which is never due again; raises Superseded."""
+def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> bool:
+    """End the run and release the instance, which is never due again.
+
+    Returns False, and ends nothing, if the claim is lost or if another run shall follow (`next_runs.take`).
+    """
     outcome = {
         "output": run_outcome.output,
         "error_name": run_outcome.error_name,
@@ -183,8 +190,7 @@ def end_run(tx: Tx, claim: Claim, run_outcome: RunOutcome) -> None:
         ended = tx.run(_end, **key)
         if ended.rowcount:
             tx.run(_end_run, pk=claim.pk, run=claim.ref.run_number, **outcome)
-    if ended.rowcount == 0:
-        raise Superseded(str(claim.ref))
+    return ended.rowcount > 0
 
 
 @statement

@@ -43,7 +43,7 @@ from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import Database, big_id, choose_options, full_index_only, long_text
 from celery_durable.store.schema.step_format import STEP_COLUMNS
 
-REVISION = "0004"
+REVISION = "0005"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
@@ -167,6 +167,9 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         sa.Column("retention_until", sa.BigInteger),
         # How long each run of the instance may take. NULL: as long as its workflow says.
         sa.Column("max_run_us", sa.BigInteger),
+        # The run that starts when the current one ends (`next_runs.NextRun`); NULL: none. The end checks it under its
+        # lock of the row, so neither can miss the other.
+        sa.Column("next_run", long_text()),
         sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
         # The guard, one per step, updates no indexed column, so the new row version stays on its page (HOT). No index
         # contains lease_until or version, and claim_token changes only with the claim.
