@@ -109,11 +109,6 @@ def test_an_existing_instance_can_be_returned_and_is_left_alone(world: World, or
     assert world.messages == []
 
 
-def test_an_unknown_way_to_treat_existing_instances_is_refused(world: World, order) -> None:
-    with pytest.raises(ValueRefused, match=r'^if_exists=\'replace\' is not known: use "error" or "return".$'):
-        order.create(GOOD, if_exists="replace")
-
-
 def test_what_cannot_be_created_leaves_nothing_behind(world: World, order) -> None:
     for params, id_, error, message in (
         (
