@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 from celery_durable import notify, values
 from celery_durable.ancestry import Ancestry
+from celery_durable.concurrency import ConcurrentBody
 from celery_durable.errors import Cancelled, DurableError, Interruption, StepCommitConflict
 from celery_durable.errors.base import format_limit
 from celery_durable.model import AttemptOutcome, LogLevel, LogLine, StepRow, StepType
@@ -18,18 +19,17 @@ from celery_durable.runner.commit_parts import RunUserWrites, StepEffectFailed
 from celery_durable.runner.environment import Environment
 from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure
 from celery_durable.runner.lease import Lease
+from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import (
     BodyOutcome,
     PassOver,
     Raised,
     Returned,
-    SessionLock,
     StepAttempt,
     TimedOut,
 )
 from celery_durable.runner.step_commit import BodyRerunRequired, StepCommit
 from celery_durable.runner.step_execution import PassInterrupted
-from celery_durable.runtime import ConcurrentBody
 from celery_durable.store.runs import runs
 
 _NAMESPACE = uuid.UUID("6f0f4b0a-6a65-5b5c-9d0e-3f3b6f6f2c11")

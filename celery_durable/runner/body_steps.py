@@ -23,7 +23,8 @@ from celery_durable.runner.failed_attempts import (
     plan_retry,
     record_failure,
 )
-from celery_durable.runner.step_attempt import SessionLock, StepAttempt
+from celery_durable.runner.session_lock import SessionLock
+from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout

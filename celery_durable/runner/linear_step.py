@@ -27,7 +27,8 @@ from celery_durable.runner.failed_attempts import AttemptFailed, AttemptFailure,
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.linear_rows import LinearRows
 from celery_durable.runner.published_values import encode_published_value
-from celery_durable.runner.step_attempt import SessionLock, StepAttempt
+from celery_durable.runner.session_lock import SessionLock
+from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import (
     Committed,
     Committer,

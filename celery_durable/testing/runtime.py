@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from celery_durable.runtime import CallAsync, ConcurrentBody, Purpose, Runtime
+from celery_durable.concurrency import ConcurrentBody
+from celery_durable.runtime import CallAsync, Purpose, Runtime
 from celery_durable.testing.clock import Clock
 from celery_durable.testing.cooperative import Crash, current_cooperative_thread, in_body
 from celery_durable.testing.mocks import Attempt, Mocks

@@ -14,9 +14,9 @@ from sqlalchemy import event
 
 from celery_durable import Cancelled, Retries, Step, WorkflowEvent
 from celery_durable.all_operations import Operations
+from celery_durable.concurrency import ConcurrentBody
 from celery_durable.model import Claim, DueRun, OutboxKind, OutboxMessage, RunRef
 from celery_durable.operations.context import OperationContext
-from celery_durable.runtime import ConcurrentBody
 from celery_durable.step import StepTx
 from celery_durable.store.runs import claims
 from celery_durable.tasks.dispatcher import Sweeper

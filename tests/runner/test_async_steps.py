@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import Retries, Status, Step, StepConfig, StepFailed, StepTimeout, StepTx, current_step
-from celery_durable import runtime as runtimes
+from celery_durable import Retries, Status, Step, StepConfig, StepFailed, StepTimeout, StepTx, concurrency, current_step
 from celery_durable.event_loop import event_loop
 from tests.support.authors import names
 from tests.support.databases import on_databases
@@ -163,7 +162,7 @@ def test_a_task_that_was_cancelled_has_failed_and_is_not_lost(world: World) -> N
 
 
 def test_what_ignores_its_cancellation_is_abandoned(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtimes, "CANCEL_SECONDS", 0.1)
+    monkeypatch.setattr(concurrency, "CANCEL_SECONDS", 0.1)
     released: asyncio.Event | None = None
     ended = threading.Event()
 

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
-from celery_durable.runtime import ConcurrentBody, Runtime
+from celery_durable.concurrency import ConcurrentBody
+from celery_durable.runtime import Runtime
 from tests.support.flows import flow_of
 from tests.support.world import World
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable import Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.errors import StepCancelled
-from celery_durable.runner.step_attempt import SessionLock
+from celery_durable.runner.session_lock import SessionLock
 from celery_durable.step import TxBuffer
 from tests.support.flows import flow_of
 from tests.support.meetings import SECONDS, fail

@@ -19,12 +19,13 @@ import sqlalchemy as sa
 import sqlalchemy.orm
 
 from celery_durable.all_operations import Operations
+from celery_durable.concurrency import ConcurrentBody
 from celery_durable.config import Settings
 from celery_durable.definitions import Registry, define
 from celery_durable.model import DueRun, OutboxMessage, RunRef
 from celery_durable.operations.context import OperationContext
 from celery_durable.redispatch import SLACK
-from celery_durable.runtime import ConcurrentBody, Runtime
+from celery_durable.runtime import Runtime
 from celery_durable.step import StepTx
 from celery_durable.store.runs import schedule
 from celery_durable.tasks.dispatcher import Sweeper
