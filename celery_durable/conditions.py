@@ -33,24 +33,37 @@ class Condition:
     """A condition on instances. All fields that are set must match.
 
     ``older``: the last change is at least this long ago. ``since``: at most this long ago. ``labels``: all must match.
+    ``step``: the key of the step whose failure ended it. ``message``: the first line of its error (`first_line`).
     """
 
     workflow: str | None = None
     status: Status | None = None
     error: str | None = None
+    step: str | None = None
+    message: str | None = None
     older: timedelta | None = None
     since: timedelta | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def listed_status(self) -> Status | None:
+        """The status by which to list: only errored instances have an error."""
+        has_error = any(each is not None for each in (self.error, self.step, self.message))
+        return Status.ERRORED if self.status is None and has_error else self.status
+
+    @property
     def is_examined(self) -> bool:
         """Whether each instance must be compared, because lists do not filter by all fields."""
-        return (self.error, self.older, self.since) != (None, None, None)
+        return any(each is not None for each in (self.error, self.step, self.message, self.older, self.since))
 
     def matches(self, item: InstanceSummary, now: datetime) -> bool:
-        """Return whether an instance with this workflow, status and labels matches the other fields."""
+        """Return whether an instance with this workflow, listed status and labels matches the other fields."""
         age = now - item.updated_at
         if self.error is not None and (item.error is None or item.error.name != self.error):
+            return False
+        if self.step is not None and item.failed_step != self.step:
+            return False
+        if self.message is not None and (item.error is None or first_line(item.error.message) != self.message):
             return False
         return not ((self.older is not None and age < self.older) or (self.since is not None and age > self.since))
 
@@ -60,6 +73,12 @@ class Condition:
         return status in (statuses if self.status is None else _IF_NAMED.get(command, statuses))
 
 
+def first_line(message: str) -> str:
+    """Return the first line of an error's message, up to 200 characters."""
+    return message[:_MESSAGE_LENGTH].partition("\n")[0].strip()
+
+
+_MESSAGE_LENGTH = 200
 _LABEL = "label."
 _KEYS = [each.name for each in fields(Condition) if each.name != "labels"]
 _ALLOWED_KEYS = ", ".join(f"{each}=" for each in [*_KEYS, f"{_LABEL}NAME"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from celery_durable.model import EventWait, QueueLength, Stats, TaskQueue
+from celery_durable.model import EventWait, FailureText, Heartbeat, OverdueRun, QueueLength, Stats, TaskQueue
 from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.engine import Tx, bounds
@@ -46,6 +46,18 @@ class StatsOperations:
                 known = found.get(queue, TaskQueue(timedelta(0), 0, is_consumed=queue in consumed))
                 found[queue] = replace(known, age=max(known.age, now - sent_at), count=known.count + count)
         return found
+
+    def overdue(self, *, limit: int = 100) -> list[OverdueRun]:
+        """Return the runs that are due and that no worker has claimed, those first that wait for the longest time."""
+        return self._context.read_list(lambda tx: overview.read_overdue(tx, limit=limit, scope=self._context.scope))
+
+    def failures(self) -> list[FailureText]:
+        """Group the errored instances by workflow, failed step, error and the first characters of its message."""
+        return self._context.read_list(lambda tx: overview.group_failures(tx, scope=self._context.scope))
+
+    def processes(self) -> tuple[datetime, tuple[Heartbeat, ...]]:
+        """Return the database's time, and the heartbeats of dispatchers and workers, most recently seen first."""
+        return self._context.store.read(heartbeats.read)
 
     def leases(self, *, limit: int = 100) -> list[ClaimedRun]:
         """Return the runs that workers hold, earliest end of the lease first."""

@@ -49,6 +49,7 @@ class InstanceSummary(Record):
         current_step: The open step that is due first, without its result; None if no step is open.
         running: The step that a worker runs; None if no worker runs one.
         worker: The name of the worker that executes the run; None if none does.
+        failed_step: The key of the step whose failure ended the run; None unless a step did.
     """
 
     id: str
@@ -62,6 +63,7 @@ class InstanceSummary(Record):
     current_step: StepRecord | None = None
     running: RunningStep | None = None
     worker: str | None = None
+    failed_step: str | None = None
 
     @property
     def status(self) -> Status:

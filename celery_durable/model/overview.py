@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery_durable.model.record import Record, WorkflowName
+from celery_durable.model.records import ErrorInfo
 from celery_durable.model.states import Status
 
 
@@ -35,6 +36,26 @@ class DueRuns(Count):
     """The runs that are due and that no worker has claimed, and since when the oldest of them is due."""
 
     oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OverdueRun:
+    """An instance whose run is due, and that no worker has claimed."""
+
+    workflow: str
+    instance_id: str
+    run_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureText(Count):
+    """Errored instances of a workflow that failed with the same text in the same step; ``newest_id``: one of them."""
+
+    workflow: str
+    step: str | None
+    error: ErrorInfo | None
+    newest_id: str
+    newest_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

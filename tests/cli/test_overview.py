@@ -167,7 +167,7 @@ def test_a_condition_narrows_by_error_and_age(shop: Shop) -> None:
 
 
 def test_a_condition_that_says_nothing_is_wrong_usage(shop: Shop) -> None:
-    keys = "workflow=, status=, error=, older=, since=, label.NAME=, each once"
+    keys = "workflow=, status=, error=, step=, message=, older=, since=, label.NAME=, each once"
     invalid = "Invalid value for '--where': "
     for words, complaint in (
         (("--where", ""), f"{invalid}the condition is empty"),

@@ -44,8 +44,8 @@ _TARGETS = {
         Option(
             "--where",
             type=WhereInput(),
-            help="Select all that match: workflow=, status=, error= (name), older= and since= (last change), "
-            "label.NAME=, separated by spaces.",
+            help="Select all that match: workflow=, status=, error= (name), step= and message= (of the failure), "
+            "older= and since= (last change), label.NAME=, separated by spaces.",
         ),
     ],
     "yes": Annotated[bool, Option("--yes", help="With --where: apply the change. Without it, only show the matches.")],
@@ -56,7 +56,7 @@ def find_matching(backend: Backend, where: Condition) -> Iterator[InstanceSummar
     """Yield the instances that match, newest first. They are read page by page."""
     now, cursor = backend.now(), None
     while True:
-        page = backend.list(ListQuery(where.workflow, _PAGE, where.status, cursor, where.labels))
+        page = backend.list(ListQuery(where.workflow, _PAGE, where.listed_status, cursor, where.labels))
         yield from (item for item in page.items if where.matches(item, now))
         cursor = page.cursor
         if cursor is None:

@@ -26,7 +26,7 @@ from celery_durable.store.engine import Tx, bounds
 from celery_durable.store.engine.bounds import Range
 from celery_durable.store.instances import instances
 from celery_durable.store.instances.instances import to_running_step
-from celery_durable.store.runs.history import to_error_info, to_step_record, with_items
+from celery_durable.store.runs.history import get_failed_step, to_error_info, to_step_record, with_items
 from celery_durable.store.schema.step_format import STEPS
 from celery_durable.store.schema.tables import Tables
 
@@ -56,7 +56,7 @@ def read_named(tx: Tx, workflows: Sequence[str], instance_id: str, scope: Scope 
 
 def _summarize(tx: Tx, pks: Sequence[int]) -> list[InstanceSummary]:
     i, r = tx.t.instance, tx.t.run
-    query = sa.select(i, r.c.error_name, r.c.error_message).join(
+    query = sa.select(i, r.c.error_name, r.c.error_message, r.c.failed_steps).join(
         r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == i.c.run_number)
     )
     rows = tx.execute(query.where(i.c.id.in_(pks)).order_by(i.c.id.desc())).all() if pks else []
@@ -75,6 +75,7 @@ def _summarize(tx: Tx, pks: Sequence[int]) -> list[InstanceSummary]:
             current_step=steps.get(row.id),
             running=to_running_step(row),
             worker=row.claimed_by,
+            failed_step=get_failed_step(row.failed_steps),
         )
         for row in rows
     ]

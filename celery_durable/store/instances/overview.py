@@ -17,6 +17,8 @@ from celery_durable.model import (
     Count,
     DueRuns,
     EventWait,
+    FailureText,
+    OverdueRun,
     RunRef,
     Scope,
     Status,
@@ -32,6 +34,7 @@ from celery_durable.store.engine.bounds import Range
 from celery_durable.store.instances import lists
 from celery_durable.store.instances.lists import InstanceFilter
 from celery_durable.store.runs import schedule
+from celery_durable.store.runs.history import get_failed_step, to_error_info
 from celery_durable.store.runs.schedule import QueueAgenda
 from celery_durable.store.schema import dialects
 from celery_durable.store.schema.tables import OPEN_ASK, OPEN_EVENT_WAIT
@@ -94,6 +97,31 @@ def count_by_status(
 
 def count_overdue(tx: Tx, *, scope: Scope | None = None) -> DueRuns:
     """Count the runs that a worker should have claimed: those swept soon, and those with a message under way."""
+    if (found := _examine_due(tx, scope)) is None:
+        return DueRuns(0)
+    c, is_due, limit = found
+    query = sa.select(
+        sa.func.count().label("examined"),
+        sa.func.sum(sa.case((is_due, 1), else_=0)).label("n"),
+        sa.func.min(sa.case((is_due, c.run_at))).label("oldest"),
+    )
+    parts = tx.execute(query.group_by(c.part)).all()
+    oldest = min((part.oldest for part in parts if part.oldest is not None), default=None)
+    is_exact = all(part.examined < limit for part in parts)
+    return DueRuns(sum(int(part.n) for part in parts), is_exact, oldest=from_us_or_none(oldest))
+
+
+def read_overdue(tx: Tx, *, limit: int, scope: Scope | None = None) -> list[OverdueRun]:
+    """Return the runs that `count_overdue` counts, those first that are due for the longest time."""
+    if (found := _examine_due(tx, scope)) is None:
+        return []
+    c, is_due, _ = found
+    query = sa.select(c.workflow, c.instance_id, c.run_at).where(is_due).order_by(c.run_at, c.id).limit(limit)
+    return [OverdueRun(row.workflow, row.instance_id, from_us(row.run_at)) for row in tx.execute(query)]
+
+
+def _examine_due(tx: Tx, scope: Scope | None) -> tuple[Any, Any, int] | None:
+    """Return the columns of the runs to examine, the condition of the due ones, and the bound of each range."""
     now = tx.store.statement_clock()
     soon = now + duration_us(_SWEPT_WITHIN)
     queues = schedule.read(tx).queues
@@ -110,21 +138,12 @@ def count_overdue(tx: Tx, *, scope: Scope | None = None) -> DueRuns:
         ),
     ]
     if not ranges:
-        return DueRuns(0)
+        return None
     limit = bounds.divide(ranges)
-    columns = ("id", "instance_id", "run_at", "claim_token", "status")
+    columns = ("id", "workflow", "instance_id", "run_at", "claim_token", "status")
     c = bounds.build_union(tx.t.instance, ranges, *columns, limit=limit).c
     in_scope = bounds.scope_conditions(tx.t, scope, of=c)
-    is_due = sa.and_(c.run_at <= now, c.claim_token.is_(None), c.status.in_(_RUNNABLE), *in_scope)
-    query = sa.select(
-        sa.func.count().label("examined"),
-        sa.func.sum(sa.case((is_due, 1), else_=0)).label("n"),
-        sa.func.min(sa.case((is_due, c.run_at))).label("oldest"),
-    )
-    parts = tx.execute(query.group_by(c.part)).all()
-    oldest = min((part.oldest for part in parts if part.oldest is not None), default=None)
-    is_exact = all(part.examined < limit for part in parts)
-    return DueRuns(sum(int(part.n) for part in parts), is_exact, oldest=from_us_or_none(oldest))
+    return c, sa.and_(c.run_at <= now, c.claim_token.is_(None), c.status.in_(_RUNNABLE), *in_scope), limit
 
 
 def _ranges_due_within(
@@ -138,6 +157,54 @@ def _ranges_due_within(
         Range({"priority": priority, "queue": name}, "next_check_at", is_reversed=is_reversed, where=where)
         for name, queue in queues.items()
         for priority in sorted(queue.due)
+    ]
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+_MAX_TEXTS = 200
+"""How many different failures are read, the most frequent ones."""
+_FAILURE_BOUNDS = 4
+"""A quarter of the bound is examined: each instance costs a search for its run."""
+_MESSAGE_LENGTH = 200
+
+
+def group_failures(tx: Tx, *, scope: Scope | None = None) -> list[FailureText]:
+    """Group the errored instances by workflow, error and failed steps, the largest group first.
+
+    Of each workflow, the newest instances are examined. A group is not exact if its workflow has more.
+    """
+    names = bounds.read_workflow_names(tx)
+    if not names:
+        return []
+    ranges = [Range({"workflow": name, "status": Status.ERRORED.value}, "id", is_reversed=True) for name in names]
+    i, r, limit = tx.t.instance, tx.t.run, max(bounds.divide(ranges) // _FAILURE_BOUNDS, 1)
+    examined = bounds.build_union(i, ranges, "id", "workflow", "instance_id", "run_number", limit=limit)
+    message = sa.func.substr(r.c.error_message, 1, _MESSAGE_LENGTH).label("message")
+    is_its = sa.and_(r.c.instance_pk == examined.c.id, r.c.run_number == examined.c.run_number)
+    c = bounds.look_up(tx.store.database, examined, r, r.c.error_name, r.c.failed_steps, message, is_it=is_its).c
+    count, newest = sa.func.count().label("n"), sa.func.max(c.id).label("newest_pk")
+    of_workflow = sa.func.sum(sa.func.count()).over(partition_by=c.workflow).label("examined")
+    groups = (
+        sa.select(c.workflow, c.error_name, c.failed_steps, c.message, count, newest, of_workflow)
+        .where(*bounds.scope_conditions(tx.t, scope, of=c))
+        .group_by(c.workflow, c.error_name, c.failed_steps, c.message)
+        .order_by(sa.desc("n"), sa.desc("newest_pk"))
+        .limit(_MAX_TEXTS)
+        .subquery("failures")
+    )
+    query = sa.select(*groups.c, i.c.instance_id, i.c.updated_at).join(i, i.c.id == groups.c.newest_pk)
+    return [
+        FailureText(
+            int(row.n),
+            int(row.examined) < limit,
+            workflow=row.workflow,
+            step=get_failed_step(row.failed_steps),
+            error=to_error_info(row.error_name, row.message),
+            newest_id=row.instance_id,
+            newest_at=from_us(row.updated_at),
+        )
+        for row in tx.execute(query.order_by(groups.c.n.desc(), groups.c.newest_pk.desc()))
     ]
 
 

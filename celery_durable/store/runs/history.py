@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable import values
+from celery_durable.ancestry import RunFailure
 from celery_durable.model import (
     OPEN_STEPS,
     PRIVATE_TYPE_PATTERN,
@@ -194,6 +195,12 @@ def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
     is_over = st.status.in_((StepStatus.COMPLETED.value, StepStatus.ERRORED.value))
     mine = (st.instance_pk == pk, st.run_number == run_number, st.type == StepType.TASK.value)
     return int(tx.execute(sa.select(sa.func.count()).where(*mine, is_over)).scalar_one())
+
+
+def get_failed_step(text: str | None) -> str | None:
+    """Return the key of the first step whose failure ended a run, from the stored text."""
+    failure = RunFailure.parse(text)
+    return None if failure is None or not failure.keys else failure.keys[0]
 
 
 def to_step_record(selected: Sequence[Any], pk: int, run_number: int) -> StepRecord:

@@ -17,6 +17,7 @@ from tests.store.world import LEASE, World
 
 ASKED: dict[str, Callable[[Tx], Any]] = {
     "overdue": overview.count_overdue,
+    "the longest overdue": lambda tx: overview.read_overdue(tx, limit=3),
     "leases": lambda tx: overview.read_leases(tx, limit=100, lease=LEASE),
     "held by a node": lambda tx: chaos_checks.find_held_claims(tx, "w@here", lease=LEASE),
     "soon": lambda tx: chaos_checks.find_due_soon(tx, within=timedelta(seconds=60), limit=100),
@@ -83,3 +84,5 @@ def test_overdue_runs_count_with_a_new_an_old_or_no_dispatch_message(world: Worl
     world.advance(1)
     found = world.store.read(overview.count_overdue)
     assert (found.count, found.oldest) == (3, began)
+    listed = world.store.read(lambda tx: overview.read_overdue(tx, limit=2))
+    assert [(each.instance_id, each.run_at) for each in listed] == [("o-1", began), ("o-2", began)]
