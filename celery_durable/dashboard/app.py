@@ -5,12 +5,12 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from celery_durable.app import Durable
 from celery_durable.commands import INSTANCE
-from celery_durable.dashboard import instance, instances
+from celery_durable.dashboard import attention, instance, instances
 from celery_durable.dashboard.rendering import STATIC_FILES, serve_static
 from celery_durable.dashboard.visits import Endpoint, Site, make_error_page
 from celery_durable.http import Authorize, Hook
@@ -44,7 +44,7 @@ def dashboard(
 
     return Starlette(
         routes=[
-            Route("/", lambda request: RedirectResponse(f"{request.url.path}instances")),
+            route("/", attention.SHOW),
             route("/instances", instances.SHOW),
             route("/instances/change", instances.PREVIEW, instances.CHANGE),
             route(INSTANCE, instance.SHOW),

@@ -19,6 +19,7 @@ from celery_durable.wire.responses import Response
 logger = logging.getLogger("celery_durable.dashboard")
 
 _PROGRAM = f"celery -A {YOUR_APP} durable"
+_PROGRAMS = ("celery ", "psql ", "mariadb ")
 _MAX_REASON = 1000
 """Characters of a reason. A longer one would cut off the name of the user."""
 
@@ -93,6 +94,11 @@ class Remedy:
 
     command: str
     change: Change | None
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a person can type it; other remedies of findings are sentences."""
+        return self.command.startswith(_PROGRAMS) and ";" not in self.command
 
 
 def read_remedies(actions: Sequence[str]) -> list[Remedy]:

@@ -19,7 +19,7 @@ from celery_durable.wire.requests import RequestModel
 from celery_durable.wire.responses import describe_refusal
 
 _ROWS = 50
-_EXAMINED_ROWS = 500
+_EXAMINED_ROWS = 300
 """How many instances a page examines if lists do not filter by all fields of its condition."""
 _PREVIEW_ROWS = 1000
 _MAX_PREVIEWED = 10_000
@@ -38,7 +38,7 @@ def _read_page(visit: Visit, where: Condition, cursor: str, limit: int) -> Page[
     """Return the matching ones among the next ``limit`` instances, redacted, and where to continue."""
     now = visit.now() if where.is_examined else None
     page = visit.operations.queries.list(
-        where.workflow, status=where.status, labels=where.labels, cursor=cursor or None, limit=limit
+        where.workflow, status=where.listed_status, labels=where.labels, cursor=cursor or None, limit=limit
     )
     found = (visit.redaction(each.workflow, each.id).redact_summary(each) for each in page.items)
     return Page(tuple(each for each in found if now is None or where.matches(each, now)), page.cursor)

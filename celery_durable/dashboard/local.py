@@ -29,7 +29,7 @@ class LocalServer:
         self._server = uvicorn.Server(
             uvicorn.Config(dashboard(durable, authorize=hooks, read_only=read_only), log_level="warning")
         )
-        self.link = hook.make_url(f"http://{_HOST}:{self._listening.getsockname()[1]}/instances")
+        self.link = hook.make_url(f"http://{_HOST}:{self._listening.getsockname()[1]}/")
 
     def run(self) -> None:
         """Serve until the process gets SIGINT or SIGTERM; in a thread, until `stop`."""

@@ -22,7 +22,9 @@ from starlette.responses import RedirectResponse, Response
 from celery_durable.all_operations import Operations
 from celery_durable.app import Durable
 from celery_durable.commands import COMMANDS
+from celery_durable.dashboard.checkups import Checkups
 from celery_durable.dashboard.rendering import render
+from celery_durable.dashboard.surveys import Surveys
 from celery_durable.errors import DurableError
 from celery_durable.http import Access, Authorize, Hook, timeouts
 from celery_durable.http.access import AccessControl, restrict_to_request_scope
@@ -88,7 +90,7 @@ class Visit:
     @property
     def pages(self) -> Sequence[tuple[str, str]]:
         """The pages of the menu, with their paths."""
-        return [("Instances", self.path("instances"))]
+        return [("Attention", self.path()), ("Instances", self.path("instances"))]
 
     def redaction(self, workflow: str, instance_id: str) -> Redaction:
         """Return what applies the ``redact`` function to the records of one instance."""
@@ -168,6 +170,7 @@ class Site:
         self, durable: Durable, authorize: Authorize | Hook | None, *, allow_anonymous: bool, is_read_only: bool
     ) -> None:
         self.durable, self.is_read_only = durable, is_read_only
+        self.checkups, self.surveys = Checkups(durable), Surveys(durable)
         self.access_control = AccessControl(
             authorize, allow_anonymous=allow_anonymous, max_body_bytes=self._max_body_bytes
         )

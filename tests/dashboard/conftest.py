@@ -19,6 +19,13 @@ __all__ = ["database", "open_pages", "orders", "pages", "shop", "time_limits"]
 database = on_databases("sqlite")
 
 
+@pytest.fixture(autouse=True)
+def checkups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the checks of the servers however long they take, and not long for workers that are not there."""
+    monkeypatch.setattr("celery_durable.dashboard.checkups._FIRST_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr("celery_durable.doctor.workers._PING_SECONDS", 0.01)
+
+
 class Browser(TestClient):
     """A browser: it keeps cookies, says where a request comes from, and sends forms as they are on the page."""
 

@@ -1,0 +1,99 @@
+"""The first page: what needs somebody, each with its cause and its remedy; below it, what is there.
+
+It shows the findings of `doctor`, the diagnoses of `explain`, and groups of failed instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from starlette.responses import Response
+
+from celery_durable.dashboard.changes import CHANGES, Remedy, read_remedies
+from celery_durable.dashboard.checkups import Checkup
+from celery_durable.dashboard.surveys import Problem, Survey
+from celery_durable.dashboard.visits import Endpoint, Visit
+from celery_durable.doctor import Finding, Level
+from celery_durable.errors import StoreUnavailable
+from celery_durable.insight.explain import Code
+from celery_durable.insight.explain.codes import MEANINGS
+from celery_durable.insight.explain.phrases import inspect_worker_command
+from celery_durable.model import Status, format_duration
+
+_SILENT_SINCE = timedelta(minutes=10)
+"""A process that has been silent for longer is in the table of processes only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue, its length if the broker knows it, and the workers that consume it."""
+
+    name: str
+    length: int | None
+    consumers: Sequence[str]
+
+
+def _show(visit: Visit) -> Response:
+    # What processes and servers do is not of one scope.
+    sees_all = not visit.operations.scope_text
+    checkup = visit.site.checkups.read() if sees_all else None
+    problems = [] if checkup is None else _describe(checkup.problems)
+    survey: Survey | None = None
+    if checkup is None or checkup.can_read:
+        try:
+            survey = visit.site.surveys.read(visit.operations)
+        except StoreUnavailable as exc:
+            problems.insert(0, Problem(Level.FAIL, "database", str(exc)))
+    if survey is not None:
+        problems += survey.stuck
+        problems += _find_silent(survey) if sees_all else []
+    return visit.show(
+        "attention.html",
+        problems=problems,
+        survey=survey,
+        warnings=[] if checkup is None else _describe(checkup.warnings),
+        is_checking=sees_all and checkup is None,
+        sees_all=sees_all,
+        queues=_list_queues(checkup, survey) if sees_all else [],
+        statuses=list(Status),
+        retry=CHANGES["retry"],
+        outcome_unknown=MEANINGS[Code.OUTCOME_UNKNOWN].remedy.replace("`", ""),
+    )
+
+
+def _describe(findings: Sequence[Finding]) -> list[Problem]:
+    return [
+        Problem(each.level, each.about, each.sentence, [Remedy(each.remedy, None)] if each.remedy else [])
+        for each in findings
+    ]
+
+
+def _find_silent(survey: Survey) -> list[Problem]:
+    """Return the processes that are silent, without those that another one has replaced."""
+    live = {beat.node for beat in survey.processes if not beat.is_silent(survey.now)}
+    return [
+        Problem(
+            Level.WARN,
+            f"{beat.kind} {beat.node}",
+            f"It has been silent for {format_duration(survey.now - beat.seen_at, units=1)}: it is frozen or dead, or "
+            "cannot reach the database.",
+            read_remedies(inspect_worker_command(beat.node)) if beat.kind == "worker" else (),
+        )
+        for beat in survey.processes
+        if beat.is_silent(survey.now) and survey.now - beat.seen_at < _SILENT_SINCE and beat.node not in live
+    ]
+
+
+def _list_queues(checkup: Checkup | None, survey: Survey | None) -> list[Queue]:
+    """Return the queues with their lengths and consumers."""
+    lengths = {} if checkup is None else checkup.queues
+    beats = [] if survey is None else [beat for beat in survey.processes if not beat.is_silent(survey.now)]
+    names = sorted({*lengths, *(queue for beat in beats for queue in beat.queues)})
+    return [
+        Queue(name, lengths.get(name), sorted({beat.node for beat in beats if name in beat.queues})) for name in names
+    ]
+
+
+SHOW = Endpoint(_show, "stats", offers=tuple(CHANGES))

@@ -1,0 +1,142 @@
+"""The first page: what needs somebody, with its cause and its remedy."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_durable import NonRetryableError, Step, WorkflowEvent
+from celery_durable.http import Scope
+from celery_durable.model import OUTCOME_UNKNOWN, Outage
+from celery_durable.store import heartbeats
+from celery_durable.store.heartbeats import HeartbeatUpdate
+from tests.dashboard.conftest import Browser
+from tests.http.conftest import Shop
+
+
+def words(page: str) -> str:
+    """The text of a page, as people read it."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)))
+
+
+def problems(page: str) -> list[str]:
+    return [words(each) for each in re.findall(r"<article.*?</article>", page, re.DOTALL)]
+
+
+def failures(page: str) -> list[str]:
+    return [each for each in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if "error-text" in each]
+
+
+def beat(shop: Shop, kind: Any, **given: Any) -> None:
+    """Write the heartbeat of a worker that consumes the queue, or of a dispatcher."""
+    own: Any = {"swept_ago": timedelta(0)} if kind == "dispatcher" else {"queues": ["durable"]}
+    own |= {"id": kind, "kind": kind, "node": f"{kind}@vm", "pid": 1, "workflows": sorted(shop.durable.workflows)}
+    shop.durable.internals.store.transact(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(**(own | given))))
+
+
+@pytest.fixture
+def healthy(shop: Shop) -> Shop:
+    """A shop with a worker and a dispatcher, as its database says."""
+    shop.app.conf.worker_enable_remote_control = False
+    beat(shop, "worker")
+    beat(shop, "dispatcher")
+    return shop
+
+
+def test_nothing_needs_anybody(healthy: Shop, pages: Browser) -> None:
+    healthy.durable.workflows["echo"].create(1, id="e-1")
+    healthy.work()
+    page = pages.open("/")
+    assert "<h1>Nothing needs you</h1>" in page
+    assert 'href="/instances?where=workflow%3Decho+status%3Dcomplete"' in page
+    assert re.search(r"durable \d+ worker@vm", words(page))
+    assert "1 warning about the installation" in page
+    assert ["The broker is the memory of this process" in each for each in problems(page)] == [True]
+
+
+def test_failures_are_grouped_and_retried_together(orders: Shop, pages: Browser) -> None:
+    (row,) = failures(pages.open("/"))
+    assert "2 failed bad print NoPaper: paper jam in tray 7 b-1" in words(row)
+    assert "durable retry --where" in words(row)
+    preview = pages.open(html.unescape(re.search(r'class="button" href="([^"]*)"', row)[1]))
+    assert "<h1>Retry 2 instances</h1>" in preview
+    action = html.unescape(re.search(r'method="post" action="([^"]*)"', preview)[1])
+    assert "Retried 2" in pages.submit(preview.replace("&#39;", "'"), action, reason="new paper").text
+    assert orders.durable.workflows["bad"].get("b-0").history().reason == "new paper"
+
+
+def test_an_unknown_outcome_is_not_retried_in_one_go(healthy: Shop, pages: Browser) -> None:
+    def charge() -> None:
+        raise NonRetryableError("Its worker died.", name=OUTCOME_UNKNOWN)
+
+    @healthy.durable.workflow(name="charge")
+    def charging(event: WorkflowEvent[None], step: Step) -> None:
+        step.do("charge", charge)
+
+    charging.create(None, id="c-1")
+    healthy.work()
+    (row,) = failures(pages.open("/"))
+    assert "Retry" not in words(row)
+    assert "Find out whether the function did its work." in words(row)
+
+
+def test_a_run_that_nobody_takes_is_explained(healthy: Shop, pages: Browser) -> None:
+    healthy.durable.workflows["echo"].create(1, id="e-1")
+    healthy.clock.advance(seconds=15)
+    beat(healthy, "dispatcher")
+    found = [each for each in problems(pages.open("/")) if "echo/e-1" in each]
+    assert len(found) == 1
+    assert "It has been due for 15 s" in found[0]
+
+
+def test_findings_come_with_their_commands(shop: Shop, pages: Browser) -> None:
+    page = pages.open("/")
+    assert any("No worker has been seen" in each and "celery -A shop worker" in each for each in problems(page))
+    assert any("No dispatcher has been seen" in each and "celery -A shop beat" in each for each in problems(page))
+    assert "<h1>Attention</h1>" in page
+
+
+def test_an_outage_says_since_when(healthy: Shop, pages: Browser) -> None:
+    outage = Outage("broker", "redis://redis", healthy.clock.wall_clock(), "Connection refused", 3)
+    beat(healthy, "dispatcher", outages=[(outage, timedelta(minutes=2))])
+    (found,) = [each for each in problems(pages.open("/")) if "has taken no messages since" in each]
+    assert "Connection refused" in found
+
+
+def test_a_silent_worker_is_named(healthy: Shop, pages: Browser) -> None:
+    beat(healthy, "worker", id="w2", node="frozen@vm")
+    healthy.clock.advance(seconds=40)
+    beat(healthy, "worker")
+    beat(healthy, "dispatcher")
+    (found,) = [each for each in problems(pages.open("/")) if "frozen@vm" in each]
+    assert "It has been silent for 40 s" in found
+    assert "celery -A shop inspect ping -d frozen@vm" in found
+
+
+def test_tables_that_are_missing_are_a_finding(tmp_path: Any, open_pages: Callable[..., Browser], shop: Shop) -> None:
+    shop.app.conf.durable_database_url = f"sqlite:///{tmp_path}/empty.sqlite3"
+    page = open_pages().open("/")
+    assert any("celery -A shop durable migrate" in each for each in problems(page))
+    assert "Workflows" not in page
+
+
+def test_a_scope_sees_its_own_instances_and_no_servers(orders: Shop, open_pages: Callable[..., Browser]) -> None:
+    orders.durable.workflows["order"].create({"order_id": "9"}, id="o-9", labels={"tenant": "globex"})
+    page = open_pages(authorize=lambda access: Scope({"tenant": "globex"})).open("/")
+    assert not failures(page)
+    assert not [each for each in problems(page) if "order/o-9" not in each]
+    assert "Queues" not in page
+    assert "bad" not in words(page)
+
+
+def test_redacted_messages_are_no_part_of_a_group(orders: Shop, pages: Browser) -> None:
+    orders.durable.internals.redact = lambda value, context: "###" if context.kind == "error" else value
+    (row,) = failures(pages.open("/"))
+    assert "NoPaper: ###" in words(row)
+    assert "message%3D" not in row
+    assert "paper jam" not in row
