@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -141,7 +142,7 @@ class QueryOperations:
                 unsent_items=outbox.count_by_step(
                     tx, row.pk, row.run_number, [step.step_key for step in open_ if step.items is not None]
                 ),
-                failed_child=self._find_failed_child(tx, row),
+                failed_children=self._find_failed_children(tx, row),
                 children=instances.read_statuses(tx, [step.child for step in open_ if step.child is not None]),
                 parent=context.restrict_parent(tx, self._context.scope, row),
                 task_queues=self._find_task_queues(tx, row, open_),
@@ -151,15 +152,17 @@ class QueryOperations:
 
         return self._context.store.read(work)
 
-    def _find_failed_child(self, tx: Tx, row: InstanceRow) -> tuple[Child, Status] | None:
-        """Return the first child whose failure ended the run, if a retry can keep it and the caller may see it."""
+    def _find_failed_children(self, tx: Tx, row: InstanceRow) -> tuple[tuple[Child, Status], ...]:
+        """Return the first two children whose failure ended the run, if a retry keeps them and the caller sees them."""
         if row.status is not Status.ERRORED:
-            return None
+            return ()
         steps = runs.read_source(tx, row).find_failed_child_steps()
-        found = {Child(each.workflow, each.instance_id): each for _, each in families.read_children(tx, row, steps)}
-        visible = bounds.filter_in_scope(tx, self._context.scope, found)
-        kept = [child for child in found if child in visible and found[child].status is not Status.TERMINATED]
-        return (kept[0], found[kept[0]].status) if kept else None
+        read = (each.instance for each in families.read_children(tx, row, steps))
+        kept = (
+            (Child(each.workflow, each.instance_id), each.status) for each in read if each.status != Status.TERMINATED
+        )
+        visible = (each for each in kept if bounds.filter_in_scope(tx, self._context.scope, [each[0]]))
+        return tuple(itertools.islice(visible, 2))
 
     def _find_task_queues(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> dict[str, str]:
         """Return the queues of the tasks of the first steps that wait for tasks, by step key, where known."""

@@ -294,21 +294,24 @@ def _prepare_outcomes(
 ) -> dict[FailedItem, _ItemOutcome]:
     """Decide about the items that have failed. User code runs here, before the commit, which locks the instance."""
     read, now = context.env.store.read, context.now
-    failed_items: list[FailedItem] = context.run_or_interrupt(
-        lambda: read(lambda tx: items.read_failed_items(tx, map_step, now=now))
+    key = (map_step.pk, map_step.run_number, map_step.step_key)
+    failed_items, first_runs = context.run_or_interrupt(
+        lambda: read(lambda tx: (items.read_failed_items(tx, map_step, now=now), items.find_first_runs(tx, *key)))
     )
     outcomes = {}
     for item in failed_items:
+        ref = ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts)
+        work_id = ref.work_id(first_runs.get(item.position, map_step.run_number))
         with context.lease.user_code():
-            answer, pause = _choose_retry(context, map_step, execution, item)
+            answer, pause = _choose_retry(context, execution, item, work_id)
             # The process that takes the answer of a failed item records that attempt.
-            failures = [_record_timeout(context, map_step, execution, item, answer)] if item.is_late else []
+            failures = [_record_timeout(context, execution, item, answer, work_id)] if item.is_late else []
         outcomes[item] = _ItemOutcome(answer, pause, failures)
     return outcomes
 
 
 def _choose_retry(
-    context: ExecutionContext, map_step: TaskSendingStep, execution: StepExecution, item: FailedItem
+    context: ExecutionContext, execution: StepExecution, item: FailedItem, work_id: str
 ) -> tuple[str, timedelta | None]:
     """Return the answer of an item whose attempt failed, and the delay of its retry by the step's policy, or None."""
     policy, answer = execution.policy, item.answer
@@ -316,7 +319,7 @@ def _choose_retry(
         timeout = format_limit(policy.timeout or context.env.settings.max_sleep)
         text = f"no answer within {timeout}"
         if execution.call.definition is not None:
-            text = f"Instance {_find_id(map_step, item)!r} did not end within {timeout}; it continues"
+            text = f"Instance {work_id!r} did not end within {timeout}; it continues"
         answer = values.encode_error_answer("StepTimeout", text)
     error = values.read_answer_error(answer)
     is_used_up = policy.max_attempts is not None and item.attempts >= policy.max_attempts
@@ -329,7 +332,7 @@ def _choose_retry(
 
 
 def _record_timeout(
-    context: ExecutionContext, map_step: TaskSendingStep, execution: StepExecution, item: FailedItem, answer: str
+    context: ExecutionContext, execution: StepExecution, item: FailedItem, answer: str, work_id: str
 ) -> FailedAttempt:
     error = values.read_answer_error(answer)
     assert error is not None
@@ -340,13 +343,9 @@ def _record_timeout(
         step=execution.name,
         step_key=execution.key,
         number=item.attempts,
-        task_id=_find_id(map_step, item),
+        task_id=work_id,
         item=item.position,
     )
-
-
-def _find_id(map_step: TaskSendingStep, item: FailedItem) -> str:
-    return ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts).work_id(map_step.run_number)
 
 
 def _commit(

@@ -19,9 +19,10 @@ from celery_durable.model import (
     Status,
     StepRow,
     StepStatus,
+    StepType,
     WorkflowKind,
 )
-from celery_durable.store.runs.runs import Continuation, SourceRun
+from celery_durable.store.runs.runs import Continuation, SourceRun, StepChild
 
 
 def find_step(row: InstanceRow, steps: Sequence[StepRow], key: str) -> StepRow:
@@ -62,21 +63,25 @@ def build_continuation_from_failure(row: InstanceRow, source: SourceRun) -> Cont
     return dataclasses.replace(continuation, retried=tuple(keys))
 
 
-def await_children(
-    continuation: Continuation, children: Iterable[tuple[StepRow, InstanceRow]], now: datetime
-) -> Continuation:
+def await_children(continuation: Continuation, children: Iterable[StepChild], now: datetime) -> Continuation:
     """Return the continuation in which these steps wait for their children again, with their whole timeout.
 
-    A terminated child cannot be retried, so its step creates another one.
+    A terminated child cannot be retried, so its step or its item creates another one.
     """
-    awaited = [(_wait_again(step, now), child) for step, child in children if child.status is not Status.TERMINATED]
-    return dataclasses.replace(continuation, awaited=tuple(awaited))
+    awaited = [each for each in children if each.instance.status is not Status.TERMINATED]
+    return dataclasses.replace(
+        continuation, awaited=tuple(each._replace(step=_wait_again(each.step, now)) for each in awaited)
+    )
 
 
 def _wait_again(step: StepRow, now: datetime) -> StepRow:
-    assert step.wake_at is not None
-    assert step.created_at is not None
-    wake_at, event_type = now + (step.wake_at - step.created_at), step.wait_event_type
+    timeout, event_type = step.timeout, step.wait_event_type
+    if step.type is StepType.CHILD:
+        assert step.wake_at is not None
+        assert step.created_at is not None
+        timeout = step.wake_at - step.created_at
+    assert timeout is not None
+    wake_at = now + timeout
     waiting = _reset_step(step, StepStatus.WAITING)
     return dataclasses.replace(waiting, attempts=1, wake_at=wake_at, wait_event_type=event_type)
 

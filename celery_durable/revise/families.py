@@ -98,7 +98,7 @@ def _find_failed_children(tx: Tx, parent: InstanceRow) -> list[InstanceRow]:
     if parent.status is not Status.ERRORED:
         return []
     children = families.read_children(tx, parent, runs.read_source(tx, parent).find_failed_child_steps())
-    return [child for _, child in children if child.status is Status.ERRORED]
+    return [each.instance for each in children if each.instance.status is Status.ERRORED]
 
 
 def _find_failed_descendants(tx: Tx, row: InstanceRow) -> Iterator[Child]:

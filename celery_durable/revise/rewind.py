@@ -7,7 +7,6 @@ run loses its claim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 
 from celery_durable import notify, values
@@ -173,9 +172,9 @@ class RewindOperations:
                 continuation=found,
                 delay=delay,
             )
-            new_run = replace(row, run_number=due.ref.run_number)
-            for step, child in () if found is None else found.awaited:
-                answers.answer_from_child(tx, new_run, step, child, event_id=self._context.runtime.new_id())
+            for each in () if found is None else found.awaited:
+                event_id = self._context.runtime.new_id()
+                answers.answer_from_child(tx, each.instance, event_id=event_id, grace=self._context.grace)
             return due
 
         def was_applied(tx: Tx) -> DueRun | None:

@@ -229,6 +229,19 @@ class Environment:
             pass_gate("end")
             return repr(won)
 
+        @world.workflow
+        def kid(event: WorkflowEvent[int], step: Step) -> str:
+            if event.payload == event.run_number == 1:
+                raise ValueError("no")
+            return "kid"
+
+        @world.workflow
+        def family(event: WorkflowEvent, step: Step) -> Any:
+            child = step.submit_child(
+                "by hand", kid, event.run_number, id=f"{event.instance_id}-kid-{event.run_number}"
+            )
+            return step.gather(child, step.submit_map("kids", kid, [event.run_number]))
+
     # --- running --------------------------------------------------------------------------------
 
     def start(self, work: Callable[[], Any], *, gate: str = START) -> PausableJob:
@@ -262,6 +275,18 @@ class Environment:
         rows = self.world.rows(sa.select(o.id, o.kind, o.name, o.payload))
         found = [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.payload) for row in rows]
         return sorted(found, key=lambda message: (message.name, message.content["args"]))
+
+    def fail_family(self) -> None:
+        """Run the parent and its children until they have failed. The children were retried alone, and are due."""
+        self.world.run_until_idle()
+        for ref in self.kids():
+            self.world.operations.rewind.retry(ref.workflow, ref.instance_id)
+
+    def kids(self) -> list[RunRef]:
+        """Return the current runs of the children."""
+        i = self.world.store.tables.instance.c
+        query = sa.select(i.workflow, i.instance_id, i.run_number).where(i.workflow == "kid").order_by(i.id)
+        return [RunRef(row.workflow, row.instance_id, row.run_number) for row in self.world.rows(query)]
 
     def answer(self, process: Any, message: OutboxMessage) -> bool:
         """Answer a message as a worker that ran its task."""

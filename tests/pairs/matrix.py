@@ -40,9 +40,12 @@ class Pair:
 
 
 def _is_possible(first: Operation, second: Operation) -> bool:
-    flows = {operation.flow for operation in (first, second)} - {None}
-    needs_messages = first.needs_messages or second.needs_messages
-    return len(flows) < 2 and not (needs_messages and "nap" in flows)
+    both = (first, second)
+    flows = {operation.flow for operation in both} - {None}
+    if "family" in flows and any(operation.needs_claim or operation.name == "queue" for operation in both):
+        return False
+    needs_messages = any(operation.needs_messages for operation in both)
+    return len(flows) < 2 and not (needs_messages and flows & {"nap", "family"})
 
 
 _COMBINATIONS = [(first, second) for first in OPERATIONS for second in OPERATIONS if _is_possible(first, second)]
@@ -74,6 +77,11 @@ class Participant:
     @property
     def ref(self) -> RunRef:
         return self.pair_run.ref
+
+    @property
+    def kid(self) -> RunRef:
+        """The child of the instance's map, which runs again."""
+        return self.pair_run.environment.kids()[-1]
 
     @property
     def is_done(self) -> bool:
@@ -170,7 +178,7 @@ class PairRun:
         if any(operation.needs_sent for operation in self.operations):
             left = [message.id for message in environment.messages()]
             world.store.transact(lambda tx: outbox.delete(tx, left))
-        if "resume" in self.names:
+        if "resume" in self.names and flow != "family":
             self.instance.pause()
         for participant in self.participants:
             if participant.operation.gate is not None and not participant.operation.is_pass:
@@ -179,6 +187,8 @@ class PairRun:
     def _advance_to_start(self) -> None:
         """Advance the instance to a state in which both operations have something to do."""
         environment = self.environment
+        if self.instance.workflow == "family":
+            environment.fail_family()
         passes = [participant for participant in reversed(self.participants) if participant.operation.is_pass]
         if not passes and any(operation.needs_claim for operation in self.operations):
             ref = self.ref
@@ -189,7 +199,7 @@ class PairRun:
             environment.advance(31)
             if participant.operation.is_grouped and len(passes) == 1:  # a commit that renews its lease is in no group
                 participant.process.renew()
-        if not passes and self.bystander is None:
+        if not passes and self.bystander is None and self.instance.workflow != "family":
             environment.second.advance(self.ref)
             is_due = any(operation.needs_due for operation in self.operations)
             environment.advance(101 if is_due else 5)
@@ -315,6 +325,11 @@ class PairRun:
             return
         is_gone = self.names & {"restart", "settle", "race", "queue"}
         assert not self._has_done("cancel") or is_gone, "the cancel is lost"
+        if instance.workflow == "family":
+            others = self.names - {"family retry", "end of a child", "send_event", "sweep", "claim"}
+            if self._has_done("family retry") and not others:
+                assert instance.output == ["kid", ["kid"]]
+            return
         output = instance.output
         if instance.workflow in ("race", "nap"):
             return

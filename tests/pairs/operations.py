@@ -81,6 +81,8 @@ OPERATIONS = (
     ),
     Operation("cancel", lambda participant: participant.call("lifecycle.cancel")),
     Operation("terminate", lambda participant: participant.call("lifecycle.terminate")),
+    Operation("family retry", lambda participant: participant.call("families.retry"), flow="family"),
+    Operation("end of a child", lambda participant: participant.process.advance(participant.kid), flow="family"),
     Operation("restart", lambda participant: participant.restart()),
     Operation("queue", lambda participant: participant.queue()),
     Operation("renewal", lambda participant: participant.pair_run.owner.renew(), needs_claim=True),

@@ -24,7 +24,7 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make 145 items for `make test`, which would drop 3,317 others; whoever else asks gets all."""
+    """Make only the items of `make test`, which would drop thousands of others; whoever else asks gets all."""
     pairs = [(name, pair) for name in DATABASES for pair in PAIRS]
     if not wants_slow(metafunc.config):
         pairs = [each for each in pairs if each in SMOKE]

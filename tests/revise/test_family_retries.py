@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Step, StepConfig, StepFailed, StepTimeout, WorkflowEvent, durable_workflow
+from celery_durable import Retries, Step, StepConfig, StepFailed, StepTimeout, WorkflowEvent, durable_workflow
 from celery_durable.errors import InstanceNotErrored, VersionMismatch
 from celery_durable.model import Child
 from celery_durable.testing import DurableHarness, HarnessInstance
@@ -53,11 +53,29 @@ def patient(event: WorkflowEvent[Any], step: Step) -> Any:
         return exc.error_message
 
 
+@durable_workflow(name="retries-swarm")
+def swarm(event: WorkflowEvent[Any], step: Step) -> Any:
+    """A map over children. An item has a second attempt if the first one fails; one is repeated after two days."""
+    retries = Retries(limit=event.payload.get("limit", 0), delay=0)
+    return step.map("leaves", worker, event.payload["items"], max_concurrency=2, timeout="2 days", retries=retries)
+
+
+@durable_workflow(name="retries-worker")
+def worker(event: WorkflowEvent[str], step: Step) -> Any:
+    step.do("work", StepConfig(retries=0), work, event.payload)
+    return step.wait_for_event("said", "said", timeout="30 days").payload
+
+
+@durable_workflow(name="retries-swarms")
+def swarms(event: WorkflowEvent[Any], step: Step) -> Any:
+    return step.map("swarms", swarm, event.payload)
+
+
 @pytest.fixture
 def harness(store_url: str) -> Iterator[DurableHarness]:
     ran.clear()
     broken.clear()
-    with DurableHarness([leaf, middle, top, patient], store_url=store_url, wipe=True) as harness:
+    with DurableHarness([leaf, middle, top, patient, worker, swarm, swarms], store_url=store_url, wipe=True) as harness:
         yield harness
 
 
@@ -235,3 +253,162 @@ def test_explain_names_the_child_and_the_retry_that_keeps_it(harness: DurableHar
     harness.instance(leaf, "m-leaf").retry()
     assert "which is active." in parent.explain().sentence
     assert "retry(family=True)" not in str(harness.instance(leaf, "m-leaf").explain())
+
+
+# --- maps over workflows ------------------------------------------------------------------------
+
+
+def workers(harness: DurableHarness) -> dict[str, HarnessInstance[Any]]:
+    """The children of maps by their parameter; of several, the newest."""
+    listed = harness.durable.internals.operations.queries.list("retries-worker", limit=50).items
+    kids = [harness.instance(worker, each.id) for each in reversed(listed)]
+    return {kid.history().params: kid for kid in kids}
+
+
+def say(harness: DurableHarness, item: str, what: Any) -> None:
+    workers(harness)[item].send_event("said", what)
+    harness.run_until_idle()
+
+
+def fail_swarm(harness: DurableHarness, **more: Any) -> HarnessInstance[Any]:
+    broken.update({"b", "d"})
+    parent = harness.create(swarm, {"items": ["a", "b", "c", "d"], **more}, id="s")
+    harness.run_until_idle()
+    for each in "ac":
+        say(harness, each, each)
+    assert parent.status().status == "errored"
+    broken.clear()
+    return parent
+
+
+def statuses(harness: DurableHarness) -> dict[str, str]:
+    return {item: str(kid.status().status) for item, kid in workers(harness).items()}
+
+
+@pytest.mark.parametrize("asked", ["parent", "child"])
+def test_a_map_waits_for_the_same_children_again(harness: DurableHarness, asked: str) -> None:
+    parent = fail_swarm(harness)
+    before = {item: kid.id for item, kid in workers(harness).items()}
+    preview = [each.instance_id for each in harness.durable.internals.operations.families.preview_retry(
+        "retries-swarm", "s"
+    )]  # fmt: skip
+    assert preview == [before["b"], before["d"], "s"]
+    (parent if asked == "parent" else workers(harness)["d"]).retry(family=True)
+    harness.run_until_idle()
+    assert statuses(harness) == {"a": "complete", "b": "waiting", "c": "complete", "d": "waiting"}
+    (waiting,) = parent.history().steps
+    assert (waiting.status, waiting.items.done, waiting.items.total) == ("waiting", 2, 4)
+    assert {child.instance_id for child in waiting.items.children} == {before["b"], before["d"]}
+    say(harness, "d", "D")
+    say(harness, "b", "B")
+    assert parent.result(timeout=1) == ["a", "B", "c", "D"]
+    assert {item: kid.id for item, kid in workers(harness).items()} == before
+
+
+def test_a_map_takes_the_outcome_of_children_that_were_retried_alone(harness: DurableHarness) -> None:
+    parent = fail_swarm(harness)
+    for kid in (workers(harness)["b"], workers(harness)["d"]):
+        kid.retry()
+    harness.run_until_idle()
+    for each in "bd":
+        say(harness, each, each)
+    assert parent.status().status == "errored"
+    parent.retry(family=True)
+    harness.run_until_idle()
+    assert parent.result(timeout=1) == ["a", "b", "c", "d"]
+
+
+def test_children_of_a_map_that_fail_again_fail_it_again(harness: DurableHarness) -> None:
+    parent = fail_swarm(harness)
+    broken.add("b")
+    for run in (2, 3):
+        assert parent.retry(family=True) == run
+        harness.run_until_idle()
+        if run == 2:
+            assert statuses(harness)["d"] == "waiting"
+            say(harness, "d", "d")
+        assert parent.status().error.message == "item 1: b is broken"
+        (failed,) = [each for each in parent.history().attempts if each.item == 1]
+        assert failed.task_id == workers(harness)["b"].id
+    broken.clear()
+    parent.retry(family=True)
+    harness.run_until_idle()
+    say(harness, "b", "b")
+    assert parent.result(timeout=1) == ["a", "b", "c", "d"]
+
+
+def test_a_map_replaces_children_that_were_terminated(harness: DurableHarness) -> None:
+    parent = harness.create(swarm, {"items": ["a", "b"]}, id="s")
+    harness.run_until_idle()
+    say(harness, "a", "a")
+    first = workers(harness)["b"]
+    first.terminate()
+    harness.run_until_idle()
+    parent.retry(family=True)
+    harness.run_until_idle()
+    assert workers(harness)["b"].id != first.id
+    say(harness, "b", "b")
+    assert parent.result(timeout=1) == ["a", "b"]
+
+
+def test_a_late_child_of_a_map_gets_its_whole_time_again_and_ends_with_the_map(harness: DurableHarness) -> None:
+    parent = harness.create(swarm, {"items": ["a", "b"]}, id="s")
+    harness.run_until_idle()
+    say(harness, "a", "a")
+    harness.advance("3 days")
+    late = workers(harness)["b"]
+    assert (parent.status().error.name, late.status().status) == ("StepTimeout", "waiting")
+    parent.retry(family=True)
+    harness.advance("47 hours")
+    assert parent.status().status == "waiting"
+    harness.advance("2 hours")
+    assert parent.status().error.message.startswith(f"item 1: Instance '{late.id}' ")
+    parent.retry(family=True)
+    harness.run_until_idle()
+    parent.terminate()
+    harness.run_until_idle()
+    assert late.status().status == "terminated"
+
+
+def test_an_item_with_attempts_left_creates_another_child(harness: DurableHarness) -> None:
+    broken.add("b")
+    parent = harness.create(swarm, {"items": ["a", "b"], "limit": 1}, id="s")
+    harness.run_until_idle()
+    say(harness, "a", "a")
+    kids = len(harness.durable.internals.operations.queries.list("retries-worker", limit=50).items)
+    assert (parent.status().status, kids) == ("errored", 3)
+    broken.clear()
+    parent.retry(family=True)
+    harness.run_until_idle()
+    say(harness, "b", "b")
+    assert parent.result(timeout=1) == ["a", "b"]
+    assert len(harness.durable.internals.operations.queries.list("retries-worker", limit=50).items) == kids
+
+
+def test_families_of_maps_are_retried_deepest_first(harness: DurableHarness) -> None:
+    broken.update({"b", "c"})
+    parent = harness.create(swarms, [{"items": ["a", "b"]}, {"items": ["c"]}], id="ss")
+    harness.run_until_idle()
+    say(harness, "a", "a")
+    assert parent.status().status == "errored"
+    broken.clear()
+    kids = workers(harness)
+    preview = harness.durable.internals.operations.families.preview_retry("retries-worker", kids["c"].id)
+    assert [each.workflow for each in preview] == [
+        "retries-worker", "retries-swarm", "retries-worker", "retries-swarm", "retries-swarms",
+    ]  # fmt: skip
+    kids["c"].retry(family=True)
+    harness.run_until_idle()
+    for each in "bc":
+        say(harness, each, each)
+    assert parent.result(timeout=1) == [["a", "b"], ["c"]]
+
+
+def test_explain_names_a_failed_child_of_a_map(harness: DurableHarness) -> None:
+    parent = fail_swarm(harness)
+    kids = workers(harness)
+    assert (
+        f"The causes were its children retries-worker/{kids['b'].id}, which is errored, and others."
+        in parent.explain().sentence
+    )
+    assert "retry(family=True)" in str(parent.explain())

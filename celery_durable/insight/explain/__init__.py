@@ -128,9 +128,12 @@ def _explain_failed(facts: Facts) -> Diagnosis:
     if facts.cancellation is not None:
         sentence += " It had been cancelled, and failed in its cleanup; a retry continues the cleanup."
     again = instance_command(row, "retry")
-    if facts.failed_child is not None:
-        child, status = facts.failed_child
-        sentence += f" The cause was its child {child.workflow}/{child.instance_id}, which is {status}."
+    if facts.failed_children:
+        child, status = facts.failed_children[0]
+        cause, more = (
+            ("causes were its children", ", and others") if facts.failed_children[1:] else ("cause was its child", "")
+        )
+        sentence += f" The {cause} {child.workflow}/{child.instance_id}, which is {status}{more}."
         again = instance_command(row, "retry", "--family")
     actions = [instance_command(row, "show", "--full"), again]
     if name == OUTCOME_UNKNOWN:

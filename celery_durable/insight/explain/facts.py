@@ -53,8 +53,8 @@ class Facts:
     """How long a run of the workflow may take, if this process knows the workflow and it has such a limit."""
     children: Mapping[Child, Status] = field(default_factory=dict)
     """The statuses of the child instances of its open steps. Deleted children are missing."""
-    failed_child: tuple[Child, Status] | None = None
-    """The child whose failure ended the run, and its status now. A retry of the family keeps it."""
+    failed_children: tuple[tuple[Child, Status], ...] = ()
+    """The first two children whose failure ended the run, and their statuses now. A retry of the family keeps them."""
     heartbeats: tuple[Heartbeat, ...] = ()
     dispatcher: str = "beat"
     """In which processes dispatchers run: the setting ``durable_dispatcher`` of this process."""

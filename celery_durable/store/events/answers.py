@@ -28,7 +28,6 @@ from celery_durable.model import (
     RunOutcome,
     RunRef,
     Status,
-    StepRow,
     StepStatus,
     StepType,
     TaskReference,
@@ -67,11 +66,14 @@ def _waiting_parent(s: Store) -> Any:
 @statement
 def _waiting_item(s: Store) -> Any:
     i = s.tables.instance
-    run = sa.and_(i.c.id == s.tables.item.c.instance_pk, i.c.run_number == s.tables.item.c.run_number)
+    item, sent = s.tables.item, s.tables.item.alias("sent_item")
+    run = sa.and_(i.c.id == item.c.instance_pk, i.c.run_number == item.c.run_number)
+    # The run that sent the attempt, or a later one to which the retry of a family has moved it.
+    same = [sent.c[name] == item.c[name] for name in ("instance_pk", "step_key", "position", "attempt_token")]
     return (
-        sa.select(i.c.workflow, i.c.instance_id, s.tables.item.c.attempt_token)
-        .select_from(items.join_step(s).join(i, run))
-        .where(i.c.run_number == param("run", sa.Integer), *items.map_item_conditions(s))
+        sa.select(i.c.workflow, i.c.instance_id, item.c.attempt_token)
+        .select_from(items.join_step(s).join(i, run).join(sent, sa.and_(*same)))
+        .where(sent.c.run_number == param("run", sa.Integer), *items.map_item_conditions(s))
     )
 
 
@@ -196,6 +198,8 @@ class TaskFailure:
     trace: ErrorTrace = NO_TRACE
     node: str | None = None
     pid: int | None = None
+    child_id: str | None = None
+    """Of the child that has failed."""
 
 
 def accept_answer(
@@ -238,7 +242,7 @@ def accept_answer(
 def _build_attempt(
     row: InstanceRow, reference: TaskReference, item: ItemRef | None, found: Any, failure: TaskFailure
 ) -> AttemptWrite:
-    id_ = task_id(reference.event_type, row.pk, row.run_number)
+    id_ = failure.child_id or task_id(reference.event_type, row.pk, row.run_number)
     return AttemptWrite(
         found.step_key,
         found.attempts,
@@ -416,22 +420,24 @@ def answer_parent(
         return AnswerOutcome(AnswerResult.TAKEN, tuple(due_runs or ()))
     failure, error = None, read_answer_error(payload)
     if error is not None:  # its text may need redaction, and the child has it
-        failure = TaskFailure(error.name, f"Instance {child.instance_id!r} of workflow {child.workflow!r} has failed")
+        text = f"Instance {child.instance_id!r} of workflow {child.workflow!r} has failed"
+        failure = TaskFailure(error.name, text, child_id=child.instance_id)
     row = waiting_step.row
     reference = TaskReference("", row.ref, waiting_step.event_type, waiting_step.token)
     options: Any = {"payload": payload, "event_id": event_id, "grace": grace, "failure": failure, "sender": sender}
     return accept_answer(tx, row, reference, **options)
 
 
-def answer_from_child(tx: Tx, parent: InstanceRow, step: StepRow, child: InstanceRow, *, event_id: str) -> None:
-    """Answer a step of a new run that waits for this locked child again, if the child has ended meanwhile."""
-    if not child.status.is_terminal or step.wait_event_type is None:
+def answer_from_child(tx: Tx, child: InstanceRow, *, event_id: str, grace: timedelta) -> None:
+    """Answer the new run that waits for this locked child again, and is due, if the child has ended meanwhile."""
+    if not child.status.is_terminal:
         return
     run = history.read_run(tx, child.pk, child.run_number)
     assert run is not None
     outcome = RunOutcome(child.status, run.output, run.error_name, run.error_message, reason=run.reason)
     payload = encode_child_answer(child.ref, outcome)
-    run_events.insert_event(tx, parent, type_=step.wait_event_type, payload=payload, event_id=event_id)
+    parent = instances.find_parent(tx, child.workflow, child.instance_id)
+    answer_parent(tx, parent, child.ref, payload=payload, event_id=event_id, grace=grace)
 
 
 # --- the result of an item, without the instance's lock -----------------------------------------

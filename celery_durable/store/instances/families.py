@@ -7,7 +7,7 @@ late or twice: a child that was started again after the end of its parent is lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -33,6 +33,7 @@ from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.instances import instances
 from celery_durable.store.runs import items, outbox
+from celery_durable.store.runs.runs import StepChild
 
 END_CHILDREN = "celery_durable.end_children"
 """The name of the outbound event. Its payload is that of `ChildrenToEnd`."""
@@ -118,23 +119,30 @@ def find_open(tx: Tx, ended: ChildrenToEnd) -> list[tuple[str, str]]:
     return [(row.workflow, row.instance_id) for row in tx.execute(query)]
 
 
-def read_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> list[tuple[StepRow, InstanceRow]]:
-    """Return the children of these steps that still exist, each with its step, in the order of their keys."""
-    by_child = {child: step for step in steps if (child := _find_child(tx, parent.pk, step)) is not None}
+def read_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> Iterator[StepChild]:
+    """Yield the children of these steps that still exist, of a map those that failed it, in the order of their keys."""
     i = tx.t.instance.c
-    query = (
-        sa.select(i.workflow, i.instance_id)
-        .where(sa.tuple_(i.workflow, i.instance_id).in_(list(by_child)), i.parent_pk == parent.pk)
-        .order_by(i.id)
-    )
-    names = [(row.workflow, row.instance_id) for row in tx.execute(query)] if by_child else []
-    return [(by_child[name], instances.read(tx, *name)) for name in names]
+    named: list[tuple[tuple[str, str], StepRow, int | None]] = []
+    for step in steps:
+        if (child := _find_child(tx, parent.pk, step)) is not None:
+            named.append((child, step, None))
+        elif (workflow := parse_children_event_type(step.wait_event_type)) is not None:
+            found = items.find_failed_ids(tx, parent.pk, parent.run_number, step.step_key)
+            named += [((workflow, id_), step, position) for id_, position in found.items()]
+    for start in range(0, len(named), _BATCH):
+        by_name = {name: (step, position) for name, step, position in named[start : start + _BATCH]}
+        query = (
+            sa.select(i.workflow, i.instance_id)
+            .where(sa.tuple_(i.workflow, i.instance_id).in_(list(by_name)), i.parent_pk == parent.pk)
+            .order_by(i.id)
+        )
+        for row in tx.execute(query).all():
+            step, position = by_name[row.workflow, row.instance_id]
+            yield StepChild(step, instances.read(tx, row.workflow, row.instance_id), position)
 
 
-def lock_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> list[tuple[StepRow, InstanceRow]]:
-    """Return the same children, locked. ``parent`` is locked."""
-    found = []
-    for step, child in read_children(tx, parent, steps):
+def lock_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> Iterator[StepChild]:
+    """Yield the same children, locked. ``parent`` is locked."""
+    for each in read_children(tx, parent, steps):
         with suppress(InstanceNotFound):  # deleted after it was found
-            found.append((step, instances.lock(tx, child.workflow, child.instance_id)))
-    return found
+            yield each._replace(instance=instances.lock(tx, each.instance.workflow, each.instance.instance_id))

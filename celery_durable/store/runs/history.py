@@ -158,8 +158,11 @@ def with_items(
 def _read_failures(tx: Tx, pk: int, run_number: int, record: StepRecord) -> tuple[ItemFailure, ...]:
     key, i = record.step_key, tx.t.instance.c
     errors = items.read_errors(tx, pk, run_number, key, limit=_MAX_FAILURES)
-    ids = {position: ItemRef(pk, key, position, attempts).work_id(run_number) for position, _, attempts in errors}
-    # A run that continues another one has copies of its items, but their children have ids of the other run.
+    runs = items.find_first_runs(tx, pk, run_number, key)
+    ids = {
+        position: ItemRef(pk, key, position, attempts).work_id(runs.get(position, run_number))
+        for position, _, attempts in errors
+    }
     named = sa.select(i.instance_id).where(i.workflow == record.workflow, i.instance_id.in_(ids.values()))
     existing = set() if record.workflow is None else set(tx.execute(named).scalars())
     found = []

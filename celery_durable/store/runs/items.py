@@ -374,25 +374,60 @@ def read_errors(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) 
 
 def find_sent_ids(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) -> list[str]:
     """Return the ids of the Celery tasks or children of the first items that are out."""
-    item = tx.t.item.c
-    query = _select_attempts(tx, pk, run_number, step_key).where(item.status == ItemStatus.SENT.value).limit(limit)
-    return [ItemRef(pk, step_key, row.position, row.attempts).work_id(run_number) for row in tx.execute(query)]
+    query = _select_attempts(tx, pk, run_number, step_key).where(tx.t.item.c.status == ItemStatus.SENT.value)
+    runs = find_first_runs(tx, pk, run_number, step_key)
+    return [
+        ItemRef(pk, step_key, row.position, row.attempts).work_id(runs.get(row.position, run_number))
+        for row in tx.execute(query.limit(limit))
+    ]
 
 
 def find_open_ids(tx: Tx, pk: int, run_number: int, step_key: str) -> list[str]:
     """Return the ids of the children of a map that may be open. Those of late attempts may be: of each item, ten."""
-    ids = []
+    ids, runs = [], find_first_runs(tx, pk, run_number, step_key)
     for row in tx.execute(_select_attempts(tx, pk, run_number, step_key)):
         last = row.attempts - 1 if row.status == ItemStatus.DONE.value else row.attempts
-        attempts = range(max(1, last - 9), last + 1)
-        ids += [ItemRef(pk, step_key, row.position, attempt).work_id(run_number) for attempt in attempts]
+        refs = [ItemRef(pk, step_key, row.position, attempt) for attempt in range(max(1, last - 9), last + 1)]
+        ids += [ref.work_id(runs.get(row.position, run_number)) for ref in refs]
     return ids
+
+
+def find_failed_ids(tx: Tx, pk: int, run_number: int, step_key: str) -> dict[str, int]:
+    """Return the ids of the children of a map's items that have failed permanently, with the positions of the items."""
+    query = _select_attempts(tx, pk, run_number, step_key).where(tx.t.item.c.status == ItemStatus.DEAD.value)
+    runs = find_first_runs(tx, pk, run_number, step_key)
+    return {
+        ItemRef(pk, step_key, row.position, row.attempts).work_id(runs.get(row.position, run_number)): row.position
+        for row in tx.execute(query)
+    }
+
+
+def find_first_runs(tx: Tx, pk: int, run_number: int, step_key: str) -> dict[int, int]:
+    """Return in which earlier run an item's current attempt was sent, by position; an item of this run is left out.
+
+    A retry copies items into the next run with their tokens. The id of a task or child is derived from the first run.
+    """
+    found: dict[int, int] = {}
+    tokens = _read_tokens(tx, pk, run_number, step_key) if run_number > 1 else {}
+    for run in range(run_number - 1, 0, -1):
+        before = _read_tokens(tx, pk, run, step_key)
+        tokens = {position: token for position, token in tokens.items() if before.get(position) == token}
+        if not tokens:
+            break
+        found |= dict.fromkeys(tokens, run)
+    return found
+
+
+def _read_tokens(tx: Tx, pk: int, run_number: int, step_key: str) -> dict[int, str]:
+    query = _select_attempts(tx, pk, run_number, step_key).where(tx.t.item.c.attempt_token.is_not(None))
+    return {row.position: row.attempt_token for row in tx.execute(query)}
 
 
 def _select_attempts(tx: Tx, pk: int, run_number: int, step_key: str) -> sa.Select[Any]:
     item = tx.t.item.c
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
-    return sa.select(item.position, item.attempts, item.status).where(*mine).order_by(item.position)
+    columns = (item.position, item.attempts, item.status, item.attempt_token)
+    return sa.select(*columns).where(*mine).order_by(item.position)
 
 
 def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:

@@ -6,9 +6,10 @@ times and commit ids. An event is copied as consumed only if its wait is copied 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,14 +24,25 @@ from celery_durable.model import (
     RunPlan,
     StepRow,
     StepStatus,
+    StepType,
     from_us,
     parse_child_event_type,
+    parse_children_event_type,
+    to_us,
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS
 
 _CHUNK = 500
+
+
+class StepChild(NamedTuple):
+    """A child of a step; of a map, that of the item at this position."""
+
+    step: StepRow
+    instance: InstanceRow
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +66,8 @@ class Continuation:
     """When the run that it continues was asked to stop, if a step call that it keeps has raised that."""
     reopened: tuple[StepRow, ...] = ()
     planned: tuple[StepRow, ...] = ()
-    awaited: tuple[tuple[StepRow, InstanceRow], ...] = ()
-    """Child steps that wait for the child of that run again, each with the locked row of the child."""
+    awaited: tuple[StepChild, ...] = ()
+    """The children of that run for which steps wait again, each with the waiting step and its own locked row."""
 
 
 # --- cancel ---------------------------------------------------------------------------------------
@@ -205,8 +217,32 @@ def _copy_rows(tx: Tx, continuation: Continuation, *, pk: int, run_number: int, 
         sa.or_(is_kept, sa.and_(e.c.type.not_like(PRIVATE_TYPE_PATTERN), e.c.actor.is_(None))),
     )
     tx.execute(sa.insert(e).from_select(list(values), source))
-    new = [*continuation.planned, *(step for step, _ in continuation.awaited)]
+    waiting = {each.step.step_key: each.step for each in continuation.awaited}
+    new = [*continuation.planned, *waiting.values()]
     _insert_rows(tx, new, pk=pk, run_number=run_number, commit_id=commit_id)
+    for step in waiting.values():
+        if step.type is StepType.MAP:
+            _copy_failed_items(tx, continuation, step, pk=pk, run_number=run_number)
+
+
+def _copy_failed_items(tx: Tx, continuation: Continuation, step: StepRow, *, pk: int, run_number: int) -> None:
+    """Copy the failed items of a map that waits again: as sent if it waits for their child, else to be sent again."""
+    item, key = tx.t.item, step.step_key
+    where: dict[str, Any] = {"pk": pk, "run_number": run_number}
+    positions = [each.position for each in continuation.awaited if each.step.step_key == key]
+    sent = {
+        "status": ItemStatus.SENT.value,
+        "due_at": None if step.wake_at is None else to_us(step.wake_at),
+        "answer": None,
+    }
+    for start in range(0, len(positions), _CHUNK):
+        is_awaited = item.c.position.in_(positions[start : start + _CHUNK])
+        _copy(tx, item, continuation, [key], is_awaited, **where, changed=sent)
+    copied = item.alias("copied").c
+    mine = (copied.instance_pk == pk, copied.run_number == run_number, copied.step_key == key)
+    is_copied = sa.exists().where(*mine, copied.position == item.c.position)
+    pending = {"status": ItemStatus.PENDING.value, "attempts": 0, "due_at": None, "attempt_token": None, "answer": None}
+    _copy(tx, item, continuation, [key], ~is_copied, **where, changed=pending)
 
 
 def copy_steps(tx: Tx, continuation: Continuation, keys: Sequence[str], *, pk: int, run_number: int) -> None:
@@ -223,9 +259,11 @@ def _copy(
     *where: sa.ColumnElement[bool],
     pk: int,
     run_number: int,
+    changed: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     values: dict[str, Any] = {column.name: column for column in table.c}
-    values |= {"instance_pk": sa.literal(pk, sa.BigInteger), "run_number": sa.literal(run_number, sa.Integer)}
+    given = {"instance_pk": pk, "run_number": run_number, **changed}
+    values |= {name: sa.literal(value, table.c[name].type) for name, value in given.items()}
     for start in range(0, len(keys), _CHUNK):
         mine = table.c.step_key.in_(keys[start : start + _CHUNK])
         source = sa.select(*values.values()).where(*_source_conditions(table, continuation), mine, *where)
@@ -276,9 +314,10 @@ class SourceRun:
     """In call order, without results."""
 
     def find_failed_child_steps(self) -> list[StepRow]:
-        """Return the child steps whose failure ended the run."""
+        """Return the child steps, and the maps over workflows, whose failure ended the run."""
         keys = () if self.failure is None else self.failure.keys
-        return [step for step in self.steps if step.step_key in keys and parse_child_event_type(step.wait_event_type)]
+        failed = [(step, step.wait_event_type) for step in self.steps if step.step_key in keys]
+        return [step for step, type_ in failed if parse_child_event_type(type_) or parse_children_event_type(type_)]
 
 
 def read_source(tx: Tx, row: InstanceRow) -> SourceRun:

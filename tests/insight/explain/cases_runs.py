@@ -68,7 +68,7 @@ RUNS = {
             instance(Status.ERRORED),
             of=run(error_name="CardDeclined", error_message="no money", completed_at=NOW - MINUTE),
             last_step=step("bill", StepType.CHILD, status=StepStatus.ERRORED, attempts=1, error=DECLINED, child=KID),
-            failed_child=(KID, Status.ERRORED),
+            failed_children=((KID, Status.ERRORED),),
         ),
         Code.FAILED,
         'It failed 1 min ago with CardDeclined: no money (step "bill", 1 attempt). The cause was its child '
