@@ -25,7 +25,6 @@ from celery_durable.runtime import Runtime
 from celery_durable.service import Service, WorkflowService
 from celery_durable.step import Step
 from celery_durable.store.migrations import migrate
-from celery_durable.tasks.lost.bootstep import HeldTasksStep
 from celery_durable.tasks.outbox import Handler
 from celery_durable.tasks.queues import install_queue
 from celery_durable.tasks.start import install_start_task
@@ -108,7 +107,7 @@ class Durable:
         tasks.install_tasks(app, self.internals)
         install_start_task(app, self.internals)
         install_queue(app)
-        app.steps["worker"].update((DurableStep, HeldTasksStep))
+        app.steps["worker"].add(DurableStep)
         self.internals.processes.connect(app)
 
     @property

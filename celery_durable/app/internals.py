@@ -32,9 +32,9 @@ from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.dispatch_publisher import DispatchPublisher
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.heartbeats import ProcessHeartbeat, SweepTaskHeartbeat
-from celery_durable.tasks.lost.message_broker import CeleryMessageBroker
-from celery_durable.tasks.lost.search import LOSS_REASON, LostTaskSearch
-from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
+from celery_durable.tasks.lost.destinations import find_destination
+from celery_durable.tasks.lost.reporter import HeldTaskReporter
+from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.process_stops import StopFlag, make_process_stop_check
 from celery_durable.tasks.publishing import Publisher
@@ -150,11 +150,15 @@ class Internals:
                 self.runtime,
                 self.dispatch_publisher.publish,
                 send_messages=self.outbox.send_committed,
-                find_task_queue=self.message_broker.find_queue,
+                find_task_queue=self._find_task_queue,
                 read_store=self.read_store,
                 make_redaction=self.redaction,
             )
         )
+
+    def _find_task_queue(self, body: str) -> str | None:
+        found = find_destination(self.app, body)
+        return None if found is None else found[0]
 
     @functools.cached_property
     def runner(self) -> Runner:
@@ -271,8 +275,14 @@ class Internals:
         """The jobs beside the sweeps. They start with a dispatcher, and the task `sweep` runs each once."""
         jobs = [Job("durable-retention", self.operations.retention.run_job, purpose="delete old instances")]
         if self.celery_app is not None:  # a harness has no workers
-            report = functools.partial(self.operations.answers.report_lost, why=LOSS_REASON)
-            search = LostTaskSearch(self.store, self.settings, self.runtime, self.message_broker, report)
+            search = LostTaskSearch(
+                self.store,
+                self.settings,
+                self.runtime,
+                self.operations.answers.report_lost,
+                find_destination=functools.partial(find_destination, self.app),
+                queue_length=self.publisher.queue_length,
+            )
             jobs.append(Job("durable-lost-tasks", search.check, purpose="search for lost tasks"))
         return jobs
 
@@ -298,20 +308,9 @@ class Internals:
         return SweepTaskHeartbeat(self.store, self.runtime)
 
     @functools.cached_property
-    def message_broker(self) -> CeleryMessageBroker:
-        """Knows the destinations of tasks."""
-        return CeleryMessageBroker(self.app, self.publisher.queue_length)
-
-    @functools.cached_property
-    def worker_loss_tracker(self) -> WorkerLossTracker:
+    def held_task_reporter(self) -> HeldTaskReporter:
         """Reports, in a worker, which tasks that worker holds."""
-        return WorkerLossTracker(
-            lambda: self.store,
-            self.runtime,
-            self.background_queue,
-            lambda: self.operations.answers,
-            heartbeat_id=lambda: self.heartbeat.row_id,
-        )
+        return HeldTaskReporter(lambda: self.store, self.runtime, heartbeat_id=lambda: self.heartbeat.row_id)
 
     def queue_lengths(self) -> dict[str, int | None]:
         """Return the lengths of the queues of known workflows and of steps' tasks; None if the broker cannot say."""

@@ -27,7 +27,7 @@ from celery_durable.store.schema.dialects import POSTGRESQL
 from celery_durable.tasks import beat_schedules
 from celery_durable.tasks.dispatcher import Dispatcher
 from celery_durable.tasks.heartbeats import ProcessHeartbeat
-from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
+from celery_durable.tasks.lost.reporter import HeldTaskReporter
 from celery_durable.tasks.pools import import_for_passes
 from celery_durable.tasks.process_stops import StopFlag
 from celery_durable.tasks.publishing import Publisher
@@ -75,8 +75,8 @@ class ProcessParts(Protocol):
         """Does what the main loop of Celery must not wait for."""
 
     @property
-    def worker_loss_tracker(self) -> WorkerLossTracker:
-        """Finds the tasks of lost workers."""
+    def held_task_reporter(self) -> HeldTaskReporter:
+        """Reports the tasks that this worker holds."""
 
     @property
     def task_end_handler(self) -> TaskEndHandler:
@@ -110,7 +110,7 @@ class CeleryProcesses:
         listen(signals.task_failure, self._release_dead_claim)
         listen(signals.worker_shutdown, self._end_worker)
         listen(signals.worker_process_shutdown, _stop_event_loop)
-        self._internals.worker_loss_tracker.connect(self._is_own)
+        listen(signals.task_received, self._record_received)
         self._internals.task_end_handler.connect()
 
     def _is_own(self, app: Any) -> bool:
@@ -157,12 +157,17 @@ class CeleryProcesses:
     def _set_stop_flag(self, **_: Any) -> None:
         self._internals.stop_flag.set()
 
-    def start_worker(self, node: str, pool: str) -> None:
-        """Start the heartbeat, and the dispatcher if settings want one here. The worker's bootstep calls it."""
+    def start_worker(self, node: str, pool: str, consumer: Callable[[], Any]) -> None:
+        """Start the heartbeat and the reports, and the dispatcher if settings want one here. For the bootstep.
+
+        ``consumer``: see `HeldTaskReporter`.
+        """
         parts = self._internals
         parts.task_end_handler.set_main_loop_pid(os.getpid() if pool == "prefork" else None)
         parts.heartbeat.register("worker", node, pool=pool)
         parts.heartbeat.start()
+        parts.heartbeat.is_row_needed = True
+        parts.held_task_reporter.start(consumer)
         if parts.settings.dispatcher in ("worker", "both") and parts.unsupported_pool is None:
             parts.dispatcher.start()
 
@@ -171,16 +176,15 @@ class CeleryProcesses:
         self._internals.stop_flag.set()
         self.stop_jobs()
 
-    def start_reports(self, consumer: Callable[[], Any]) -> None:
-        """Start to report which tasks this worker holds. ``consumer`` returns what receives its messages, or None."""
-        self._internals.heartbeat.is_row_needed = True
-        self._internals.worker_loss_tracker.reporter.start(consumer)
-
     def stop_reports(self) -> None:
         """Stop to report: the worker's pool has ended, or Celery is about to kill it."""
-        self._internals.worker_loss_tracker.reporter.stop(_STOP_SECONDS)
+        self._internals.held_task_reporter.stop(_STOP_SECONDS)
         self._internals.heartbeat.is_row_needed = False
         self._internals.heartbeat.stop(_STOP_SECONDS)
+
+    def _record_received(self, sender: Any, request: Any, **_: Any) -> None:
+        if self._is_own(sender.app):
+            self._internals.held_task_reporter.held.record_received(request, sender.connection)
 
     def _end_worker(self, sender: Any, **_: Any) -> None:
         if self._is_own(sender.app):

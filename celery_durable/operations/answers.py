@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from celery_durable import notify, values
 from celery_durable.errors import InstanceNotFound
@@ -26,7 +26,7 @@ from celery_durable.store.engine.time_limits import DIRECT, ORDINARY, TimeBudget
 from celery_durable.store.events import answers
 from celery_durable.store.events.answers import AnswerOutcome, TaskFailure
 from celery_durable.store.instances.item_senders import TASKS
-from celery_durable.store.lost_tasks import GiveUp, Resend
+from celery_durable.store.lost_tasks import GiveUp
 
 LostDelivery = tuple[TaskReference, datetime | None]
 """A lost delivery, and by when its message had been sent; None if the reporter saw the task die."""
@@ -62,7 +62,7 @@ class AnswerOperations:
 
         def work(tx: Tx) -> bool:
             if may_be_copy:
-                return not lost_tasks.is_unanswered(tx, reference)
+                return lost_tasks.find_awaiting_step(tx, reference) is None
             return lost_tasks.is_abandoned(tx, reference)
 
         return self._context.store.read(work, timeouts=DIRECT)
@@ -132,7 +132,7 @@ class AnswerOperations:
         if error is None:
             return None
         context, ref = self._context, reference.ref
-        step = context.store.read(lambda tx: lost_tasks.find_step_name(tx, reference), timeouts=timeouts)
+        step = context.store.read(lambda tx: lost_tasks.find_awaiting_step(tx, reference), timeouts=timeouts)
         redaction = context.make_redaction(ref.workflow, ref.instance_id)
         text = redaction.clean_error(error.name, error.message, step)
         if exception is None:
@@ -185,7 +185,7 @@ class AnswerOperations:
                     continue
                 limit, grace = settings.lost_limit, self._context.grace
                 match lost_tasks.report_loss(tx, reference, sent_by=sent_by, limit=limit, grace=grace):
-                    case Resend(message):
+                    case OutboxMessage() as message:
                         messages.append(message)
                         resent.append(reference.ref)
                     case GiveUp() as end:
@@ -207,6 +207,14 @@ class AnswerOperations:
                 failed += 1
                 notify.send_task_lost(reference.ref, outcome="failed")
         return len(messages) + failed
+
+    def record_sent_again(self, reference: TaskReference, when: datetime | float | None) -> None:
+        """Record that a task sends itself again, in these seconds or at this time. None: other tasks do its work."""
+        if isinstance(when, datetime):
+            aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+            when = (aware - self._context.runtime.wall_clock()).total_seconds()
+        sent_in = None if when is None else timedelta(seconds=max(0.0, when))
+        self._context.store.transact_once(lambda tx: lost_tasks.record_sent_again(tx, reference, sent_in))
 
     def _lock(self, tx: Tx, ref: RunRef) -> bool:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -36,7 +36,6 @@ from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.runs import items, outbox
 from celery_durable.values import build_replying_task_message
 
-_ENDED = [status.value for status in Status if status.is_terminal]
 _CHUNK = 200
 _MAX_OLDEST = 1000
 _FAIL: OnLost = "fail"
@@ -70,14 +69,9 @@ class SentTask:
 
 def read_sent(tx: Tx, *, before: datetime, limit: int, offset: int = 0) -> tuple[list[SentTask], bool]:
     """Return tasks sent before this time, oldest first, but not those in the outbox, and whether there are more."""
-    item, st = tx.t.item.c, tx.t.step.c
-    key = (item.sent_at, item.instance_pk, item.run_number, item.step_key, item.position)
-    query = (
-        _select_awaited(tx.store)
-        .add_columns(item.missing_at, st.type, st.wait_event_type)
-        .where(*_is_searched(tx), item.sent_at <= to_us(before), item.on_lost != _WAIT)
-        .order_by(*key)
-    )
+    item = tx.t.item.c
+    is_wanted = (*_is_searched(tx), item.sent_at <= to_us(before), item.on_lost != _WAIT)
+    query = _select_awaited(tx.store).where(*is_wanted).order_by(item.sent_at, *_key(item), item.position)
     rows = tx.execute(query.limit(limit).offset(offset)).all()
     database_id = find_database_id(tx) if rows else None
     # Without an id, which only emptied tables lack, no answer to these tasks would be accepted.
@@ -86,6 +80,17 @@ def read_sent(tx: Tx, *, before: datetime, limit: int, offset: int = 0) -> tuple
     for start in range(0, len(tasks), _CHUNK):
         unsent |= outbox.find_existing(tx, [each.id for each in tasks[start : start + _CHUNK]])
     return [each for each in tasks if each.id not in unsent], len(rows) == limit
+
+
+def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int]]:
+    """Return where the oldest tasks were sent (queue, or encoded task if its route decides), since when, how many."""
+    item = tx.t.item.c
+    routed = sa.case((item.queue.is_(None), item.task)).label("routed")
+    query = _select_awaited(tx.store).with_only_columns(item.queue, routed, item.sent_at).where(*_is_searched(tx))
+    oldest = query.order_by(item.sent_at).limit(_MAX_OLDEST).subquery().c
+    columns = (oldest.queue, oldest.routed, sa.func.min(oldest.sent_at).label("at"), sa.func.count().label("n"))
+    rows = tx.execute(sa.select(*columns).group_by(oldest.queue, oldest.routed))
+    return [(row.queue, row.routed, from_us(row.at), row.n) for row in rows]
 
 
 def _is_searched(tx: Tx) -> tuple[sa.ColumnElement[bool], ...]:
@@ -98,33 +103,19 @@ def _select_awaited(s: Store) -> sa.Select[Any]:
     """Select the attempts of tasks with the steps of current runs that wait for them."""
     i, item, st = s.tables.instance, s.tables.item.c, s.tables.step.c
     columns = (
-        item.instance_pk, item.run_number, item.step_key, item.position, item.attempts, item.loss_count,
-        item.attempt_token, item.sent_at, item.on_lost, i.c.workflow, i.c.instance_id, st.name,
+        *_key(item), item.position, item.attempts, item.loss_count, item.attempt_token, item.sent_at, item.missing_at,
+        item.on_lost, i.c.workflow, i.c.instance_id, st.name, st.type, st.wait_event_type,
     )  # fmt: skip
     mine = sa.and_(i.c.id == item.instance_pk, i.c.run_number == item.run_number)
     is_awaited = (
         st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
-        i.c.status.not_in([sa.literal_column(f"'{status}'") for status in _ENDED]),
+        i.c.status.not_in([sa.literal_column(f"'{status.value}'") for status in Status if status.is_terminal]),
     )
     return sa.select(*columns).select_from(items.join_step(s).join(i, mine)).where(*is_awaited)
 
 
-def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int]]:
-    """Return where the oldest tasks were sent (queue, or encoded task if its route decides), since when, how many."""
-    item, i, st = tx.t.item, tx.t.instance, tx.t.step
-    oldest = sa.select(item).where(*_is_searched(tx)).order_by(item.c.sent_at).limit(_MAX_OLDEST).subquery()
-    o = oldest.c
-    routed = sa.case((o.queue.is_(None), o.task)).label("routed")
-    is_awaited = (i.c.status.not_in(_ENDED), st.c.status == StepStatus.WAITING.value)
-    query = (
-        sa.select(o.queue, routed, sa.func.min(o.sent_at).label("at"), sa.func.count().label("n"))
-        .select_from(oldest)
-        .join(i, sa.and_(i.c.id == o.instance_pk, i.c.run_number == o.run_number))
-        .join(st, sa.and_(st.c.instance_pk == i.c.id, st.c.run_number == i.c.run_number, st.c.step_key == o.step_key))
-        .where(*is_awaited)
-        .group_by(o.queue, routed)
-    )
-    return [(row.queue, row.routed, from_us(row.at), row.n) for row in tx.execute(query)]
+def _key(columns: Any) -> tuple[sa.ColumnElement[Any], ...]:
+    return columns.instance_pk, columns.run_number, columns.step_key
 
 
 def _sent_task(row: Any, database_id: str) -> SentTask:
@@ -134,54 +125,51 @@ def _sent_task(row: Any, database_id: str) -> SentTask:
     ref = RunRef(row.workflow, row.instance_id, row.run_number)
     reference = TaskReference(database_id, ref, event_type, row.attempt_token, delivery=row.loss_count)
     missing_at = None if row.missing_at is None or row.missing_at < row.sent_at else from_us(row.missing_at)
-    return SentTask(
-        reference, (row.instance_pk, row.run_number, row.step_key), row.position, from_us(row.sent_at), missing_at
-    )
+    step = (row.instance_pk, row.run_number, row.step_key)
+    return SentTask(reference, step, row.position, from_us(row.sent_at), missing_at)
 
 
 def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[StepKey, str]:
     """Return the stored body of one task of each step, for `values.build_replying_task_message`."""
     item = tx.t.item.c
-    key = (item.instance_pk, item.run_number, item.step_key, item.position)
-    firsts = list({each.step: (*each.step, each.position) for each in tasks}.values())
-    found: dict[StepKey, str] = {}
-    for start in range(0, len(firsts), _CHUNK):
-        wanted = sa.tuple_(*key).in_(firsts[start : start + _CHUNK])
-        for row in tx.execute(sa.select(*key, item.task).where(wanted)):
-            found[row.instance_pk, row.run_number, row.step_key] = row.task
-    return found
+    key, firsts = (*_key(item), item.position), {each.step: (*each.step, each.position) for each in tasks}
+    rows = _select_among(tx, sa.select(*key, item.task), key, list(firsts.values()))
+    return {(row.instance_pk, row.run_number, row.step_key): row.task for row in rows}
 
 
-def read_last_answered(tx: Tx, step: StepKey) -> dict[datetime, int]:
-    """Return by the time of sending the last position among the answered items of a map."""
+def read_last_answered(tx: Tx, steps: Sequence[StepKey]) -> dict[tuple[StepKey, datetime], int]:
+    """Return the last position among the answered items of each map that were sent at the same time."""
     item = tx.t.item.c
-    query = sa.select(item.sent_at, sa.func.max(item.position).label("last")).group_by(item.sent_at)
     is_answered = (item.status != ItemStatus.SENT.value, item.sent_at.is_not(None))
-    return {from_us(row.sent_at): row.last for row in tx.execute(query.where(*_is_of_step(item, step), *is_answered))}
+    query = sa.select(*_key(item), item.sent_at, sa.func.max(item.position).label("last")).where(*is_answered)
+    rows = _select_among(tx, query.group_by(*_key(item), item.sent_at), _key(item), steps)
+    return {((row.instance_pk, row.run_number, row.step_key), from_us(row.sent_at)): row.last for row in rows}
 
 
-def record_missing(tx: Tx, step: StepKey, positions: Sequence[int]) -> None:
-    """Record that no worker holds these tasks of a step, and that their messages have left the queue."""
+def record_missing(tx: Tx, tasks: Sequence[SentTask]) -> None:
+    """Record that no worker holds these tasks, and that their messages have left the queue."""
     item = tx.t.item
-    is_out = (item.c.position.in_(positions), item.c.status == ItemStatus.SENT.value)
-    tx.execute(sa.update(item).where(*_is_of_step(item.c, step), *is_out).values(missing_at=tx.store.clock()))
+    for step in {each.step for each in tasks}:
+        is_out = (item.c.position.in_([each.position for each in tasks if each.step == step]), *_is_searched(tx))
+        tx.execute(sa.update(item).where(*_is_of_step(item.c, step), *is_out).values(missing_at=tx.store.clock()))
 
 
-def _is_of_step(columns: Any, step: StepKey) -> tuple[sa.ColumnElement[bool], ...]:
-    return columns.instance_pk == step[0], columns.run_number == step[1], columns.step_key == step[2]
+def _select_among(tx: Tx, query: sa.Select[Any], key: Sequence[Any], wanted: Sequence[Any]) -> Iterator[sa.Row[Any]]:
+    """Return the rows of a query that have one of these keys."""
+    for start in range(0, len(wanted), _CHUNK):
+        yield from tx.execute(query.where(sa.tuple_(*key).in_(wanted[start : start + _CHUNK])))
+
+
+def _is_of_step(columns: Any, step: StepKey) -> list[sa.ColumnElement[bool]]:
+    return [column == value for column, value in zip(_key(columns), step, strict=True)]
 
 
 # --- what is lost -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Resend:
-    message: OutboxMessage
-
-
-@dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The task is not sent again. ``name`` is the Celery task; ``loss_count`` includes this loss."""
+    """The task is not to be sent again. ``name`` is the Celery task; ``loss_count`` includes this loss."""
 
     name: str
     loss_count: int
@@ -189,28 +177,27 @@ class GiveUp:
 
 def report_loss(
     tx: Tx, reference: TaskReference, *, sent_by: datetime | None, limit: int, grace: timedelta
-) -> Resend | GiveUp | None:
-    """Report that a delivery of a task is lost. Returns whether the task is sent again or given up.
+) -> OutboxMessage | GiveUp | None:
+    """Report that a delivery of a task is lost. Returns the message that sends the task again, with its time anew.
 
-    Returns None if the attempt has ended, another delivery is under way, or the step says ``on_lost="wait"`` and the
-    reporter did not see the task die. ``sent_by``: the lost message was sent by this time; a task that has since sent
-    itself again is not lost. None: the reporter saw the task die. At its ``limit``-th loss a task is given up.
-
-    A task that is sent again gets its time anew. The deadline of a task step is in the step's row, so the caller has
-    locked the instance. A pass finds the later deadlines of a map's items by itself.
+    Returns None if the attempt has ended or has sent another message, or its step says ``on_lost="wait"`` and the
+    reporter did not see the task die. ``sent_by``: the lost message was sent by this time; None: the reporter saw the
+    task die. The caller has locked the instance of a task step, whose row has the deadline.
     """
     row = _find_attempt(tx, reference)
     if row is None or row.loss_count != reference.delivery:
         return None
     if sent_by is not None and (row.on_lost == _WAIT or row.sent_at is None or row.sent_at > to_us(sent_by)):
         return None
-    if not hmac.compare_digest(row.attempt_token.encode(), reference.token.encode()):
-        return None
     if row.on_lost == _FAIL or row.loss_count + 1 >= limit:
         return GiveUp(json.loads(row.task)["name"], row.loss_count + 1)
-    where = {"pk": row.instance_pk, "run": row.run_number, "key": row.step_key, "position": row.position}
-    mine = {"attempt": row.attempts, "delivery": reference.delivery, "sent_us": row.sent_at}
-    if tx.run(_count_loss, **where, **mine).rowcount == 0:
+    item, now = tx.t.item, tx.store.clock()
+    new_values = (  # ordered: MariaDB lets later assignments see earlier ones
+        (item.c.due_at, item.c.due_at + now - sa.func.coalesce(item.c.sent_at, now)),
+        (item.c.sent_at, now),
+        (item.c.loss_count, item.c.loss_count + 1),
+    )
+    if tx.execute(sa.update(item).where(*_is_same_delivery(tx, row)).ordered_values(*new_values)).rowcount == 0:
         return None
     if ItemRef.read(reference.event_type) is None:
         _extend_wait(tx, (row.instance_pk, row.run_number, row.step_key))
@@ -218,30 +205,25 @@ def report_loss(
     id_ = task_id(reference.event_type, row.instance_pk, row.run_number)
     message = build_replying_task_message(row.task, id_=id_, reference=next_delivery)
     outbox.insert(tx, [message], pk=row.instance_pk, run_number=row.run_number, step_key=row.step_key, grace=grace)
-    return Resend(message)
+    return message
 
 
-@statement
-def _count_loss(s: Store) -> Any:
-    item, now = s.tables.item, s.clock()
-    return (
-        sa.update(item)
-        .where(
-            item.c.instance_pk == param("pk", sa.BigInteger),
-            item.c.run_number == param("run", sa.Integer),
-            item.c.step_key == param("key", sa.String),
-            item.c.position == param("position", sa.Integer),
-            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
-            item.c.attempts == param("attempt", sa.Integer),
-            item.c.loss_count == param("delivery", sa.Integer),
-            sa.func.coalesce(item.c.sent_at, 0) == sa.func.coalesce(param("sent_us", sa.BigInteger), 0),
-        )
-        .ordered_values(  # MariaDB lets later assignments see earlier ones
-            (item.c.due_at, item.c.due_at + now - sa.func.coalesce(item.c.sent_at, now)),
-            (item.c.sent_at, now),
-            (item.c.loss_count, item.c.loss_count + 1),
-        )
-    )
+def record_sent_again(tx: Tx, reference: TaskReference, sent_in: timedelta | None) -> None:
+    """Record that a task sends itself again (a retry) in this time, so that earlier searches do not apply.
+
+    None: other tasks do its work (`Task.replace`). No search could find them, so none looks for them.
+    """
+    row = _find_attempt(tx, reference)
+    if row is not None and row.loss_count == reference.delivery and row.sent_at is not None:
+        sent_at = None if sent_in is None else tx.store.clock() + duration_us(sent_in)
+        tx.execute(sa.update(tx.t.item).where(*_is_same_delivery(tx, row)).values(sent_at=sent_at))
+
+
+def _is_same_delivery(tx: Tx, row: Any) -> list[sa.ColumnElement[bool]]:
+    """Conditions for the item of an attempt: it is out, and was not sent again after ``row`` was read."""
+    item = tx.t.item.c
+    names = ("instance_pk", "run_number", "step_key", "position", "attempts", "loss_count", "sent_at")
+    return [item.status == ItemStatus.SENT.value, *(item[name] == getattr(row, name) for name in names)]
 
 
 def _extend_wait(tx: Tx, step: StepKey) -> None:
@@ -270,24 +252,20 @@ def _unanswered_item(s: Store) -> Any:
 
 
 def _find_attempt(tx: Tx, reference: TaskReference) -> Any:
-    """Return the row of the attempt that a reference names, if its step still waits for it."""
+    """Return the row of the attempt that a reference names; None if no step waits for it, or if it is forged."""
     ref = reference.ref
     where = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
-    return items.find_sent_attempt(
+    row = items.find_sent_attempt(
         tx, reference, step_statement=_unanswered_step, item_statement=_unanswered_item, **where
     )
+    is_genuine = row is not None and hmac.compare_digest(row.attempt_token.encode(), reference.token.encode())
+    return row if is_genuine else None
 
 
-def find_step_name(tx: Tx, reference: TaskReference) -> str | None:
+def find_awaiting_step(tx: Tx, reference: TaskReference) -> str | None:
     """Return the name of the step that waits for this attempt; None if no step does, or if the reference is forged."""
     row = _find_attempt(tx, reference)
-    is_genuine = row is not None and hmac.compare_digest(row.attempt_token.encode(), reference.token.encode())
-    return row.name if is_genuine else None
-
-
-def is_unanswered(tx: Tx, reference: TaskReference) -> bool:
-    """Return whether the step or the item still waits for this attempt."""
-    return _find_attempt(tx, reference) is not None
+    return None if row is None else row.name
 
 
 @statement
@@ -312,26 +290,3 @@ def is_abandoned(tx: Tx, reference: TaskReference) -> bool:
     task = {"step_key": None if item is None else item.step_key, "type": reference.event_type}
     run = {"workflow": ref.workflow, "instance": ref.instance_id, "run": ref.run_number}
     return tx.run(_select_abandoned, **run, **task).first() is not None
-
-
-# --- retries and replacements --------------------------------------------------------------------
-
-
-def record_retry(tx: Tx, reference: TaskReference, *, sent_in: timedelta) -> None:
-    """Record that the task sends itself again in ``sent_in`` (a retry), so earlier searches do not apply."""
-    _update_sent_at(tx, reference, tx.store.clock() + duration_us(sent_in))
-
-
-def record_replacement(tx: Tx, reference: TaskReference) -> None:
-    """Record that other tasks do the work (`Task.replace`): no search can find them, and none looks for them."""
-    _update_sent_at(tx, reference, None)
-
-
-def _update_sent_at(tx: Tx, reference: TaskReference, sent_at: Any) -> None:
-    row = _find_attempt(tx, reference)
-    if row is None or row.loss_count != reference.delivery or row.sent_at is None:
-        return
-    item = tx.t.item.c
-    mine = _is_of_step(item, (row.instance_pk, row.run_number, row.step_key))
-    more = (item.position == row.position, item.attempts == row.attempts, item.loss_count == row.loss_count)
-    tx.execute(sa.update(tx.t.item).where(*mine, *more, item.sent_at.is_not(None)).values(sent_at=sent_at))

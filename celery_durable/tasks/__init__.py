@@ -25,7 +25,6 @@ from celery_durable.store.runs import sweeps
 from celery_durable.tasks.answers import MALFORMED, AnswerCommitter, parse_errback_arguments
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.heartbeats import SweepTaskHeartbeat
-from celery_durable.tasks.lost.worker_tracker import WorkerLossTracker
 from celery_durable.tasks.options import INTERNAL_OPTIONS, send_past_routes
 from celery_durable.tasks.outbox import OutboundDeliverer
 from celery_durable.tasks.pools import get_node_name
@@ -75,8 +74,6 @@ class TaskDependencies(Protocol):
     def deliveries(self) -> OutboundDeliverer: ...
     @property
     def answers(self) -> AnswerCommitter: ...
-    @property
-    def worker_loss_tracker(self) -> WorkerLossTracker: ...
     @property
     def task_end_handler(self) -> TaskEndHandler: ...
 
@@ -226,9 +223,7 @@ def make_task_end_handler(app: Celery, dependencies: TaskDependencies, backgroun
     def send(what: Any, reference: Any, *, is_error: bool) -> None:
         _send_answer(app.tasks[TASK_FAILED if is_error else TASK_DONE], dependencies.answers, (what, reference))
 
-    return TaskEndHandler(
-        app, lambda: dependencies.answers, background, send, loss_recorder=dependencies.worker_loss_tracker
-    )
+    return TaskEndHandler(app, lambda: dependencies.answers, background, send)
 
 
 def check_accept_content(conf: Any) -> None:

@@ -37,7 +37,7 @@ class AnswerCommitter:
     """Commits answers. ``reference``: a `TaskReference` in its JSON form; a forged message may hold any other value."""
 
     def __init__(self, operations: Callable[[], AnswerOperations], settings: Settings, runtime: Runtime) -> None:
-        self._operations, self._settings, self._runtime = operations, settings, runtime
+        self.operations, self._settings, self._runtime = operations, settings, runtime
         self._direct_commits_paused_until = 0.0
 
     def find_queue(self, reference: Any) -> str:
@@ -54,14 +54,11 @@ class AnswerCommitter:
         return self._runtime.monotonic() >= self._direct_commits_paused_until and self.is_awaited_here(reference)
 
     def is_awaited_here(self, reference: TaskReference) -> bool:
-        return self._operations().find_database_id() == reference.database_id
+        return self.operations().find_database_id() == reference.database_id
 
     def pause_direct_commits(self) -> None:
         """After a database error: for five seconds, send answers as messages without trying the database."""
         self._direct_commits_paused_until = self._runtime.monotonic() + _DIRECT_COMMIT_PAUSE_SECONDS
-
-    def is_superfluous(self, reference: TaskReference, *, may_be_copy: bool) -> bool:
-        return self._operations().is_superfluous(reference, may_be_copy=may_be_copy)
 
     def commit_result(self, result: Any, reference: Any, *, is_direct: bool = False) -> str:
         """Record that a task has returned; returns a short text for the log, and raises the database's error.
@@ -99,7 +96,7 @@ class AnswerCommitter:
         found = TaskReference.read(reference)
         if found is None:
             return MALFORMED
-        result = self._operations().accept(found, payload, is_direct=is_direct, exception=exception)
+        result = self.operations().accept(found, payload, is_direct=is_direct, exception=exception)
         if result is AnswerResult.FORGED:
             logger.warning(
                 "An answer to %s (%s) is refused: it does not have the task's token", found.ref, found.event_type

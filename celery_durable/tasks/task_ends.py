@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from celery import Celery, signals, states
@@ -24,7 +25,6 @@ from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.operations.answers import TaskException
 from celery_durable.signals import listen
 from celery_durable.tasks.answers import AnswerCommitter, encode_exception
-from celery_durable.tasks.lost.held_tasks import is_requeued
 from celery_durable.tasks.pools import get_node_name
 from celery_durable.tasks.task_starts import TaskDropped
 
@@ -43,13 +43,6 @@ class SendAnswer(Protocol):
     def __call__(self, what: Any, reference: Any, *, is_error: bool) -> None: ...
 
 
-class LossRecorder(Protocol):
-    """The events that the search for lost tasks has to record."""
-
-    def record_process_death(self, reference: object, *, why: str) -> bool: ...
-    def record_replacement(self, request: Any) -> None: ...
-
-
 class TaskEndHandler:
     """Commits the ends of the tasks of one app, as results or errors of the waiting steps.
 
@@ -62,11 +55,8 @@ class TaskEndHandler:
         answers: Callable[[], AnswerCommitter],
         background: CallQueue,
         send: SendAnswer,
-        *,
-        loss_recorder: LossRecorder,
     ) -> None:
         self._app, self._answers, self._background, self._send = app, answers, background, send
-        self._loss_recorder = loss_recorder
         self._main_loop_pid: int | None = None
 
     def set_main_loop_pid(self, pid: int | None) -> None:
@@ -79,7 +69,8 @@ class TaskEndHandler:
         """Whether a task that is about to start need not run; False if the database cannot be asked."""
         answers = self._answers()
         try:
-            return answers.can_commit_directly(reference) and answers.is_superfluous(reference, may_be_copy=may_be_copy)
+            is_asked = answers.can_commit_directly(reference)
+            return is_asked and answers.operations().is_superfluous(reference, may_be_copy=may_be_copy)
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:  # noqa: BLE001  # no database, tables or settings here; the task may run
@@ -129,7 +120,7 @@ class TaskEndHandler:
 
         def report() -> None:
             if self._answers().is_awaited_here(reference):
-                self._loss_recorder.record_process_death(raw_reference, why=_PROCESS_DIED)
+                self._answers().operations().report_lost([(reference, None)], why=_PROCESS_DIED)
             else:  # the application whose database waits for the answer receives the error
                 self._send(error, raw_reference, is_error=True)
 
@@ -170,6 +161,7 @@ class TaskEndHandler:
 
     def connect(self) -> None:
         listen(signals.task_postrun, self._handle_postrun)
+        listen(signals.task_retry, self._handle_retry)
         listen(signals.task_internal_error, self._handle_internal_error)
         listen(signals.task_revoked, self._handle_revoked)
         listen(signals.task_rejected, self._handle_rejected)
@@ -179,14 +171,32 @@ class TaskEndHandler:
         if sender.app is not self._app or state not in (states.IGNORED, states.REJECTED):
             return
         raw_reference = task.request.get(REFERENCE_HEADER)
-        if raw_reference is None or is_requeued(task, state, retval):
+        if raw_reference is None or isinstance(retval, TaskDropped):
             return
-        if isinstance(retval, TaskDropped):
+        if _is_requeued(task, state, retval):
+            self._record_sent_again(raw_reference, 0.0)
+        elif str(retval) == _REPLACED:
+            self._record_sent_again(raw_reference, None)
+        else:
+            self.commit_or_send_error(encode_exception(retval), raw_reference)
+
+    def _handle_retry(self, sender: Any, request: Any, reason: Any, **_: Any) -> None:
+        if sender.app is self._app and (raw_reference := request.get(REFERENCE_HEADER)) is not None:
+            when = getattr(reason, "when", None)  # of `Retry`; a task may raise another exception of this kind
+            self._record_sent_again(raw_reference, 0.0 if when is None else when)
+
+    def _record_sent_again(self, raw_reference: Any, when: datetime | float | None) -> None:
+        """Record when the task sends itself again, so that no search takes it for lost; None: others do its work."""
+        reference = TaskReference.read(raw_reference)
+        if reference is None:
             return
-        if str(retval) == _REPLACED:
-            self._loss_recorder.record_replacement(task.request)
-            return
-        self.commit_or_send_error(encode_exception(retval), raw_reference)
+        try:
+            if self._answers().is_awaited_here(reference):
+                self._answers().operations().record_sent_again(reference, when)
+        except Exception as exc:  # noqa: BLE001  # at worst the search sends the task once more
+            logger.warning(
+                "The worker cannot record that a task of %s was retried, requeued or replaced: %s", reference.ref, exc
+            )
 
     def _handle_internal_error(self, sender: Any, request: Any, exception: Any, **_: Any) -> None:
         """Handle an error of Celery itself: it calls no errback if the result backend cannot store a failure."""
@@ -217,6 +227,14 @@ class TaskEndHandler:
         if reference is not None:
             what = f"The answer for a task of {reference.ref}, which does not run,"
             self._background.add(lambda: self._commit_or_send(error, reference), what=what)
+
+
+def _is_requeued(task: Any, state: Any, retval: Any) -> bool:
+    """Whether a task that ended has returned its message to the queue (``Reject(requeue=True)``).
+
+    False if the message was acknowledged before the task ran: then Celery rejects nothing, and the message is gone.
+    """
+    return bool(state == states.REJECTED and getattr(retval, "requeue", False) and task.acks_late)
 
 
 def _find_task_exception(exception: BaseException) -> BaseException:

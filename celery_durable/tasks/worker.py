@@ -47,7 +47,7 @@ class DurableStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         if self._startup_error is not None:
             raise self._startup_error
-        self._internals.processes.start_worker(parent.hostname, self._pool)
+        self._internals.processes.start_worker(parent.hostname, self._pool, lambda: _find_consumer(parent))
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Check twice a second for dead pool processes, whether the worker stopped consuming, and for old timers."""
@@ -61,9 +61,19 @@ class DurableStep(bootsteps.StartStopStep):
         ]
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002  # the bootstep's signature
+        """Stop the jobs, but not the reports of held tasks: the pool, which stops later, still works on them."""
         self._internals.processes.stop_worker()
 
-    terminate = stop
+    def terminate(self, parent: Any) -> None:
+        """Stop all: Celery kills the pool next, and sends no signal when the worker has ended."""
+        self.stop(parent)
+        self._internals.processes.stop_reports()
+
+
+def _find_consumer(worker: Any) -> Any:
+    """The worker's consumer while it receives messages or is about to; None when the worker shuts down."""
+    states: Any = bootsteps
+    return None if worker.blueprint.state in (states.CLOSE, states.TERMINATE) else worker.consumer
 
 
 def check_for_dead_processes(pool: Any) -> None:

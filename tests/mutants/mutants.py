@@ -310,7 +310,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "an answer for another database is committed to this one",
         (
             "tasks.answers:AnswerCommitter.is_awaited_here",
-            "self._operations().answers.find_database_id() == reference.database_id",
+            "self.operations().find_database_id() == reference.database_id",
             "True",
         ),
         caught_by="tests/tasks/test_answers.py::test_a_task_of_another_database_answers_by_message[sqlite]",

@@ -31,28 +31,29 @@ _MAX_BYTES_PER_SECOND = 200_000
 """How much of a long list is written: a worker without a prefetch limit may hold thousands of tasks."""
 _TURN_ITERATIONS = 2
 """How many iterations of the worker's loop are a turn, so that it reads messages that wait in its socket."""
-_REQUEST_AGAIN_SECONDS = 5.0
-"""When to ask the loop again: a loop that ended with a lost connection has dropped the request."""
+_ASK_AGAIN_SECONDS = 5.0
+"""When to ask the loop again to turn: a loop that ended with a lost connection has dropped the request."""
 _STUCK_SECONDS = 20.0
 _STACK_FRAMES = 16
 """How many frames of a stuck loop's stack to log: enough for a client library and its caller."""
 
 
 class HeldTaskReporter:
-    """Reports the held tasks of one worker, from `start` to `stop`."""
+    """Reports the held tasks of one worker, from `start` to `stop`.
+
+    ``consumer`` returns the worker's consumer, which receives its messages; None when the worker shuts down.
+    """
 
     def __init__(self, store: Callable[[], Store], runtime: Runtime, *, heartbeat_id: Callable[[], str | None]) -> None:
         self.held = HeldTasks()
         self._job = Job("durable-held-tasks", self._work, purpose="report its tasks", lane=LANE)
         self._store, self._runtime, self._heartbeat_id = store, runtime, heartbeat_id
-        self._consumer: Callable[[], Any] = lambda: None
         self._written, self._renew_at, self._list_at = "", -math.inf, -math.inf
-        # When the loop was asked to turn, and whether it has.
-        self._asked_at, self._waits_since, self._has_turned, self._is_loop_stuck = -math.inf, 0.0, True, False
-        self._loop_thread = 0
+        self._asked_at, self._is_loop_stuck = -math.inf, False
 
     def start(self, consumer: Callable[[], Any]) -> None:
         self._consumer, self._loop_thread = consumer, threading.get_ident()
+        self._turned_at = self._runtime.monotonic()
         self._job.start()
 
     def stop(self, timeout: float) -> None:
@@ -65,54 +66,47 @@ class HeldTaskReporter:
 
     def _report(self, heartbeat_id: str) -> None:
         now, consumer = self._runtime.monotonic(), self._consumer()
+        has_turned = consumer is None or self._turned_at >= self._asked_at  # before the list is made
         held = heartbeats.encode_held(self.held.references(consumer, now))
         new = held if held != self._written and now >= self._list_at else None
         if new is None and now < self._renew_at:
             return
-        # Without a consumer, the worker receives no messages.
-        is_current = (self._has_turned or consumer is None) and held == (new or self._written)
+        is_current = has_turned and held == (new or self._written)
+        is_stuck = self._check_loop(consumer, 0.0 if has_turned else now - self._turned_at)
         if not self._store().transact_once(
-            lambda tx: heartbeats.renew_worker(
-                tx, heartbeat_id, held=new, is_current=is_current, is_stuck=self._is_loop_stuck
-            )
+            lambda tx: heartbeats.renew_worker(tx, heartbeat_id, held=new, is_current=is_current, is_stuck=is_stuck)
         ):
             self._written = ""
             return
         self._renew_at = now + _RENEW_SECONDS
         if new is not None:
             self._written, self._list_at = new, now + len(new) / _MAX_BYTES_PER_SECOND
-        if consumer is not None:
-            self._ask_for_turn(consumer)
-
-    def _ask_for_turn(self, consumer: Any) -> None:
-        """Ask the loop to turn, after the row was renewed: what has reached the worker by then is in the next list."""
-        now = self._runtime.monotonic()
-        if self._has_turned:
-            self._has_turned, self._waits_since = False, now
-        elif now - self._asked_at < _REQUEST_AGAIN_SECONDS:
-            self._log_stuck_loop(now - self._waits_since, consumer)
-            return
-        self._asked_at = now
-        consumer.call_soon(self._turn, consumer, _TURN_ITERATIONS)
+        # After the renewal: what has reached the worker by then is in the list that is made when the loop has turned.
+        if consumer is not None and (has_turned or now >= self._asked_at + _ASK_AGAIN_SECONDS):
+            self._asked_at = self._runtime.monotonic()
+            consumer.call_soon(self._turn, consumer, _TURN_ITERATIONS)
 
     def _turn(self, consumer: Any, iterations: int) -> None:
         if iterations:
             consumer.call_soon(self._turn, consumer, iterations - 1)
-            return
-        self._has_turned = True
-        if self._is_loop_stuck:
-            self._is_loop_stuck = False
-            logger.info("The main loop of this worker runs again")
+        else:
+            self._turned_at = self._runtime.monotonic()
 
-    def _log_stuck_loop(self, seconds: float, consumer: Any) -> None:
-        """Log the loop's stack once if the loop is stuck; a solo pool's loop is not, since it runs the task bodies."""
-        if self._is_loop_stuck or seconds < _STUCK_SECONDS or pool_name(type(consumer.pool)) == "solo":
-            return
-        self._is_loop_stuck = True
-        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001  # documented, for debuggers
-        logger.warning(
-            "The main loop of this worker has been stuck for %.0f s: it receives and starts no tasks, and its tasks "
-            "go to other workers. The stack of the loop:\n%s",
-            seconds,
-            "".join(traceback.format_stack(frame, _STACK_FRAMES)),
-        )
+    def _check_loop(self, consumer: Any, seconds: float) -> bool:
+        """Whether the loop is stuck that has not turned for these seconds, and log when that changes.
+
+        A solo pool's loop is not stuck: it runs the bodies of tasks.
+        """
+        was_stuck = self._is_loop_stuck
+        self._is_loop_stuck = seconds >= _STUCK_SECONDS and pool_name(type(consumer.pool)) != "solo"
+        if self._is_loop_stuck and not was_stuck:
+            frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001  # documented, for debuggers
+            logger.warning(
+                "The main loop of this worker has been stuck for %.0f s: it receives and starts no tasks, and its "
+                "tasks go to other workers. The stack of the loop:\n%s",
+                seconds,
+                "".join(traceback.format_stack(frame, _STACK_FRAMES)),
+            )
+        elif was_stuck and not self._is_loop_stuck:
+            logger.info("The main loop of this worker runs again")
+        return self._is_loop_stuck

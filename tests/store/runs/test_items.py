@@ -15,6 +15,7 @@ from celery_durable.model import (
     ItemRef,
     MapState,
     OpenWait,
+    OutboxMessage,
     ReleaseOutcome,
     RetryDecision,
     StepStatus,
@@ -29,7 +30,6 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
 from celery_durable.store.events.answers import AnswerOutcome
 from celery_durable.store.instances import instances
-from celery_durable.store.lost_tasks import Resend
 from celery_durable.store.runs import claims, items, step_rows
 from celery_durable.store.runs.items import SentItem
 from celery_durable.values import encode_answer, encode_error_answer
@@ -157,7 +157,7 @@ def test_a_loss_that_is_reported_while_a_pass_decides_waits_for_the_decision(wor
 def test_a_loss_that_is_reported_before_a_pass_locks_its_items_gives_them_their_time_anew(world: World) -> None:
     its_map = Map(world, 1)
     world.advance(TIMEOUT)
-    assert isinstance(its_map.lose(its_map.reference(0)), Resend)
+    assert isinstance(its_map.lose(its_map.reference(0)), OutboxMessage)
     assert world.store.transact(its_map.lock_failed) == []
     world.advance(TIMEOUT)
     late = world.store.transact(its_map.lock_failed)

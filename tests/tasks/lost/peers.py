@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,9 +13,10 @@ from celery import Celery
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.model import OutboxMessage, TaskReference
-from celery_durable.store import heartbeats
+from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.heartbeats import HeartbeatUpdate
-from celery_durable.tasks.lost.search import Destination
+from celery_durable.store.lost_tasks import SentTask
+from celery_durable.tasks.lost.search import LostTaskSearch
 from tests.support.world import World
 
 app = Celery("mill", set_as_current=False)
@@ -30,11 +32,11 @@ class Broker:
 
     length: int | None = 0
 
-    def destination(self, body: str) -> Destination | None:
-        return ("q", 0)
 
-    def queue_length(self, queue: str) -> int | None:
-        return self.length
+def search(world: World, broker: Broker, report_lost: Callable[..., int], **bounds: int) -> LostTaskSearch:
+    """A search that asks this broker."""
+    doors: dict[str, Any] = {"find_destination": lambda _: ("q", 0), "queue_length": lambda _: broker.length}
+    return LostTaskSearch(world.store, world.settings, world._web.runtime, report_lost, **doors, **bounds)
 
 
 class Peer:
@@ -75,6 +77,14 @@ def reference(message: OutboxMessage) -> TaskReference:
     found = TaskReference.read(message.content["reference"])
     assert found is not None
     return found
+
+
+def out(world: World, age: float = 0) -> list[SentTask]:
+    """The tasks that were sent this many seconds ago, or earlier."""
+    before = world.now - timedelta(seconds=age)
+    tasks, has_more = world.store.read(lambda tx: lost_tasks.read_sent(tx, before=before, limit=100))
+    assert not has_more
+    return tasks
 
 
 def start(world: World, count: int = 3, **options: Any) -> None:

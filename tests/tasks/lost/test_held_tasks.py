@@ -141,7 +141,7 @@ def test_a_worker_holds_what_came_over_a_lost_connection_only_if_its_pool_has_it
                 until(lambda: taken or other.drain_events(timeout=30))
             assert taken == [waiting]
             assert waiting in list_of(durable, "w@here")  # until the other consumer has listed it
-            held = durable.internals.worker_loss_tracker.reporter.held.references(running.consumer, math.inf)
+            held = durable.internals.held_task_reporter.held.references(running.consumer, math.inf)
             assert (waiting in {SENT[each.event_type] for each in held}) == is_in_pool
             may_end.set()
             until(lambda: not list_of(durable, "w@here"))

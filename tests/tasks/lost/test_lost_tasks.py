@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from celery import Celery
 
 from celery_durable import Retries, Step, StepFailed, WorkflowEvent, signals, values
 from celery_durable.errors import ConfigInvalid, ValueRefused
@@ -20,16 +19,10 @@ from tests.signals.conftest import hearing
 from tests.support.answers import answer
 from tests.support.meetings import SECONDS
 from tests.support.world import Producer, World
+from tests.tasks.lost.peers import grind, out, reference
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 KINDS = pytest.mark.parametrize("kind", ["task", "map"])
-
-app = Celery("mill", set_as_current=False)
-
-
-@app.task(name="mill.grind", shared=False)
-def grind(number: int) -> int:
-    """Never run here."""
 
 
 def flow(world: World, kind: str, id: str = "i-1", **options: Any) -> Any:
@@ -45,12 +38,6 @@ def flow(world: World, kind: str, id: str = "i-1", **options: Any) -> Any:
             return [exc.error_name, exc.error_message, exc.attempts]
 
     return mill.run(id=id)
-
-
-def reference(message: OutboxMessage) -> TaskReference:
-    found = TaskReference.read(message.content["reference"])
-    assert found is not None
-    return found
 
 
 def lose(world: World, message: OutboxMessage, sent_by: datetime | None = None) -> int:
@@ -80,13 +67,6 @@ def text(kind: str, message: str) -> str:
 
 def output(instance: Any, kind: str) -> Any:
     return [instance.output] if kind == "task" else instance.output
-
-
-def out(world: World, age: float = 0) -> list[lost_tasks.SentTask]:
-    before = world.now - timedelta(seconds=age)
-    tasks, has_more = world.store.read(lambda tx: lost_tasks.read_sent(tx, before=before, limit=100))
-    assert not has_more
-    return tasks
 
 
 # --- sent again ---------------------------------------------------------------------------------
@@ -187,7 +167,7 @@ def test_a_retry_of_the_task_by_itself_is_no_loss(world: World, kind: str) -> No
     (first,) = world.sent
     (seen,) = out(world)
     world.advance(5)
-    world.store.transact(lambda tx: lost_tasks.record_retry(tx, reference(first), sent_in=timedelta(seconds=20)))
+    world.store.transact(lambda tx: lost_tasks.record_sent_again(tx, reference(first), timedelta(seconds=20)))
     assert lose(world, first, sent_by=seen.sent_at) == 0
     assert out(world) == []  # nobody need hold it before its countdown is over
     world.advance(20)
@@ -201,7 +181,7 @@ def test_what_was_replaced_is_not_searched_for(world: World, kind: str) -> None:
     """Its successors' messages need not name the step."""
     instance = flow(world, kind)
     (first,) = world.sent
-    world.store.transact(lambda tx: lost_tasks.record_replacement(tx, reference(first)))
+    world.store.transact(lambda tx: lost_tasks.record_sent_again(tx, reference(first), None))
     assert out(world) == []
     assert answer(world, first, "by others")
     world.run_until_idle()

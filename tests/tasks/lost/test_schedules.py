@@ -20,7 +20,7 @@ from celery_durable.model import ItemRef, OutboxMessage
 from celery_durable.tasks.lost.search import Lost, LostTaskSearch
 from tests.support.answers import answer
 from tests.support.world import World
-from tests.tasks.lost.peers import Broker, Peer, outage, reference, start
+from tests.tasks.lost.peers import Broker, Peer, outage, reference, search, start
 
 _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
@@ -90,8 +90,7 @@ class Schedule(RuleBasedStateMachine):
             self.world.close()
 
     def dispatcher(self) -> LostTaskSearch:
-        world = self.world
-        return LostTaskSearch(world.store, world.settings, world._web.runtime, self.broker, self.report)
+        return search(self.world, self.broker, self.report_lost)
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -181,12 +180,12 @@ class Schedule(RuleBasedStateMachine):
         self.broker.length = len(self.queue)
         self.search.check()
 
-    def report(self, lost: Sequence[Lost]) -> int:
+    def report_lost(self, lost: Sequence[Lost], *, why: str) -> int:
         """Nothing is sent again that is in its queue, or in the hands of a worker that has not been silent."""
         found = 0
         for each in lost:
             self.world.clock.advance(_MICROSECOND)  # a clock that statements read never stands
-            if self.world.operations.answers.report_lost([each], why="it is gone"):
+            if self.world.operations.answers.report_lost([each], why=why):
                 found += 1
                 assert each[0] not in [reference(it) for it in self.queue if it is not FOREIGN], each
                 holders = [it for it in self.workers if each[0] in map(reference, it.hands)]

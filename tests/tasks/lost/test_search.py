@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +13,10 @@ from celery_durable.errors import StoreUnavailable
 from celery_durable.model import OutboxMessage
 from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.heartbeats import HeartbeatUpdate
-from celery_durable.tasks.lost.search import Lost, LostTaskSearch
+from celery_durable.tasks.lost.search import LostTaskSearch
 from tests.support.answers import answer
 from tests.support.world import World
-from tests.tasks.lost.peers import Broker, Peer, grind, outage, reference, start
+from tests.tasks.lost.peers import Broker, Peer, grind, out, outage, reference, search, start
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
@@ -41,12 +41,7 @@ class Scene:
         return sorted(each.content["args"][0] for each in self.world.sent if reference(each).delivery)
 
     def dispatcher(self) -> LostTaskSearch:
-        world = self.world
-
-        def report(lost: Sequence[Lost]) -> int:
-            return world.operations.answers.report_lost(lost, why="it is gone")
-
-        return LostTaskSearch(world.store, world.settings, world._web.runtime, self.broker, report, **self.bounds)
+        return search(self.world, self.broker, self.world.operations.answers.report_lost, **self.bounds)
 
     def worker(self, node: str, *held: OutboxMessage, **options: Any) -> Peer:
         self.peers.append(Peer(self.world, node, *held, **options))
@@ -60,8 +55,8 @@ class Scene:
             self.world.clock.advance(_SECOND)
             for peer in self.peers:
                 peer.report()
-            for search in self.searches:
-                search.check()
+            for each in self.searches:
+                each.check()
         return seconds
 
 
@@ -178,8 +173,7 @@ def test_a_task_that_has_sent_itself_again_is_not_lost_with_the_worker_that_ran_
     scene.drive(5)
     scene.peers.remove(dead)
     scene.world.clock.advance(_SECOND)
-    retry = {"sent_in": timedelta(seconds=5)}
-    scene.world.store.transact(lambda tx: lost_tasks.record_retry(tx, reference(second), **retry))
+    scene.world.store.transact(lambda tx: lost_tasks.record_sent_again(tx, reference(second), timedelta(seconds=5)))
     scene.broker.length = 1
     scene.drive(60)
     assert scene.lost == []
@@ -264,14 +258,14 @@ def test_a_task_that_was_sent_long_before_one_of_another_step_is_lost_if_that_on
 @everywhere
 def test_a_queue_that_was_purged_is_found_without_a_death(scene: Scene) -> None:
     scene.worker("a", scene.world.sent[0])
-    assert scene.drive(200, until=lambda: scene.lost) <= 60
+    assert scene.drive(200, until=lambda: scene.lost) <= 15
     assert scene.lost == [1, 2]
 
 
 def test_a_message_that_is_not_read_yet_is_in_the_next_list(scene: Scene) -> None:
     """It lies in the socket of a worker when it is noticed to be missing."""
     worker = scene.worker("a")
-    scene.drive(31)  # noticed
+    scene.drive(60, until=lambda: any(each.missing_at for each in out(scene.world)))
     worker.held = list(scene.world.sent)
     scene.drive(100)
     assert scene.lost == []
@@ -332,7 +326,7 @@ def test_what_has_not_left_the_outbox_is_not_lost(world: World) -> None:
 @pytest.mark.parametrize("on_lost", ["resend", "wait"])
 def test_more_tasks_than_one_check_reads_are_found(world: World, on_lost: str) -> None:
     start(world, 260, on_lost=on_lost)
-    scene = Scene(world, page_size=200, max_reported=100)
+    scene = Scene(world, page_size=200)
     scene.worker("a", *world.sent[:120])
     dead = scene.worker("b", *world.sent[120:240])
     scene.drive(2)
