@@ -170,7 +170,8 @@ class AnswerOperations:
     def report_lost(self, lost: Sequence[LostDelivery], *, why: str) -> int:
         """Report lost deliveries: each task is sent again, or its step gets the error TaskLost. Returns how many.
 
-        A task is given up if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses.
+        A task is given up if its step says ``on_lost="fail"``, or after ``durable_lost_limit`` losses. While execution
+        is off, what is to be sent again stays in the outbox.
         """
         settings = self._context.settings
         given_up: list[tuple[TaskReference, GiveUp]] = []
@@ -193,7 +194,7 @@ class AnswerOperations:
             return messages
 
         messages = self._context.store.transact(work)
-        if messages:
+        if messages and settings.is_execution_enabled:
             self._context.send_messages(messages)
         for ref in resent:
             notify.send_task_lost(ref, outcome="resent")

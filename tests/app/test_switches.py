@@ -12,10 +12,11 @@ from starlette.testclient import TestClient
 from celery_durable import CreateOptions, Durable, Step, WorkflowEvent
 from celery_durable.errors import ConfigInvalid, CreateDisabled
 from celery_durable.http import asgi
+from celery_durable.model import REFERENCE_HEADER, TaskReference
 from celery_durable.tasks import ADVANCE
 from tests.cli.installations import findings
 from tests.support.celery_apps import MakeApp
-from tests.support.embedded import until, worker
+from tests.support.embedded import messages, until, worker
 
 
 class Switch:
@@ -120,6 +121,32 @@ def test_a_pass_ends_at_the_next_boundary_and_nothing_is_lost(make_app: MakeApp,
     with worker(app, queues=[app.conf.durable_queue]):
         until(lambda: (instance.status().status, other.status().status) == ("complete", "waiting"))
     assert sorted(shop.ran) == ["first", "first", "second", "second", "ship"]
+
+
+def test_a_task_whose_process_has_died_is_sent_again_when_execution_is_on(make_app: MakeApp, switch: Switch) -> None:
+    app = make_app(durable_execution_enabled=switch)
+    durable = Durable(app)
+
+    @app.task(name="print", shared=False)
+    def print_page() -> None:
+        """Never run here."""
+
+    @durable.workflow
+    def page(event: WorkflowEvent[None], step: Step) -> None:
+        step.task("print", print_page.s())
+
+    page.create(id="p-1")
+    app.tasks[ADVANCE].apply(("page", "p-1", 1))
+    (sent,) = messages(app, app.conf.task_default_queue)
+    reference = TaskReference.read(sent.headers[REFERENCE_HEADER])
+    switch.is_on = False
+    assert durable.internals.operations.answers.report_lost([(reference, None)], why="its process died") == 1
+    assert durable.internals.sweeper.sweep() == 0
+    assert messages(app, app.conf.task_default_queue) == []
+    switch.is_on = True
+    until(durable.internals.sweeper.sweep)
+    (again,) = messages(app, app.conf.task_default_queue)
+    assert again.headers["id"] == sent.headers["id"]
 
 
 def test_a_map_sends_no_further_items(make_app: MakeApp, switch: Switch) -> None:
