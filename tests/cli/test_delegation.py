@@ -257,6 +257,7 @@ def test_a_map_shows_its_counts_and_the_items_that_failed(shop: Shop, connection
     shop.work("press", "p-1")
     shown = connection("show", "press", "p-1").rows
     assert [row for row in shown if row[0] == "item"] == [["item", "pages", "13", "0", "0", "", "", "", ""]]
+    assert [row[6] for row in shown if row[0] == "step"] == ["Celery tasks media.resize, 0 of 13 done"]
     store, ref = shop.durable.internals.store, RunRef("press", "p-1", 1)
     pk = shop.durable.internals.operations.queries.get("press", "p-1").instance.pk
     fail = values.encode_error_answer("OSError", "disk full", is_non_retryable=True)
@@ -264,7 +265,9 @@ def test_a_map_shows_its_counts_and_the_items_that_failed(shop: Shop, connection
         answered = values.encode_answer('"done"') if position == 4 else fail
         reference = reference_of(store, ref, ItemRef(pk, "pages", position, 1).type)
         assert shop.durable.internals.operations.answers.accept(reference, answered).is_taken
-    rows = [row for row in connection("show", "press", "p-1").rows if row[0] == "item"]
+    shown = connection("show", "press", "p-1").rows
+    assert [row[6] for row in shown if row[0] == "step"] == ["Celery tasks media.resize, 1 of 13 done, 11 failed"]
+    rows = [row for row in shown if row[0] == "item"]
     assert [row[:5] for row in rows] == [["item", "pages", "13", "1", "11"] for _ in range(10)]
     assert [row[5] for row in rows] == ["0", "1", "2", "3", "5", "6", "7", "8", "9", "10"]
     assert rows[0][6:] == ["1", "OSError: disk full", ""]

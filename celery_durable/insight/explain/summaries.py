@@ -87,6 +87,7 @@ def describe_wait(step: StepRecord, times: Times) -> str:
         case StepType.DO:
             return f"next attempt {times.format_in_sentence(step.next_retry_at)}"
         case _ if step.items is not None:
-            return f"{step.awaited}, {step.items.done + step.items.failed} of {step.items.total} done"
+            failed = f", {step.items.failed} failed" if step.items.failed else ""
+            return f"{step.awaited}, {step.items.done} of {step.items.total} done{failed}"
         case _:
             return f"{step.awaited}, times out {times.format_in_sentence(step.wake_at)}"
