@@ -120,7 +120,7 @@ class PairProcess(RunnerProcess):
     def groups_commits(self, is_on: bool) -> None:
         """Have the passes of this process commit in groups from now on, or not."""
         group_commit = AlwaysInGroups(self.store) if is_on else None
-        self.runner._env = dataclasses.replace(self.runner._env, group_commit=group_commit)
+        self.runner.env = dataclasses.replace(self.runner.env, group_commit=group_commit)
 
     def renew(self) -> bool:
         """Renew the leases, as the renewer's thread does every third of a lease."""

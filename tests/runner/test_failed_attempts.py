@@ -329,7 +329,7 @@ def test_the_redaction_comes_before_the_store(world: World) -> None:
         return value.replace("total", "xxxxx") if context.kind == "error" else value
 
     runner: Any = world.worker.runner
-    runner._env = replace(runner._env, make_redaction=lambda workflow, id_: Redaction(redact, workflow, id_))
+    runner.env = replace(runner.env, make_redaction=lambda workflow, id_: Redaction(redact, workflow, id_))
     fail_deeply(world, "function")
     a = world.store.tables.attempt.c
     ((message, text),) = world.rows(sa.select(a.error_message, a.traceback))

@@ -224,7 +224,7 @@ def make_runner(world: engine_world.World, *, group_commit: GroupCommit | None =
     runtime = world.store.runtime
     runner = Runner(world.store, world.settings, world.registry, runtime, world.messages.extend, groups_commits=True)
     if group_commit is not None:
-        runner._env = dataclasses.replace(runner._env, group_commit=group_commit)
+        runner.env = dataclasses.replace(runner.env, group_commit=group_commit)
     return runner
 
 

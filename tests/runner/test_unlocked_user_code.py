@@ -59,7 +59,7 @@ def probe(world: World) -> Probe:
 
 def redact_with(world: World, hook: Callable[[Any, RedactionContext], Any]) -> None:
     runner: Any = world.worker.runner
-    runner._env = replace(runner._env, make_redaction=lambda workflow, id_: Redaction(hook, workflow, id_))
+    runner.env = replace(runner.env, make_redaction=lambda workflow, id_: Redaction(hook, workflow, id_))
 
 
 def with_task(world: World, retries: Retries) -> Any:
