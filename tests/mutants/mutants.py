@@ -113,13 +113,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "the renewer renews once per lease",
-        ("runner.lease:LeaseRenewer.__init__", "length.total_seconds() / 3", "length.total_seconds()"),
+        ("runner.lease_renewer:LeaseRenewer.__init__", "length.total_seconds() / 3", "length.total_seconds()"),
         caught_by="tests/runner/test_leases.py::test_a_lease_is_renewed_every_third_of_its_length[sqlite]",
     ),
     mutant(
         "a renewal is believed from after the answer",
         (
-            "runner.lease:LeaseRenewer._renew",
+            "runner.lease_renewer:LeaseRenewer._renew",
             "lease.extend(requested_at=requested_at)",
             "lease.extend(requested_at=self._runtime.monotonic())",
         ),
