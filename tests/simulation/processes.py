@@ -205,7 +205,7 @@ class Answerer(Machine):
 
     def take(self, answer: dict[str, Any], asked: list[Any]) -> str:
         """Take one: it has an "output", or an "error" with name and message."""
-        answers = AnswerCommitter(self.operations, self.world.settings, self.runtime)
+        answers = AnswerCommitter(lambda: self.operations().answers, self.world.settings, self.runtime)
         if "error" in answer:
             return self.until_dead(lambda: answers.commit_error(answer["error"], asked))
         return self.until_dead(lambda: answers.commit_result(answer["output"], asked))
