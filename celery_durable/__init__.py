@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         WorkflowParamsInvalid,
         WorkflowsRequired,
     )
-    from celery_durable.handles import Workflow, WorkflowInstance
+    from celery_durable.handles import LimitHandle, Workflow, WorkflowInstance
     from celery_durable.insight.explain import Diagnosis
     from celery_durable.linear import Completed, Dead, LinearContext, Outcome, Retry, TaskType, Waiting
     from celery_durable.model import (
@@ -44,10 +44,14 @@ if TYPE_CHECKING:
         EventRecord,
         History,
         HistoryPage,
+        HoldState,
         InstanceStatus,
         InstanceSummary,
         ItemCounts,
         ItemFailure,
+        LimitDetails,
+        LimitHold,
+        LimitRecord,
         LogLevel,
         LogRecord,
         OnLost,
@@ -70,7 +74,7 @@ if TYPE_CHECKING:
     from celery_durable.redaction import Redact, RedactionContext
     from celery_durable.service import WorkflowService, require_workflows
     from celery_durable.step import CurrentStep, Step, StepFuture, StepLog, StepTx, current_step
-    from celery_durable.values import Duration, Retries, StepConfig
+    from celery_durable.values import Duration, Limit, Retries, StepConfig
 
 __all__ = [
     "AttemptOutcome",
@@ -93,6 +97,7 @@ __all__ = [
     "EventTimeout",
     "History",
     "HistoryPage",
+    "HoldState",
     "InstanceAlreadyExists",
     "InstanceNotFound",
     "InstanceStatus",
@@ -100,6 +105,11 @@ __all__ = [
     "InstanceTerminal",
     "ItemCounts",
     "ItemFailure",
+    "Limit",
+    "LimitDetails",
+    "LimitHandle",
+    "LimitHold",
+    "LimitRecord",
     "LinearContext",
     "LinearStep",
     "LinearWorkflow",

@@ -13,6 +13,7 @@ from celery_durable.operations.context import OperationContext
 from celery_durable.operations.create import CreateOperations
 from celery_durable.operations.events import EventOperations
 from celery_durable.operations.lifecycle import LifecycleOperations
+from celery_durable.operations.limits import LimitOperations
 from celery_durable.operations.outbox import OutboxOperations
 from celery_durable.operations.retention import RetentionOperations
 from celery_durable.operations.topics import TopicOperations
@@ -37,6 +38,7 @@ class Operations:
         self.history = HistoryOperations(context)
         self.stats = StatsOperations(context)
         self.outbox = OutboxOperations(context)
+        self.limits = LimitOperations(context)
         self.retention = RetentionOperations(context)
         self.answers = AnswerOperations(context)
 

@@ -17,7 +17,7 @@ from celery_durable.app.workflows import Workflows
 from celery_durable.definitions import WorkflowOptions, define
 from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid, NotConfigured
 from celery_durable.event_loop import event_loop
-from celery_durable.handles import AsyncFunction, Workflow, WorkflowDecorator
+from celery_durable.handles import AsyncFunction, Limits, Workflow, WorkflowDecorator
 from celery_durable.model import EventWait, OutboundEvent, Page, Waiter, WorkflowEvent
 from celery_durable.packages import RequiredWorkflows, load_from_entry_points, load_from_packages
 from celery_durable.redaction import Redact
@@ -79,6 +79,8 @@ class Durable:
         """The parts that do the work. Not for applications: they change without notice."""
         self.workflows = Workflows(self.internals, functools.partial(_overridden, self))
         """The workflows that the app knows: ``durable.workflows["order"]``."""
+        self.limits = Limits(lambda: self.internals.operations)
+        """The limits of the app's database: ``durable.limits["stripe"]``."""
         if app is not None:
             self.init_app(app)
 

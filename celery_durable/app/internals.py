@@ -273,7 +273,10 @@ class Internals:
     @functools.cached_property
     def upkeep(self) -> Sequence[Job]:
         """The jobs beside the sweeps. They start with a dispatcher, and the task `sweep` runs each once."""
-        jobs = [Job("durable-retention", self.operations.retention.run_job, purpose="delete old instances")]
+        jobs = [
+            Job("durable-retention", self.operations.retention.run_job, purpose="delete old instances"),
+            Job("durable-limits", self.operations.limits.queue.run_job, purpose="serve limits"),
+        ]
         if self.celery_app is not None:  # a harness has no workers
             search = LostTaskSearch(
                 self.store,

@@ -7,7 +7,7 @@ import inspect
 import logging
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar, overload
@@ -17,6 +17,7 @@ from celery_durable.values import (
     UNSET,
     Codec,
     Duration,
+    Limit,
     OnCancelStep,
     OnLostStep,
     Retries,
@@ -41,6 +42,7 @@ def durable_step(
     repeat: bool = UNSET,
     on_lost: OnLostStep = UNSET,
     on_cancel: OnCancelStep = UNSET,
+    limits: Sequence[Limit] = UNSET,
     orm: bool = True,
 ) -> Callable[[F], F]: ...
 def durable_step(
@@ -52,6 +54,7 @@ def durable_step(
     repeat: bool = UNSET,
     on_lost: OnLostStep = UNSET,
     on_cancel: OnCancelStep = UNSET,
+    limits: Sequence[Limit] = UNSET,
     orm: bool = True,
 ) -> Any:
     """Give a function step defaults where it is defined. It can still be called as before.
@@ -60,7 +63,9 @@ def durable_step(
     committed with the step. This concerns functions that take `StepTx` in a project with
     ``celery_durable.contrib.django`` or ``celery_durable.contrib.flask``, and has no effect elsewhere.
     """
-    config = StepConfig(retries=retries, timeout=timeout, repeat=repeat, on_lost=on_lost, on_cancel=on_cancel)
+    config = StepConfig(
+        retries=retries, timeout=timeout, repeat=repeat, on_lost=on_lost, on_cancel=on_cancel, limits=limits
+    )
 
     def mark(fn: F) -> F:
         if not callable(fn):

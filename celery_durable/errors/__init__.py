@@ -5,16 +5,19 @@
     DurableError
       NotConfigured, ConfigInvalid (SettingUnknown), CreateDisabled, StoreMismatch, AliasMismatch, SchemaOutdated,
       SchemaIncomplete, UnsupportedDatabase, StoreUnavailable
-      DefinitionInvalid (AsyncNotSupported), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired, WorkflowNotFound
+      DefinitionInvalid (AsyncNotSupported, LimitConflict), WorkflowNameTaken, BindingKeyTaken, WorkflowsRequired,
+      WorkflowNotFound
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
                     EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, SleepTooFar, CursorInvalid,
                     FilterTooBroad, NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid, EventRefused
-      InstanceNotFound, RunNotFound, StepNotFound, InstanceAlreadyExists, InstanceTerminal, InstanceNotErrored,
-      StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout, WorkflowFailed
+      InstanceNotFound, RunNotFound, StepNotFound, LimitNotFound, InstanceAlreadyExists, InstanceTerminal,
+      InstanceNotErrored, StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout,
+      WorkflowFailed
       NonRetryableError                    raised by step functions; below it, what no retry can help
-        StepTypeMismatch, StepNameReused, StepLimitExceeded, StepTxMisuse, StepMisuse, BranchNeverGathered,
-        StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid, RetryDelayInvalid
+        StepTypeMismatch, StepNameReused, StepLimitExceeded, LimitKeyInvalid, StepTxMisuse, StepMisuse,
+        BranchNeverGathered, StepResultInvalid, StepCommitConflict, StepCancelled, HandlerAnswerInvalid,
+        RetryDelayInvalid
       StepFailed                           raised in the workflow by a failed step
         StepTimeout, StepLost, StepMaxAttemptsExceeded, EventTimeout, EventPayloadInvalid
       SuspensionSwallowed, CancellationSwallowed, WorkerCrashLoop  fail an instance as a whole
@@ -39,6 +42,7 @@ from celery_durable.errors.configuration import (
     ConfigInvalid,
     CreateDisabled,
     DefinitionInvalid,
+    LimitConflict,
     NotConfigured,
     SettingUnknown,
     WorkflowNameTaken,
@@ -51,6 +55,7 @@ from celery_durable.errors.instances import (
     InstanceNotErrored,
     InstanceNotFound,
     InstanceTerminal,
+    LimitNotFound,
     OutOfScope,
     ResultTimeout,
     RunNotFound,
@@ -76,6 +81,7 @@ from celery_durable.errors.steps import (
     EventPayloadInvalid,
     EventTimeout,
     HandlerAnswerInvalid,
+    LimitKeyInvalid,
     NonRetryableError,
     RetryDelayInvalid,
     StepCancelled,
@@ -145,6 +151,9 @@ __all__ = [
     "InvalidInstanceId",
     "InvalidLabel",
     "InvalidTopic",
+    "LimitConflict",
+    "LimitKeyInvalid",
+    "LimitNotFound",
     "NameInvalid",
     "NonRetryableError",
     "NotConfigured",

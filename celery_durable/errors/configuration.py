@@ -110,6 +110,25 @@ class AsyncNotSupported(DefinitionInvalid):
         )
 
 
+class LimitConflict(DefinitionInvalid):
+    """A limit has the name of one that a module of this process defines, and other numbers.
+
+    Define the limit once, and import it where it is used.
+
+    Attributes:
+        name: The limit's name.
+    """
+
+    code = "LIMIT_CONFLICT"
+
+    def __init__(self, name: str, first: str, second: str) -> None:
+        self.name = name
+        super().__init__(
+            f"Limit {name!r} is defined with {first}, and again with {second}. Define it once and import it, or give "
+            "one of them another name."
+        )
+
+
 class WorkflowNameTaken(DurableError):
     """Two different workflows have the same name.
 

@@ -7,6 +7,25 @@ from collections.abc import Sequence
 from celery_durable.errors.base import DurableError, name_error, quote
 
 
+class LimitNotFound(DurableError):
+    """No step has asked for a limit with this name, or with this key.
+
+    Check the name. A limit exists in the database from its first use.
+
+    Attributes:
+        name: The limit's name.
+    """
+
+    code, http_status = "LIMIT_NOT_FOUND", 404
+
+    def __init__(self, name: str, key: str | None = None) -> None:
+        self.name = name
+        which = f"limit {name!r}" if not key else f"limit {name!r} with the key {key!r}"
+        super().__init__(
+            f"No step has asked for {which} yet. Check the name: `durable limits` lists those that have been used."
+        )
+
+
 class InstanceNotFound(DurableError):
     """The workflow has no instance with this id.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from celery_durable.errors.base import DurableError, join_problems, name_error
+from celery_durable.errors.base import DurableError, join_problems, name_error, quote
 
 
 class NonRetryableError(DurableError):
@@ -74,6 +74,25 @@ class StepLimitExceeded(NonRetryableError):
         super().__init__(
             f"A run of workflow {workflow!r} may have {limit} steps (sleeps are free). Put several units of work "
             "in one step, start child instances, or raise max_steps on the workflow."
+        )
+
+
+class LimitKeyInvalid(NonRetryableError):
+    """The function ``by`` or ``fair`` of a limit returned something that is no key.
+
+    Return a text of 1 to 255 characters, or a whole number.
+
+    Attributes:
+        limit: The limit's name.
+    """
+
+    code = "LIMIT_KEY_INVALID"
+
+    def __init__(self, limit: str, option: str, value: object) -> None:
+        self.limit = limit
+        super().__init__(
+            f"The function {option}= of limit {limit!r} returned {quote(value)}: return a text of 1 to 255 characters, "
+            "or a whole number."
         )
 
 

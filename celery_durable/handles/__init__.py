@@ -1,6 +1,16 @@
-"""`Workflow` and `WorkflowInstance`, the handles by which applications start and control workflows."""
+"""`Workflow` and `WorkflowInstance`, the handles by which applications start and control workflows, and `Limits`."""
 
 from celery_durable.handles.host import Host, HostInternals
+from celery_durable.handles.limits import LimitHandle, Limits
 from celery_durable.handles.workflow import AsyncFunction, Workflow, WorkflowDecorator, WorkflowInstance
 
-__all__ = ["AsyncFunction", "Host", "HostInternals", "Workflow", "WorkflowDecorator", "WorkflowInstance"]
+__all__ = [
+    "AsyncFunction",
+    "Host",
+    "HostInternals",
+    "LimitHandle",
+    "Limits",
+    "Workflow",
+    "WorkflowDecorator",
+    "WorkflowInstance",
+]

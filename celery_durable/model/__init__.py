@@ -36,6 +36,7 @@ from celery_durable.model.emissions import (
     plan_delivery,
 )
 from celery_durable.model.hot_dataclass import hot_dataclass
+from celery_durable.model.limits import LimitDetails, LimitHold, LimitRecord, LimitWait
 from celery_durable.model.outcomes import (
     Ending,
     OpenWait,
@@ -132,6 +133,7 @@ from celery_durable.model.states import (
     TERMINAL,
     WAITING_STEPS,
     AnswerResult,
+    HoldState,
     ItemRef,
     ItemStatus,
     LogLevel,
@@ -217,6 +219,7 @@ __all__ = [
     "Heartbeat",
     "History",
     "HistoryPage",
+    "HoldState",
     "IfExists",
     "IfRunning",
     "InstanceDetails",
@@ -228,6 +231,10 @@ __all__ = [
     "ItemFailure",
     "ItemRef",
     "ItemStatus",
+    "LimitDetails",
+    "LimitHold",
+    "LimitRecord",
+    "LimitWait",
     "LogLevel",
     "LogLine",
     "LogRecord",

@@ -44,11 +44,15 @@ class WaitCondition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenWait:
-    """One wait of a run that suspends: to ``due_at``, an event of ``event_type``, or until its ``condition`` is met."""
+    """One wait of a run that suspends: to ``due_at``, an event of ``event_type``, or until its ``condition`` is met.
+
+    ``is_checked_again``: whether the run checks the condition from time to time, as nothing is sure to wake it.
+    """
 
     due_at: datetime
     event_type: str | None = None
     condition: WaitCondition | None = None
+    is_checked_again: bool = True
 
     @classmethod
     def of(cls, row: StepRow) -> OpenWait | None:

@@ -248,6 +248,11 @@ class StepRecord(Record):
         return f"{self.type}" if self.wait_event_type is None else f'event "{self.wait_event_type}"'
 
     @property
+    def waits_for_limits(self) -> bool:
+        """Whether the step waits until it gets its limits."""
+        return self.status is StepStatus.WAITING and self.type is StepType.DO and self.next_retry_at is None
+
+    @property
     def is_waiting(self) -> bool:
         """Whether the step waits for a time, an event, an answer or its next attempt."""
         return self.status in WAITING_STEPS

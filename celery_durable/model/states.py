@@ -158,6 +158,20 @@ class WakeReason(StrEnum):
     WAKE = "wake"  # the operation `wake`
 
 
+class HoldState(StrEnum):
+    """What a step has of a limit.
+
+    Of several limits it waits for the first one without room, and is blocked at the others. A parked one has been
+    granted, or could have been, while its run was paused or busy: it keeps its place, and its next pass asks again.
+    """
+
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+    PARKED = "parked"
+    GRANTED = "granted"
+    HELD = "held"
+
+
 class LogLevel(StrEnum):
     """The severity of a log line."""
 

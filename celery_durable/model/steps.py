@@ -36,6 +36,8 @@ class StepWrite:
     ran_for: timedelta | None = None
     payload_type: str | None = None
     ask: str | None = None
+    releases_limits: bool = False
+    """Whether the step gives back its limits, or its place in their queues."""
 
     @property
     def is_new(self) -> bool:
@@ -46,6 +48,11 @@ class StepWrite:
     def is_finished(self) -> bool:
         """Whether this write finishes the step."""
         return self.status in FINISHED_STEPS
+
+    @property
+    def waits_for_limits(self) -> bool:
+        """Whether the step waits until it gets its limits."""
+        return self.status is StepStatus.WAITING and self.type is StepType.DO and self.retry_in is None
 
     @property
     def resets_crash_count(self) -> bool:
@@ -98,6 +105,11 @@ class StepRow:
         A pass that takes such an attempt back restores the error of the attempt before it.
         """
         return self.status is StepStatus.PENDING and self.attempts > 0 and self.error_name is None
+
+    @property
+    def waits_for_limits(self) -> bool:
+        """Whether the step waits until it gets its limits."""
+        return self.status is StepStatus.WAITING and self.type is StepType.DO and self.next_retry_at is None
 
     @property
     def is_cancelled(self) -> bool:

@@ -14,6 +14,7 @@ from celery_durable.config import Settings
 from celery_durable.definitions import Definition, LinearDefinition, Registry, WorkflowDefinition
 from celery_durable.errors import Superseded
 from celery_durable.model import Claim, DueRun, OutboxMessage, PassResult, RunRef, WorkerProcess
+from celery_durable.operations.limit_queue import LimitQueue
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runner.body_steps import BodyKind
 from celery_durable.runner.body_timer import body_timer
@@ -80,6 +81,7 @@ class Runner:
             else lambda: should_stop() or not settings.is_execution_enabled,
             stops_process,
             make_redaction,
+            LimitQueue(store, settings, publish_runs),
             GroupCommit(store) if groups_commits else None,
         )
         self._store, self._settings, self.registry, self._runtime = store, settings, registry, runtime

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import Any, assert_never
 
 from celery_durable import values
 from celery_durable.config import Settings
 from celery_durable.definitions import describe_step
 from celery_durable.errors import Cancelled, DefinitionInvalid, StepResultInvalid, ValueRefused
-from celery_durable.model import OpenWait, StepRow, StepStatus, StepType, hot_dataclass
+from celery_durable.model import OpenWait, StepRow, StepStatus, StepType, StepWrite, hot_dataclass
 from celery_durable.replay_state import AttemptLost, AttemptsExhausted, ReplayStep, RunAttempt, WaitUntil
 from celery_durable.runner.attempts import commit_terminal_failure, idempotency_key
 from celery_durable.runner.commit_parts import FailedAttempts
@@ -23,12 +24,17 @@ from celery_durable.runner.failed_attempts import (
     plan_retry,
     record_failure,
 )
+from celery_durable.runner.limits import ServeLimits, build_request, build_wait
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
-from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, build_suspension
+from celery_durable.runner.step_commit import Decision, StepCommit, build_attempt_commit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
 from celery_durable.step import BodyCall, StepTx
+from celery_durable.store.engine import Tx
+from celery_durable.store.runs import limits
+from celery_durable.store.runs.claims import GuardResult
+from celery_durable.store.runs.limits import Reply
 from celery_durable.values import StepPolicy, ValidationFailed
 
 logger = logging.getLogger("celery_durable.runner")
@@ -64,17 +70,22 @@ class BodyKind(StepKind[BodyCall]):
     def advance(self, context: ExecutionContext, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
         due: list[FunctionStep] = []
         counted: list[FunctionStep] = []
+        limited: list[FunctionStep] = []
         for execution in executions:
             decision = context.replay_state.decide_do(
                 context.replay_state.rows.get(execution.key),
                 max_attempts=execution.policy.max_attempts,
-                is_only_open=other_steps is not OtherSteps.OPEN,
+                # The attempts of a limited step are counted when it takes its limits, before its body runs.
+                is_only_open=other_steps is not OtherSteps.OPEN and not execution.policy.limits,
                 now=context.now,
                 may_repeat=execution.policy.may_repeat,
             )
             match decision:
                 case RunAttempt(number, count_in_advance):
                     step = FunctionStep(context, execution, number, other_steps)
+                    if execution.policy.limits:
+                        limited.append(step)
+                        continue
                     due.append(step)
                     if count_in_advance:
                         counted.append(step)
@@ -91,7 +102,9 @@ class BodyKind(StepKind[BodyCall]):
                     _fail_without_attempt(context, execution, attempt, error)
                 case _:
                     assert_never(decision)
-        if counted:
+        if limited:
+            due += _take_limits(context, limited, counted)
+        elif counted:
             _count_in_advance(context, counted)
         if due:
             context.attempts.run(due)
@@ -145,13 +158,39 @@ def _read_cell(cell: Any) -> Any:
         return None
 
 
+def _take_limits(
+    context: ExecutionContext, limited: Sequence[FunctionStep], counted: Sequence[FunctionStep]
+) -> list[FunctionStep]:
+    """Commit that limited steps take their limits or wait, and return those that run. ``counted``: as below."""
+    commit_id = next(context.lease.commit_ids)
+    requests = [step.build_request() for step in limited]
+    rows_before = [(step.execution, context.replay_state.rows.get(step.key)) for step in (*limited, *counted)]
+    replies: list[Reply] = []
+
+    def decide(tx: Tx, guard_result: GuardResult) -> Decision:
+        replies[:], served = limits.ask(tx, requests)
+        rows = context.replay_state.rows
+        writes = []
+        for step, reply in zip(limited, replies, strict=True):
+            row = rows.get(step.key)
+            if reply.holds:
+                writes.append(step.build_count(commit_id))
+            elif row is None or not row.waits_for_limits:
+                writes.append(step.build_wait_for_limits(commit_id, guard_result.now))
+        return Decision(writes, [ServeLimits(served)])
+
+    writes = [step.build_count(commit_id) for step in counted]
+    context.commit(StepCommit(commit_id, writes, decide=decide, shows_progress=False))
+    context.counted_in_advance += rows_before
+    for step, reply in zip(limited, replies, strict=True):
+        step.execution.wait = None if reply.holds else build_wait(context.claim, step.key, reply)
+    return [step for step, reply in zip(limited, replies, strict=True) if reply.holds]
+
+
 def _count_in_advance(context: ExecutionContext, steps: Sequence[FunctionStep]) -> None:
     """Commit an attempt of each of these steps before the bodies run: a crash cannot be attributed to one of them."""
     commit_id = next(context.lease.commit_ids)
-    writes = [
-        context.build_write(step.execution, StepStatus.PENDING, attempts=step.number, commit_id=commit_id)
-        for step in steps
-    ]
+    writes = [step.build_count(commit_id) for step in steps]
     rows_before = [(step.execution, context.replay_state.rows.get(step.key)) for step in steps]
     context.commit(StepCommit(commit_id, writes))
     context.counted_in_advance += rows_before
@@ -191,6 +230,32 @@ class FunctionStep:
         self.may_repeat = execution.policy.may_repeat
         self.ends_with_cancel = execution.policy.on_cancel == "abandon"
         self.is_async = execution.fn is not None and execution.fn.is_async
+
+    def build_count(self, commit_id: str) -> StepWrite:
+        """Build the row that counts the attempt before its body runs."""
+        return self._context.build_write(
+            self.execution, StepStatus.PENDING, attempts=self.number, commit_id=commit_id, keeps_limits=True
+        )
+
+    def build_request(self) -> limits.Request:
+        context, row = self._context, self._context.replay_state.rows.get(self.key)
+        return build_request(context.lease, context.event, self.key, row, self.execution.policy.limits)
+
+    def build_wait_for_limits(self, commit_id: str, now: datetime) -> StepWrite:
+        """Build the row of a step that waits for its limits. It keeps what is recorded of the last attempt."""
+        row = self._context.replay_state.rows.get(self.key)
+        kept: dict[str, Any] = {}
+        if row is not None:
+            kept["error"] = None if row.error_name is None else (row.error_name, row.error_message or "")
+            kept["ran_for"] = None if row.started_at is None else now - row.started_at
+        return self._context.build_write(
+            self.execution,
+            StepStatus.WAITING,
+            attempts=self.number - 1,
+            commit_id=commit_id,
+            keeps_limits=True,
+            **kept,
+        )
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
         context, execution = self._context, self.execution

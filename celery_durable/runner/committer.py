@@ -18,6 +18,7 @@ from celery_durable.runner import lanes
 from celery_durable.runner.commit_parts import CommitPart, OpenCommit, RowKinds, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.failed_attempts import log_attempts, log_end
+from celery_durable.runner.limits import LIMITED_ROWS, release_limits
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.run_end import RunEnd
 from celery_durable.runner.step_attempt import StepAttempt
@@ -40,6 +41,8 @@ class DatabaseCommitter:
             for row in run.state.steps
             if row.status is StepStatus.WAITING and (kind := kinds.of_row(row.type)).has_own_rows
         }
+        if any(row.waits_for_limits for row in run.state.steps):
+            self.kinds_with_rows.add(LIMITED_ROWS)
         """The kinds whose steps may have open rows of their own when the run ends."""
         self._write_commit = lanes.build(env, run, self)
 
@@ -152,6 +155,7 @@ class DatabaseCommitter:
             later_targets = [target for target in targets if target.pk > claim.pk]
             commit = OpenCommit(tx, self._env, claim, guard_result, writes, later_targets)
             rows = [self._write_row(commit, write) for write in writes]
+            release_limits(commit, [write.key for write in writes if write.releases_limits])
         outputs.write_logs(tx, claim, guard_result, step_commit.logs, remaining=self.remaining_logs)
         for part in parts:
             part.write(commit)
@@ -196,6 +200,8 @@ class DatabaseCommitter:
         kind = self._kinds.of_row(write.type)
         if kind.has_own_rows:
             self.kinds_with_rows.add(kind)
+        if write.waits_for_limits:
+            self.kinds_with_rows.add(LIMITED_ROWS)
         kind.prepare_write(commit, write)
         return step_rows.write_step(commit.tx, commit.claim, commit.guard_result, write)
 
@@ -207,7 +213,7 @@ class DatabaseCommitter:
             released, until = releases.release(tx, claim, guard_result, grace=commit.grace), None
         else:
             waits = [*ending.waits, *self._limits.deadlines(guard_result.now)]
-            if any(wait.condition is not None for wait in ending.waits):
+            if any(wait.condition is not None and wait.is_checked_again for wait in ending.waits):
                 waits.append(self._limits.next_check(guard_result.now))
             until = min(wait.due_at for wait in ending.waits)
             released = releases.suspend(tx, claim, guard_result, waits, grace=commit.grace)

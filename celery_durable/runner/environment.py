@@ -11,6 +11,7 @@ from celery_durable.config import Settings
 from celery_durable.definitions import Definition
 from celery_durable.errors import ValueRefused
 from celery_durable.model import DueRun, OutboxMessage, WorkerProcess
+from celery_durable.operations.limit_queue import LimitQueue
 from celery_durable.redaction import Redaction
 from celery_durable.runner.group_commit import GroupCommit
 from celery_durable.runner.lease import Lease
@@ -34,6 +35,8 @@ class Environment:
     """Whether an exception stops the process, and is not a failure of the code that raised it."""
     make_redaction: Callable[[str, str], Redaction]
     """Makes what applies the application's redaction to an instance of a workflow, given by name and id."""
+    limit_queue: LimitQueue
+    """Serves the limits that a commit has freed."""
     group_commit: GroupCommit | None = None
     """Commits the steps of several passes together; None if the process runs one pass at a time."""
 

@@ -15,7 +15,17 @@ from typing import Any, NoReturn
 from celery_durable import values
 from celery_durable.ancestry import AncestorRun
 from celery_durable.errors import Cancelled, Interruption, PassBroken, StepMisuse, Suspend
-from celery_durable.model import CANCELLED, LogLevel, LogLine, OpenWait, StepRow, StepStatus, StepType, StepWrite
+from celery_durable.model import (
+    CANCELLED,
+    LogLevel,
+    LogLine,
+    OpenWait,
+    StepRow,
+    StepStatus,
+    StepType,
+    StepWrite,
+    WorkflowEvent,
+)
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.attempts import Attempts
 from celery_durable.runner.commit_parts import EndChildren, StepEffectFailed
@@ -47,6 +57,8 @@ class ExecutionContext:
         self.claim, self.ancestry = run.lease.claim, run.state.ancestry
         self.limits = env.settings.limits
         self.now = self.claim.claimed_at  # never ahead of the database's time
+        self.event: WorkflowEvent[Any] | None = None
+        """What the workflow function was called with."""
         self.race: Race | None = None
         """The call of `Step.first` that is executed now, if any: the branch that finishes first wins."""
         self.logs: list[LogLine] = []
@@ -154,8 +166,12 @@ class ExecutionContext:
         ran_for: timedelta | None = None,
         payload_type: str | None = None,
         ask: str | None = None,
+        keeps_limits: bool = False,
     ) -> StepWrite:
-        """Build the row to write for a step; ``error``: name and message. Without an ``ask``, it keeps that it has."""
+        """Build the row to write for a step; ``error``: name and message. Without an ``ask``, it keeps that it has.
+
+        A limited step gives back its limits, unless it ``keeps_limits``.
+        """
         row = self.replay_state.rows.get(execution.key)
         has_attempts = execution.kind.has_attempts
         return StepWrite(
@@ -179,6 +195,7 @@ class ExecutionContext:
             ran_for=ran_for,
             payload_type=payload_type,
             ask=row.ask if ask is None and row is not None else ask,
+            releases_limits=bool(execution.policy.limits) and not keeps_limits,
         )
 
     def commit_step(self, execution: StepExecution, write: StepWrite) -> None:

@@ -105,6 +105,7 @@ class FunctionPass:
             raise WorkflowParamsInvalid(definition.name, exc.problems) from exc
         ref = context.claim.ref
         event = WorkflowEvent(payload, context.claim.created_at, ref.instance_id, ref.run_number)
+        context.event = event
         context.lease.enter_user_code(definition)
         try:
             output = definition.fn(event, Step(self._replay))

@@ -75,7 +75,9 @@ class StepCommit:
     @property
     def is_single_row(self) -> bool:
         """Whether the commit is one row, besides its ending and log lines."""
-        return not self.parts and self.decide is None and len(self.writes) == 1
+        if self.parts or self.decide is not None or len(self.writes) != 1:
+            return False
+        return not self.writes[0].releases_limits
 
     @property
     def runs_user_code(self) -> bool:

@@ -23,6 +23,7 @@ from celery_durable.values.asks import check_question, encode_ask, read_ask, wri
 from celery_durable.values.cursors import CursorPart, Cursors, make_version_tag
 from celery_durable.values.durations import Duration, parse_duration, parse_pause, to_utc
 from celery_durable.values.labels import check_label_changes, check_label_count, check_labels, parse_labels
+from celery_durable.values.limits import Limit, LimitUse, check_limits, check_numbers, rate_interval_us
 from celery_durable.values.names import (
     MAX_ID_LENGTH,
     check_event_type,
@@ -83,6 +84,8 @@ __all__ = [
     "Cursors",
     "DelayFunction",
     "Duration",
+    "Limit",
+    "LimitUse",
     "OnCancelStep",
     "OnLostStep",
     "Parameter",
@@ -102,6 +105,8 @@ __all__ = [
     "check_label_changes",
     "check_label_count",
     "check_labels",
+    "check_limits",
+    "check_numbers",
     "check_question",
     "check_text_name",
     "check_topic",
@@ -125,6 +130,7 @@ __all__ = [
     "parse_duration",
     "parse_labels",
     "parse_pause",
+    "rate_interval_us",
     "read_answer_error",
     "read_answer_output",
     "read_ask",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from celery_durable.errors import ConfigInvalid
 from celery_durable.values.annotations import refuse_async
 from celery_durable.values.durations import Duration, parse_duration
+from celery_durable.values.limits import Limit, check_limits
 
 Backoff = Literal["constant", "linear", "exponential"]
 OnLostStep = Literal["resend", "fail"]
@@ -105,9 +106,10 @@ class StepConfig:
             not called again in this run unless a person retries it.
         on_cancel: What happens to a function that runs when its run is cancelled. "wait": it ends first (the default).
             "abandon": it is interrupted as by its timeout, and what it has done is unknown.
+        limits: The limits that an attempt holds while its function runs. It takes all of them together, or waits.
 
     Raises:
-        ConfigInvalid: ``retries``, ``repeat``, ``on_lost`` or ``on_cancel`` cannot be used.
+        ConfigInvalid: ``retries``, ``repeat``, ``on_lost``, ``on_cancel`` or ``limits`` cannot be used.
         DurationInvalid: ``timeout`` cannot be read, or is outside of 1 ms to 365 days.
     """
 
@@ -116,6 +118,7 @@ class StepConfig:
     repeat: bool = UNSET
     on_lost: OnLostStep = UNSET
     on_cancel: OnCancelStep = UNSET
+    limits: Sequence[Limit] = UNSET
 
     def __post_init__(self) -> None:
         if self.retries is not UNSET and not isinstance(self.retries, Retries):
@@ -130,6 +133,8 @@ class StepConfig:
             raise ConfigInvalid("StepConfig.on_lost", self.on_lost, hint)
         if self.on_cancel is not UNSET and self.on_cancel not in typing.get_args(OnCancelStep):
             raise ConfigInvalid("StepConfig.on_cancel", self.on_cancel, 'use "wait" or "abandon"')
+        if self.limits is not UNSET:
+            object.__setattr__(self, "limits", check_limits("StepConfig.limits", self.limits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,7 @@ class StepPolicy:
     repeat: bool = False
     on_lost: OnLostStep = "resend"
     on_cancel: OnCancelStep = "wait"
+    limits: tuple[Limit, ...] = ()
 
     @property
     def may_repeat(self) -> bool:
@@ -161,7 +167,7 @@ class StepPolicy:
             if "limit" in given:
                 limit = given.pop("limit")
                 given["max_attempts"] = None if limit is None else limit + 1
-        given.update(_select_given(config, ("timeout", "repeat", "on_lost", "on_cancel")))
+        given.update(_select_given(config, ("timeout", "repeat", "on_lost", "on_cancel", "limits")))
         return dataclasses.replace(self, **given) if given else self
 
     def delay_after(self, failed_attempt: int, error: BaseException, *, draw: Callable[[], float]) -> timedelta:

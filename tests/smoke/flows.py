@@ -10,6 +10,7 @@ import asyncio
 import copy
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 from celery import Celery, signature
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_durable import Durable, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent, current_step
+from celery_durable import Durable, Limit, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent, current_step
 from tests.smoke.config import Config
 from tests.smoke.dying import Treacherous
 
@@ -93,7 +94,7 @@ def build(config: Config) -> Celery:
     def note_late(self: Any, number: int, seconds: float = 0.0) -> int:
         return traces.note(self.request.id, number, seconds)
 
-    for flow in (lifecycle, chain, once, long, nap, sprint, slow, notes, errands, leave, refuse):
+    for flow in (lifecycle, chain, once, long, nap, sprint, slow, notes, errands, leave, refuse, metered):
         durable.workflow(name=flow.__name__)(_with(flow, traces))
     traces.errand = durable.workflow(name=errand.__name__)(_with(errand, traces))
     _delegate(app, durable)
@@ -221,6 +222,20 @@ def leave(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
 def refuse(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     """A run that fails."""
     raise LookupError("no such order")
+
+
+calls = Limit("calls", at_once=1)
+
+
+def metered(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    """Calls a server that counts its callers, under a limit."""
+    return step.do("call", StepConfig(limits=[calls]), _call_server, event.payload, event.instance_id)
+
+
+def _call_server(port: int, name: str) -> str:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(f"{name} {os.getpid()}\n".encode())
+        return connection.recv(100).decode()
 
 
 def _leave(way: str) -> None:

@@ -20,6 +20,10 @@ _IS_NO_COPY = """NOT EXISTS (
 _LIVE = "i.status IN ('active', 'waiting')"
 _TERMINAL = "i.status IN ('complete', 'errored', 'terminated')"
 
+COUNTS = """(h.state = 'granted' OR h.state = 'held' AND EXISTS (
+    SELECT 1 FROM workflow_instance o WHERE o.id = h.instance_pk AND o.claim_token = h.token))"""
+"""A hold that counts: its owner still has it."""
+
 QUERIES = {
     "I1 a completed booking step has written exactly one row": f"""
         SELECT i.instance_id, s.step_key, (SELECT count(*) FROM author_ledger l WHERE {_BOOKING}) AS written
@@ -187,8 +191,9 @@ QUERIES = {
            OR s.status = 'DONE' AND (s.error_name IS NOT NULL OR s.result IS NULL)
            OR s.status = 'completed' AND (s.error_name IS NOT NULL
                OR (s.result IS NULL) <> (s.type = 'sleep') AND s.type <> 'map')
-           OR s.status = 'waiting' AND s.type <> 'task' AND (s.type = 'do') <> (s.next_retry_at IS NOT NULL)
-           OR s.status = 'waiting' AND (s.next_retry_at IS NULL) <> (s.wake_at IS NOT NULL)
+           OR s.status = 'waiting' AND s.type NOT IN ('do', 'task') AND s.next_retry_at IS NOT NULL
+           OR s.status = 'waiting' AND s.type <> 'do' AND (s.next_retry_at IS NULL) <> (s.wake_at IS NOT NULL)
+           OR s.status = 'waiting' AND s.type = 'do' AND s.wake_at IS NOT NULL
            OR s.status = 'waiting' AND s.type IN ('task', 'child')
               AND (s.wake_at IS NOT NULL) <> (s.wait_event_type IS NOT NULL)
            OR s.status = 'pending' AND s.type <> 'do'""",
@@ -246,6 +251,25 @@ QUERIES = {
         WHERE i.status = 'terminated' AND m.status IN ('pending', 'sent', 'failed')
         UNION ALL SELECT i.instance_id, w.step_key FROM workflow_instance i JOIN workflow_topic_wait w
           ON w.instance_pk = i.id WHERE i.status = 'terminated'""",
+    "Q1 no more hold a limit than it allows": f"""
+        SELECT l.name, l.key FROM workflow_limit l WHERE coalesce(l.set_at_once, l.at_once) < (
+            SELECT count(*) FROM workflow_hold h WHERE h.name = l.name AND h.key = l.key AND {COUNTS})""",
+    "Q2 what waits for limits has a place in one queue": f"""
+        SELECT i.instance_id, s.step_key FROM workflow_instance i JOIN workflow_step s ON {_STEP_OF_RUN}
+        WHERE i.status = 'waiting' AND i.claim_token IS NULL AND s.status = 'waiting' AND s.type = 'do'
+          AND s.next_retry_at IS NULL AND NOT EXISTS (
+            SELECT 1 FROM workflow_hold h WHERE h.instance_pk = i.id AND h.run_number = i.run_number
+              AND h.step_key = s.step_key AND h.state <> 'held')
+        UNION ALL
+        SELECT i.instance_id, h.step_key FROM workflow_hold h JOIN workflow_instance i ON i.id = h.instance_pk
+        GROUP BY i.instance_id, h.instance_pk, h.run_number, h.step_key, h.position
+        HAVING sum(CASE WHEN h.state = 'waiting' THEN 1 ELSE 0 END)
+               <> CASE WHEN max(CASE WHEN h.state IN ('waiting', 'blocked') THEN 1 ELSE 0 END) = 1 THEN 1 ELSE 0 END
+            OR min(CASE WHEN h.state = 'blocked' THEN 'waiting' ELSE h.state END)
+               <> max(CASE WHEN h.state = 'blocked' THEN 'waiting' ELSE h.state END)""",
+    "Q3 an ended run holds nothing": f"""
+        SELECT i.instance_id, h.name FROM workflow_hold h LEFT JOIN workflow_instance i ON i.id = h.instance_pk
+        WHERE i.id IS NULL OR {_TERMINAL} OR i.run_number <> h.run_number""",
     "I13 the counters of a run's log are right": """
         SELECT r.instance_pk, r.run_number, r.log_count FROM workflow_run r
         WHERE r.log_count <> (SELECT count(*) FROM workflow_log l
@@ -262,6 +286,7 @@ def open_rows(store: Any) -> list[Any]:
         sa.select(t.instance).where(sa.or_(t.instance.c.claim_token.is_not(None), t.instance.c.run_at.is_not(None))),
         sa.select(t.topic_wait),
         sa.select(t.outbox),
+        sa.select(t.hold),
     )
     return [row for query in queries for row in store.read(lambda tx, query=query: list(tx.execute(query)))]
 

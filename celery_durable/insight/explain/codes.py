@@ -55,6 +55,7 @@ class Code(StrEnum):
     TASK_NOT_CONSUMED = "TASK_NOT_CONSUMED"
     WAITING_CHILD = "WAITING_CHILD"
     WAITING_STEP = "WAITING_STEP"
+    LIMITED = "LIMITED"
     RETRY_SCHEDULED = "RETRY_SCHEDULED"
     SCHEDULED = "SCHEDULED"
     PAUSED = "PAUSED"
@@ -103,6 +104,9 @@ MEANINGS: Mapping[Code, Meaning] = {
     ),
     Code.WAITING_CHILD: Meaning("Another instance does the step, or an item of it.", "`durable explain` of the child."),
     Code.WAITING_STEP: Meaning("A step of a kind from another package waits.", "Read the docs of that package."),
+    Code.LIMITED: Meaning(
+        "The run waits until a step gets its limits.", "Wait, or raise the limit: `durable.limits[name].set(...)`."
+    ),
     Code.RETRY_SCHEDULED: Meaning(
         "An attempt of a step failed, and the next one comes later.",
         "Fix the cause and wait, or `durable terminate`.",

@@ -84,6 +84,8 @@ def describe_wait(step: StepRecord, times: Times) -> str:
     match step.display_type:
         case StepType.SLEEP:
             return f"end of the sleep {times.format_in_sentence(step.wake_at)}"
+        case StepType.DO if step.waits_for_limits:
+            return "its limits"
         case StepType.DO:
             return f"next attempt {times.format_in_sentence(step.next_retry_at)}"
         case _ if step.items is not None:

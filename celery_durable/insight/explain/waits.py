@@ -81,16 +81,7 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
             sentence = f"Sleeps at step {name}; wakes {format_remaining(facts, step.wake_at)}."
             return build_diagnosis(facts, Code.SLEEPING, sentence, **known)
         case StepType.DO:
-            error = "an error" if step.error is None else name_error(step.error.name, shorten(step.error.message))
-            sentence = (
-                f"Tries step {name} again {format_remaining(facts, step.next_retry_at)}; "
-                f"attempt {format_attempt_count(step)} failed: {error.rstrip('.')}."
-                f"{locate_error(facts, step.step_key)}"
-            )
-            known |= {"attempts": step.attempts, "max_attempts": step.max_attempts}
-            return build_diagnosis(
-                facts, Code.RETRY_SCHEDULED, sentence, instance_command(row, "show", "--full"), **known
-            )
+            return _explain_attempt(facts, step, known)
         case StepType.WAIT if step.wait_topic is not None:
             at = format_remaining(facts, step.wake_at)
             sentence = f'Waits for topic "{step.wait_topic}" at step {name}; times out {at}.'
@@ -113,6 +104,22 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
             return _explain_child(facts, step, known)
         case _:
             return _explain_items(facts, step, known) if step.items else _explain_other(facts, step, known)
+
+
+def _explain_attempt(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    """Describe a step whose next attempt waits for its time, or for its limits."""
+    name = quote(step.name)
+    if step.waits_for_limits:
+        return build_diagnosis(facts, Code.LIMITED, f"Waits until step {name} gets its limits.", **known)
+    error = "an error" if step.error is None else name_error(step.error.name, shorten(step.error.message))
+    sentence = (
+        f"Tries step {name} again {format_remaining(facts, step.next_retry_at)}; "
+        f"attempt {format_attempt_count(step)} failed: {error.rstrip('.')}."
+        f"{locate_error(facts, step.step_key)}"
+    )
+    known |= {"attempts": step.attempts, "max_attempts": step.max_attempts}
+    show = instance_command(facts.instance, "show", "--full")
+    return build_diagnosis(facts, Code.RETRY_SCHEDULED, sentence, show, **known)
 
 
 def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
@@ -235,6 +242,8 @@ def _describe_step(step: StepRecord) -> str:
     match step.display_type:
         case StepType.SLEEP:
             return f"step {quote(step.name)} sleeps"
+        case StepType.DO if step.waits_for_limits:
+            return f"step {quote(step.name)} waits for its limits"
         case StepType.DO:
             return f"step {quote(step.name)} is retried later"
         case _:

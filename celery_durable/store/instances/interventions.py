@@ -24,6 +24,7 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store.engine import Tx
+from celery_durable.store.runs import limits
 
 
 def complete_step(
@@ -50,6 +51,7 @@ def complete_step(
         )
     )
     assert updated.rowcount == 1  # the row was read under the lock
+    limits.release(tx, row.pk, row.run_number, step.step_key)
     if event is not None:
         e = tx.t.event
         tx.execute(

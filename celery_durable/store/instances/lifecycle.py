@@ -5,7 +5,7 @@ The caller has locked the instance's row, and decides from what it then read (LA
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +25,7 @@ from celery_durable.model import (
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.instances.instances import REPLAY, read_clock
-from celery_durable.store.runs import items, runs, topic_waits
+from celery_durable.store.runs import items, limits, runs, topic_waits
 from celery_durable.store.runs.claims import RELEASED, RESUMING, STARTING
 from celery_durable.store.runs.runs import Continuation
 
@@ -75,6 +75,21 @@ def make_due(tx: Tx, row: InstanceRow, *, wake_reason: WakeReason, grace: timede
     """
     tx.run(_make_due, pk=row.pk, wake_reason=wake_reason.value, grace_us=duration_us(grace))
     return DueRun(row.ref, row.queue)
+
+
+def sleep_until(tx: Tx, row: InstanceRow, at: datetime, *, wake_reason: WakeReason) -> None:
+    """Let a suspended instance be due at a time that comes before its waits end."""
+    _update(
+        tx,
+        row,
+        status=Status.WAITING.value,
+        run_at=to_us(at),
+        next_check_at=to_us(at),
+        sent_at=None,
+        dispatch_count=0,
+        wake_reason=wake_reason.value,
+        priority=RESUMING,
+    )
 
 
 def pause(tx: Tx, row: InstanceRow) -> bool:
@@ -163,6 +178,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None, is_cancel: bool =
         .values(status=StepStatus.CANCELLED.value)
     )
     topic_waits.close_all(tx, row.pk)
+    limits.release_all(tx, row.pk)
 
 
 def reclaim(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
@@ -231,6 +247,7 @@ def start_run(
 ) -> DueRun:
     """Start the run after the ``last`` one of a locked instance, which has ended; due now or at ``due_us``."""
     topic_waits.close_all(tx, pk)
+    limits.release_all(tx, pk)
     number, now = last.run_number + 1, tx.store.clock()
     update(
         tx,

@@ -24,6 +24,8 @@ workflow_database   one row: the random id by which messages name this database.
 workflow_audit      what people did to a run: who, what, when and why. For a step also its key, and what it was before;
                     an entry about the whole run has an empty key and the JSON value null.
 workflow_attempt    the attempts that did not succeed, and the deaths of workers, for people. No pass reads it.
+workflow_limit      one row per limit and key, made at its first use: its numbers, its rate, and the lock of its key.
+workflow_hold       what a step has or waits for: one row per limit. Whether a hold counts, its owner's row decides.
 
 Instants are BIGINT microseconds since the epoch (UTC). So all three databases have one type, arithmetic and
 comparison, without session time zones or rounding. Payloads are canonical JSON in text columns, because databases
@@ -43,7 +45,7 @@ from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import Database, big_id, choose_options, full_index_only, long_text
 from celery_durable.store.schema.step_format import STEP_COLUMNS
 
-REVISION = "0005"
+REVISION = "0006"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
@@ -62,6 +64,9 @@ IN_LISTS = "id > 0"
 While the tables are nearly empty, PostgreSQL takes any index, and keeps the plan of a prepared statement. Measured at
 4,000 instances: a claim that had taken an index for lists used 0.9 ms of CPU instead of 0.2.
 """
+ACTIVE_HOLD = "state IN ('held', 'granted')"
+WAITING_HOLD = "state = 'waiting'"
+"""The conditions of the partial indexes over holds."""
 ITEM_INDEX = ("instance_pk", "run_number", "step_key", "status", "position")
 
 BINARY = "utf8mb4_nopad_bin"
@@ -105,6 +110,8 @@ class Tables:
     database: sa.Table
     queue: sa.Table
     attempt: sa.Table
+    limit: sa.Table
+    hold: sa.Table
 
     @property
     def names(self) -> list[str]:
@@ -449,7 +456,52 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         sa.Index(f"{prefix}ix_workflow_attempt_run", "instance_pk", "run_number", "id"),
         sqlite_autoincrement=True,
     )
+    limit = table(
+        "workflow_limit",
+        sa.Column("name", sa.String(100), primary_key=True),
+        sa.Column("key", sa.String(255), primary_key=True),
+        # The numbers of the code that asked last, and those that an operator has set instead.
+        sa.Column("at_once", sa.Integer),
+        sa.Column("rate", sa.String(64)),
+        sa.Column("set_at_once", sa.Integer),
+        sa.Column("set_rate", sa.String(64)),
+        sa.Column("set_by", sa.String(255)),
+        # The rate (GCRA): the earliest time of the next grant, and of the next start.
+        sa.Column("next_grant_at", sa.BigInteger, nullable=False),
+        sa.Column("next_start_at", sa.BigInteger, nullable=False),
+        # The last number in its queue, and the turn that was granted last (`store.runs.limits`).
+        sa.Column("last_seq", sa.BigInteger, nullable=False),
+        sa.Column("turn", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+    )
+    hold = table(
+        "workflow_hold",
+        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("step_key", sa.String(280), primary_key=True),
+        # The position of a map's item; -1 if the step itself holds.
+        sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("name", sa.String(100), primary_key=True),
+        sa.Column("key", sa.String(255), nullable=False),
+        sa.Column("fair_key", sa.String(255), nullable=False),
+        sa.Column("seq", sa.BigInteger, nullable=False),
+        sa.Column("turn", sa.BigInteger, nullable=False),
+        sa.Column("state", sa.String(8), nullable=False),
+        # Of a held one: the token of the claim or of the attempt that holds it.
+        sa.Column("token", sa.String(36)),
+        sa.Column("asked_at", sa.BigInteger, nullable=False),
+        sa.Column("granted_at", sa.BigInteger),
+        # Of a granted one: when it may start, and when a job checks it next.
+        sa.Column("start_at", sa.BigInteger),
+        sa.Column("check_at", sa.BigInteger),
+        # How often it was parked because no pass had come for its grant.
+        sa.Column("lapses", sa.Integer, nullable=False),
+        partial_index_only(f"{prefix}ix_workflow_hold_waiting", "name", "key", "fair_key", "seq", where=WAITING_HOLD),
+        partial_index_only(f"{prefix}ix_workflow_hold_active", "name", "key", where=ACTIVE_HOLD),
+        full_index_only(f"{prefix}ix_workflow_hold_state", "state", "name", "key", "fair_key", "seq"),
+        partial_index(f"{prefix}ix_workflow_hold_check", "check_at", where="check_at IS NOT NULL"),
+    )
     return Tables(
         metadata, instance, run, step, event, log, heartbeat, topic_wait, emission, audit, outbox, label, published,
-        item, database, queue, attempt,
+        item, database, queue, attempt, limit, hold,
     )  # fmt: skip

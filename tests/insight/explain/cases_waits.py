@@ -39,6 +39,12 @@ WAITS = {
         'Tries step "charge" again in 1 min; attempt 2/6 failed: AssertionError.',
         [f"{DURABLE} show order o-1 --full"],
     ),
+    "limits": (
+        told(ASLEEP, open_steps=(replace(RETRY, next_retry_at=None, error=None, attempts=0),)),
+        Code.LIMITED,
+        'Waits until step "charge" gets its limits.',
+        [],
+    ),
     "event": (
         told(ASLEEP, open_steps=(WAIT,)),
         Code.WAITING_EVENT,

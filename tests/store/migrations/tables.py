@@ -24,6 +24,8 @@ TABLES = {
     "workflow_database",
     "workflow_queue",
     "workflow_attempt",
+    "workflow_limit",
+    "workflow_hold",
 }
 VERSION_TABLE = "workflow_schema_version"
 

@@ -1,0 +1,84 @@
+"""Limits as operators see and set them. What they set counts until it is reset."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from celery_durable import values
+from celery_durable.errors import ConfigInvalid, LimitNotFound
+from celery_durable.model import LimitDetails, LimitRecord
+from celery_durable.operations.context import OperationContext
+from celery_durable.operations.limit_queue import LimitQueue
+from celery_durable.store.engine import Tx
+from celery_durable.store.instances import limit_reads, limit_waits
+from celery_durable.store.runs.limits import LimitKey
+from celery_durable.values import UNSET
+
+logger = logging.getLogger("celery_durable.limits")
+
+_MAX_ACTOR_LENGTH, _MAX_SERVED = 255, 100
+
+
+class LimitOperations:
+    """The operations on limits."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+        self.queue = LimitQueue(context.store, context.settings, context.publish_runs)
+
+    def list(
+        self, *, name: str | None = None, after: tuple[str, str] | None = None, limit: int = 100
+    ) -> list[LimitRecord]:
+        """Return limits and keys in order, from the first one after the name and key ``after``."""
+        last = None if after is None else LimitKey(*after)
+        return self._context.read_list(functools.partial(limit_reads.read_limits, name=name, after=last, limit=limit))
+
+    def get(self, name: str, *, key: str = "") -> LimitDetails:
+        """Return one key of a limit with its holders and the first that wait; raises LimitNotFound."""
+
+        def read(tx: Tx) -> LimitDetails:
+            self._check(tx, name, key)
+            return limit_reads.read_details(tx, LimitKey(name, key))
+
+        return self._context.read_list(read)
+
+    def set(
+        self, name: str, *, by: str, key: str | None = None, at_once: int | None = UNSET, rate: str | None = UNSET
+    ) -> None:
+        """Set numbers of a limit, of all its keys if ``key`` is None. What is left out stays as it is.
+
+        None is the number of the code. Fewer stop no step that runs; more are granted at once. ``by``: who does it.
+        Raises LimitNotFound and ConfigInvalid.
+        """
+        given = {name: each for name, each in (("at_once", at_once), ("rate", rate)) if each is not UNSET}
+        if not given:
+            raise ConfigInvalid("at_once", None, "give at_once=, rate=, or both")
+        values.check_numbers(given.get("at_once"), given.get("rate"))
+        actor = values.check_text_name("The person who does it", by, _MAX_ACTOR_LENGTH)
+        self._write(name, key, {f"set_{number}": each for number, each in given.items()} | {"set_by": actor})
+        logger.info("Limit %r was set by %s: %s", name, actor, given)
+
+    def reset(self, name: str, *, by: str, key: str | None = None) -> None:
+        """Let the numbers of the code count again; raises LimitNotFound."""
+        actor = values.check_text_name("The person who does it", by, _MAX_ACTOR_LENGTH)
+        self._write(name, key, {"set_at_once": None, "set_rate": None, "set_by": None})
+        logger.info("Limit %r was reset by %s", name, actor)
+
+    def _write(self, name: str, key: str | None, numbers: dict[str, Any]) -> None:
+        def write(tx: Tx) -> list[LimitKey]:
+            self._check(tx, name, key)
+            limit_reads.set_numbers(tx, name, key, numbers)
+            if key is not None:
+                return [LimitKey(name, key)]
+            found = limit_waits.find_keys(tx, after=LimitKey(name, ""), limit=_MAX_SERVED)
+            return [LimitKey(name, ""), *(each for each in found if each.name == name)]  # a job serves the others
+
+        keys = self._context.store.transact(write)
+        self.queue.serve(keys)
+
+    @staticmethod
+    def _check(tx: Tx, name: str, key: str | None) -> None:
+        if not limit_reads.exists(tx, name, key):
+            raise LimitNotFound(name, key)
