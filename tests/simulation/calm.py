@@ -38,8 +38,10 @@ class Calm:
             worker for worker in [*self._schedule.world.workers, self._spare()] if worker not in self._schedule.busy
         )
         for _ in range(_MOST_CALM_TURNS):
-            if self._turn(free) or self._resume_all():
+            if self._turn(free) or self._resume_all() or self._schedule.limited.serve():
                 continue
+            if stuck := self._schedule.limited.stuck():
+                return stuck
             next_at, _ = self._schedule.world.clients.store.read(schedule.read_next_due)
             if next_at is None:
                 return []

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tests.simulation import delegates, lines, maps, messages, once, topics
+from tests.simulation import delegates, limited, lines, maps, messages, once, topics
 from tests.simulation.linear import is_linear
 from tests.simulation.programs import FAILS, expected, find_cleanup
 from tests.support import invariants
@@ -22,7 +22,8 @@ _TYPE = "CASE WHEN e.type LIKE 'topic:%' THEN substr(e.type, 7 + instr(substr(e.
 """What the wait that consumed an event calls its type."""
 
 QUERIES = {
-    **{name: query for name, query in invariants.QUERIES.items() if name.split()[0] != "I4"},
+    **{name: query for name, query in invariants.QUERIES.items() if name.split()[0] not in ("I4", "Q1")},
+    **limited.QUERIES,
     "I3b step and ledger come from the same execution of the body": """
         SELECT i.instance_id, s.step_key, s.result, l.execution
         FROM workflow_step s JOIN workflow_instance i ON i.id = s.instance_pk

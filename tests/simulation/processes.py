@@ -22,6 +22,7 @@ from celery_durable.testing.cooperative import CooperativeThread, Crash
 from celery_durable.testing.processes import Process, ends_the_process
 from celery_durable.testing.runtime import HarnessRuntime
 from celery_durable.values import Retries
+from tests.simulation import limited
 from tests.simulation.linear import LINEAR
 
 
@@ -68,6 +69,9 @@ class Runtime(HarnessRuntime):
         schedule.inside = self
         if workflow != LINEAR:  # whose handlers tell more
             schedule.begins((instance_id, self.ref.run_number, step), number)
+            if workflow == "program":
+                worker = next(each for each in self.world.workers if each.runtime is self)
+                limited.check_body(schedule, worker, instance_id, self.ref.run_number, step)
         result = body()
         schedule.perhaps_leave(self, "body")
         return result

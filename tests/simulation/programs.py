@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from celery_durable import Cancelled, EventTimeout, Retries, Step, StepConfig, StepFailed, StepTx, WorkflowEvent
 from celery_durable.definitions import WorkflowDefinition, define
+from tests.simulation.limited import limits_of
 
 Op = dict[str, Any]
 
@@ -265,7 +266,7 @@ def on_lost(step: str) -> Literal["resend", "fail"]:
 
 
 def _config(op: Op) -> StepConfig:
-    return StepConfig(retries=_retries(op), on_lost=on_lost(op["key"]))
+    return StepConfig(retries=_retries(op), on_lost=on_lost(op["key"]), limits=limits_of(op["key"]))
 
 
 def _retries(op: Op) -> Retries:

@@ -25,6 +25,7 @@ from tests.simulation.calm import Calm
 from tests.simulation.clients import Clients
 from tests.simulation.errands import Errands
 from tests.simulation.foreign import Foreign
+from tests.simulation.limited import Limited
 from tests.simulation.linear import make_plan
 from tests.simulation.processes import ColdShutdown, Machine, Runtime, Worker
 from tests.simulation.programs import RETRY_SECONDS
@@ -63,6 +64,7 @@ class Schedule:
         self.batch = self.dice.choice([1, 2])
         """Instances that one transaction of an emission hands out to."""
         self.clients, self.errands, self.foreign = self._make_clients(), Errands(self), Foreign(self)
+        self.limited = Limited(self)
         # Each schedule has faults of its own: with all of them at once most instances would not get far.
         self._crashes = self.dice.choice([0, 0, 0.02, 0.06])
         self._cuts = self.dice.choice([0, 0, 0.03, 0.1])
@@ -104,6 +106,7 @@ class Schedule:
             (self.errands.sweep_outbox, some([0, 3])),
             (self.foreign.act, 6),
             (self._deploy, some([0, 0.5])),
+            (self.limited.act, some([0, 1, 3])),
         ]
         return [action for action, _ in table], [weight for _, weight in table]
 
@@ -126,7 +129,7 @@ class Schedule:
             broken += invariants.wrong_counts(self.world.raw, self.story)
             broken += lines.wrong(self.world.raw, self.story) + messages.wrong(self.world.raw, self.story)
             broken += delegates.wrong(self.world.raw, self.story) + maps.wrong(self.world.raw, self.story)
-            broken += once.wrong(self.world.raw, self.story)
+            broken += once.wrong(self.world.raw, self.story) + self.limited.left()
             broken += Calm(self).wake_zombies() + self._changed_runs() + self.story.wrongs
         return broken
 

@@ -26,7 +26,7 @@ from celery_durable.store.engine.server_info import ensure_database_id
 from celery_durable.testing.clock import START, Clock
 from celery_durable.testing.code import Deployed
 from celery_durable.testing.databases import Database
-from tests.simulation import invariants, keeping, maps, witnesses
+from tests.simulation import invariants, keeping, limited, maps, witnesses
 from tests.simulation.clients import workflow_of
 from tests.simulation.connections import Connector
 from tests.simulation.linear import Plan, make_linear, make_params
@@ -85,7 +85,7 @@ class World:
         self.schedule.is_calm = True  # until the tables are made
         authors.create_all(self.clients.store.engine)
         self.raw.create_function("author_now", 0, self.clock.read)
-        self.raw.executescript(witnesses.SCRIPT + maps.SCRIPT + keeping.SCRIPT)
+        self.raw.executescript(witnesses.SCRIPT + maps.SCRIPT + keeping.SCRIPT + limited.SCRIPT)
         for machine in self.machines:  # now: the first caller in a schedule would take a number from its chance
             machine.store.transact(ensure_database_id)
 
@@ -119,7 +119,8 @@ class World:
         finally:
             self.schedule.end()
             topics.BATCH = whole_batch
-        self.schedule.story.stats.update(dict(self.raw.execute(f"{witnesses.COUNTS} UNION ALL {maps.COUNTS}")))
+        counts = f"{witnesses.COUNTS} UNION ALL {maps.COUNTS} UNION ALL {limited.COUNTS}"
+        self.schedule.story.stats.update(dict(self.raw.execute(counts)))
         digest = hashlib.sha256(repr(invariants.dump(self.raw)).encode()).hexdigest()
         return Outcome(seed, broken, self.schedule.story.journal, digest, self.schedule.story.stats)
 

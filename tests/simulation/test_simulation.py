@@ -115,6 +115,7 @@ def test_every_invariant_holds_after_storms_which_have_every_fault_in_them() -> 
         *(f"heard of {what}" for what in ("complete", "errored", "terminated", "steps")),
         *("cancel: asked", "cancel: ended", "cancel: asked, then ended", "Cancelled raised"),
         *("ended by a limit", "read accepted"),
+        *(f"limit {state}" for state in ("waiting", "blocked", "parked", "granted", "held")),
         *("messages sent", "messages lost", "message delivered", "message crashed", "message tried again"),
     }
     assert expected <= {name for name, count in stats.items() if count}, stats
