@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from celery_durable.model import Status
 from celery_durable.testing.harness import DurableHarness
+from celery_durable.testing.instance import HarnessInstance
 from celery_durable.testing.processes import RunnerProcess
 
 # The schedules of faults under which `assert_crash_safe` runs a workflow.
@@ -101,6 +102,8 @@ class Observed:
     """The tables that were written and are not compared. Only the undisturbed run looks for them."""
     bodies: Counter[tuple[str, str]] = field(default_factory=Counter)
     unsent: list[str] = field(default_factory=list)
+    uncancelled: str | None = None
+    """The step at which the run should have been cancelled, and never waited."""
     faults: list[str] = field(default_factory=list)
     is_endless: bool = False
     misnamed: str | None = None
@@ -109,20 +112,26 @@ class Observed:
 class FaultyRun:
     """A run in progress: delivers messages, moves time, sends events and causes faults."""
 
-    def __init__(self, harness: DurableHarness, schedule: CrashSchedule, events: list[tuple[str, Any]]) -> None:
-        self.events, self.seen = events, Observed()
+    def __init__(
+        self,
+        harness: DurableHarness,
+        schedule: CrashSchedule,
+        events: list[tuple[str, Any]],
+        cancel_at: str | None = None,
+    ) -> None:
+        self.events, self.cancel_at, self.seen = events, cancel_at, Observed()
         self._harness, self._schedule = harness, schedule
         self._crashes = list(schedule.crashes)
         self._runner: RunnerProcess | None = None
         self._known: list[Any] = []
         self._answered: set[tuple[str, str, int, str, datetime | None]] = set()
 
-    def run(self) -> None:
-        """Deliver messages, let time pass and send events, until nothing is left to do."""
+    def run(self, instance: HarnessInstance[Any]) -> None:
+        """Deliver messages, let time pass, send events and cancel the instance, until nothing is left to do."""
         for _ in range(_MOST_TURNS):
             if self._harness.messages:
                 self._deliver()
-            elif not (self._send() or self._harness.tasks.answer()):
+            elif not (self._cancel(instance) or self._send() or self._harness.tasks.answer()):
                 due_at = self._harness.next_due()
                 if due_at is None:
                     return
@@ -192,6 +201,14 @@ class FaultyRun:
         for summary in self._harness.durable.internals.operations.queries.list(limit=1000).items:
             self._harness.deliver(self._harness.instance(summary.workflow, summary.id), to=second)
         runner.wake_up()
+
+    def _cancel(self, instance: HarnessInstance[Any]) -> bool:
+        """Cancel the instance if it waits at the step where it is to be cancelled."""
+        if not any(step.is_waiting and step.name == self.cancel_at for step in instance.steps()):
+            return False
+        self.cancel_at = None
+        instance.cancel()
+        return True
 
     def _send(self) -> bool:
         """Send the next event that an instance waits for."""

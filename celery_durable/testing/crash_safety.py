@@ -72,6 +72,7 @@ def assert_crash_safe(
     params: Any = None,
     *,
     events: Sequence[tuple[str, Any]] = (),
+    cancel_at: str | None = None,
     side_effects: SideEffects | None = None,
     compare: Callable[[Any], Any] | None = None,
     setup: Callable[[DurableHarness], object] | None = None,
@@ -92,6 +93,7 @@ def assert_crash_safe(
         workflow: The workflow to test.
         params: Its parameters.
         events: Pairs of type and payload. Each is sent when the workflow waits for its type.
+        cancel_at: The name of a step. The run is cancelled when it waits there, and must end as terminated.
         side_effects: What steps write with ``tx.session`` or ``tx.mutate``. The MetaData of your tables: they are
             created before each run, and their rows are compared without automatic keys. "all": all tables that
             ``setup`` creates. Or a function of a session whose results are compared. Unless it is a function,
@@ -116,7 +118,16 @@ def assert_crash_safe(
         HarnessMisuse: The undisturbed run does not end as expected, or ``setup`` mocks steps that it does not reach.
     """
     trial = _Trial(
-        workflow, params, tuple(events), side_effects, compare, setup, tuple(workflows), settings or {}, make_store
+        workflow,
+        params,
+        tuple(events),
+        cancel_at,
+        side_effects,
+        compare,
+        setup,
+        tuple(workflows),
+        settings or {},
+        make_store,
     )
     calm = trial.run(CrashSchedule(seed=seed), finds_unchecked=True)
     trial.check_calm(calm, expect_error)
@@ -149,6 +160,7 @@ class _Trial:
     workflow: Code
     params: Any
     events: tuple[tuple[str, Any], ...]
+    cancel_at: str | None
     side_effects: SideEffects | None
     compare: Callable[[Any], Any] | None
     setup: Callable[[DurableHarness], object] | None
@@ -165,10 +177,9 @@ class _Trial:
                 harness.create_tables(self.side_effects)
             if self.setup is not None:
                 self.setup(harness)
-            course = FaultyRun(harness, schedule, list(self.events))
+            course = FaultyRun(harness, schedule, list(self.events), self.cancel_at)
             before = self._read_unchecked(harness) if finds_unchecked else {}
-            harness.create(definition_of(self.workflow).name, self.params, id=_ID)
-            course.run()
+            course.run(harness.create(definition_of(self.workflow).name, self.params, id=_ID))
             if finds_unchecked:
                 after = self._read_unchecked(harness)
                 course.seen.unchecked = sorted(name for name, rows in after.items() if rows != before.get(name))
@@ -195,6 +206,7 @@ class _Trial:
         seen = course.seen
         seen.misnamed = harness.mocks.describe_unused()
         seen.unsent = [type_ for type_, _ in course.events]
+        seen.uncancelled = course.cancel_at
         seen.bodies = Counter((f"{each.workflow}/{each.instance_id}", each.step) for each in harness.attempts)
         for summary in harness.durable.internals.operations.queries.list(limit=1000).items:
             handle = harness.instance(summary.workflow, summary.id)
@@ -216,11 +228,17 @@ class _Trial:
             raise HarnessMisuse(f"Workflow {name!r} comes to no end, also undisturbed: assert_crash_safe() needs one.")
         if calm.unsent:
             raise HarnessMisuse(f"Workflow {name!r} never waited for {calm.unsent}: leave these out of events=.")
+        if calm.uncancelled is not None:
+            raise HarnessMisuse(
+                f"Workflow {name!r} never waited at step {calm.uncancelled!r}, so it was not cancelled. Name a step "
+                "that sleeps, or that waits for an event, a task or a child, in cancel_at=."
+            )
         ended = calm.instances[f"{name}/{_ID}"]
+        success = Status.COMPLETE if self.cancel_at is None else Status.TERMINATED
         error = None if ended.error is None else ended.error.partition(":")[0]
-        if (error, ended.status) != (expected, str(Status.COMPLETE if expected is None else Status.ERRORED)):
+        if (error, ended.status) != (expected, str(success if expected is None else Status.ERRORED)):
             how = ended.status if ended.error is None else f"{ended.status} with {ended.error}"
-            meant = "complete" if expected is None else f"errored with {expected}"
+            meant = str(success) if expected is None else f"errored with {expected}"
             remedy = ""
             if error is not None:
                 remedy = f" If it is meant to fail, pass expect_error={error!r}."

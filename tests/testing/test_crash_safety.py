@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import EventTimeout, Retries, StepConfig, StepTx
+from celery_durable import Cancelled, EventTimeout, Retries, StepConfig, StepTx
 from celery_durable.testing import (
     CrashSchedule,
     DurableHarness,
@@ -249,3 +249,59 @@ def test_all_tables_are_compared_without_their_names() -> None:
     assert_crash_safe(read_and_watch, side_effects="all", setup=setup, schedules=5)
     with pytest.raises(NotCrashSafe, match=r"The side effects are {.books.: \[\], .films.: \[\(.M.,\), \(.M.,\)\]}"):
         assert_crash_safe(careless, side_effects="all", setup=setup)
+
+
+# --- cancelled runs ---------------------------------------------------------------------------------
+
+
+def stay(event, step):
+    try:
+        step.do("hotel", book)
+        step.wait_for_event("arrive", "arrived", timeout="3 days")
+    except Cancelled:
+        step.do("give back", book)
+        raise
+    return "stayed"
+
+
+def test_a_cleanup_is_safe() -> None:
+    report = assert_crash_safe(stay, side_effects=rows, cancel_at="arrive")
+    assert report.checkpoints > assert_crash_safe(stay, events=[("arrived", 1)], side_effects=rows).checkpoints
+
+
+def test_a_cleanup_that_is_repeated_is_found() -> None:
+    refunds = count()
+
+    def forgetful(event, step):
+        try:
+            step.sleep("rest", "3 days")
+        except Cancelled:
+            step.do(f"give back {next(refunds)}", str)
+            raise
+
+    with pytest.raises(NotCrashSafe) as caught:
+        assert_crash_safe(forgetful, cancel_at="rest")
+    assert "give back" in str(caught.value)
+
+
+def test_a_cancelled_run_that_fails_is_expected() -> None:
+    def returns(event, step):
+        try:
+            step.sleep("rest", "3 days")
+        except Cancelled:
+            return "as if nothing had happened"
+
+    assert_crash_safe(returns, cancel_at="rest", expect_error="CancellationSwallowed")
+    with pytest.raises(HarnessMisuse) as caught:
+        assert_crash_safe(returns, cancel_at="rest")
+    assert "ends errored with CancellationSwallowed" in str(caught.value)
+    assert "and not terminated" in str(caught.value)
+
+
+def test_a_step_at_which_the_run_never_waits_is_refused() -> None:
+    with pytest.raises(HarnessMisuse) as caught:
+        assert_crash_safe(trip, 3, side_effects=rows, cancel_at="hotel")
+    assert str(caught.value) == (
+        "Workflow 'trip' never waited at step 'hotel', so it was not cancelled. Name a step that sleeps, or that waits "
+        "for an event, a task or a child, in cancel_at=."
+    )
