@@ -18,9 +18,10 @@ class EngineQuestions:
     """The questions about this engine. Makes its tables."""
 
     def __init__(self) -> None:
-        from project import durable, logged, many, spread
+        from project import awaited, durable, logged, many, spread
 
         self.durable, self._many, self._logged, self._spread = durable, many, logged, spread
+        self._awaited = awaited
         self._store = durable.internals.store
         with self._store.engine.begin() as conn:
             self._store.tables.metadata.create_all(conn)
@@ -52,6 +53,11 @@ class EngineQuestions:
             "logged10": ask(
                 "steps, 10 in a workflow, each with a line in the durable log, prefork 2",
                 lambda: self.run(10, instances, workflow=self._logged),
+                "steps10",
+            ),
+            "async10": ask(
+                "async steps, 10 in a workflow, prefork 2",
+                lambda: self.run(10, instances, workflow=self._awaited),
                 "steps10",
             ),
             "statements": ask("statements per step, 10 in a workflow", lambda: self.statements(10), None),

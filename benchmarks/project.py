@@ -1,5 +1,6 @@
 """The Celery project that the benchmark's workers and beat run."""
 
+import asyncio
 import os
 import struct
 import time
@@ -82,6 +83,18 @@ def stamps(event: WorkflowEvent[dict[str, int | None]], step: Step) -> int:
 @durable.workflow
 def sleeper(event: WorkflowEvent[float], step: Step) -> None:
     step.sleep("nap", event.payload)
+
+
+async def awaited_trivial(number: int) -> int:
+    await asyncio.sleep(0)
+    return trivial(number)
+
+
+@durable.workflow
+def awaited(event: WorkflowEvent[int], step: Step) -> int:
+    for number in range(event.payload):
+        step.do(f"step {number}", awaited_trivial, number)
+    return event.payload
 
 
 @durable.workflow

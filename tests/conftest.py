@@ -25,6 +25,7 @@ import sqlalchemy as sa
 
 from celery_durable import signals
 from celery_durable.definitions import SHARED, Definition, LinearDefinition
+from celery_durable.event_loop import event_loop
 from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store, drivers
@@ -132,10 +133,14 @@ def own_registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
-def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test connects around passes and steps, as Flask's integration does for good, ends with the test."""
+def own_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test connects, as Flask's integration does for good, and its event loop, ends with the test."""
     for hook in (signals.around_pass, signals.around_step):
         monkeypatch.setattr(hook, "managers", list(hook.managers))
+    for name in ("start_hooks", "stop_hooks", "_pending_hooks"):
+        monkeypatch.setattr(event_loop, name, [])
+    yield
+    event_loop.stop()
 
 
 @pytest.fixture(scope="session")

@@ -5,23 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from celery_durable import Durable
 from celery_durable.errors import DefinitionInvalid, StepMisuse
 from celery_durable.event_loop import event_loop
-
-
-@pytest.fixture(autouse=True)
-def own_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A loop and hooks of the test's own."""
-    event_loop.stop()
-    for name in ("start_hooks", "stop_hooks", "_pending_hooks"):
-        monkeypatch.setattr(event_loop, name, [])
-    yield
-    event_loop.stop()
 
 
 async def loop_id() -> int:

@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ database = on_databases("sqlite")
 
 ONCE = StepConfig(retries=Retries(limit=0))
 NEVER_ENDS = 3600
-
-
-@pytest.fixture(autouse=True)
-def new_loop() -> Iterator[None]:
-    """The loop of each test ends with it."""
-    yield
-    event_loop.stop()
 
 
 async def double(number: int) -> int:

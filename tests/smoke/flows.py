@@ -174,9 +174,10 @@ def once(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
 
 
 def long(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
-    """A step of a minute, which polls or is interrupted; a cleanup, which asks too."""
+    """A step of a minute, which polls, is interrupted or is async; a cleanup, which asks too."""
     here = (event.instance_id, event.run_number)
-    work, config = (traces.poll, StepConfig()) if event.payload == "polls" else (traces.work, _ABANDONED)
+    work: Any = {"polls": traces.poll, "is interrupted": traces.work, "is async": traces.work_async}[event.payload]
+    config = StepConfig() if event.payload == "polls" else _ABANDONED
     try:
         return step.do("work", config, work, *here)
     finally:
@@ -354,6 +355,10 @@ class Traces:
     def work(self, tx: StepTx, instance: str, run: int) -> None:
         self._begin(tx, instance, run, is_held=False)
         time.sleep(HELD_SECONDS)
+
+    async def work_async(self, tx: StepTx, instance: str, run: int) -> None:
+        self._begin(tx, instance, run, is_held=False)
+        await asyncio.sleep(HELD_SECONDS)
 
     def clean_up(self, tx: StepTx, instance: str, run: int) -> None:
         self._begin(tx, instance, run, is_held=False)

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.gate, pytest.mark
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_function_ends_when_the_worker_notices_the_cancel(site_with: Callable[..., Site], pool: str) -> None:
     site = site_with(durable_lease_seconds=3.0)
-    site.worker("--pool", pool)
-    instances = [site.create("long", how) for how in ("polls", "is interrupted")]
+    site.worker("--pool", pool, concurrency=3)
+    instances = [site.create("long", how) for how in ("polls", "is interrupted", "is async")]
     for instance in instances:
         site.wait_for_body(instance, "work")
     for instance in instances:

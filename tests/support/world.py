@@ -85,6 +85,9 @@ class WorldRuntime(HarnessRuntime):
         crashes if a connection is closed while another thread executes on it.
         """
         ended = [threading.Event() for _ in branches]
+        for branch, event in zip(branches, ended, strict=True):
+            if branch.start is not None:  # a task, which has no connection
+                event.set()
         try:
             Runtime.run_concurrently(
                 self,
