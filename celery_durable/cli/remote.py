@@ -183,7 +183,7 @@ _COMMANDS = _shared_commands(
     "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "wake",
     "cancel", "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "stats", "waits", "export",
     "lint",
-)  # fmt: skip
+) | {"dashboard": "stored_dashboard.stored_dashboard"}  # fmt: skip
 
 
 @click.group(

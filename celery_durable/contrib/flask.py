@@ -15,8 +15,10 @@ from typing import Any
 
 import click
 from celery import Celery, Task
-from flask import Flask, Response, current_app, g, has_app_context
+from flask import Blueprint, Flask, Response, current_app, g, has_app_context, request
+from flask.blueprints import BlueprintSetupState
 from sqlalchemy.orm import Session
+from werkzeug.wrappers import Response as BaseResponse
 
 from celery_durable import signals
 from celery_durable.app import Durable
@@ -79,6 +81,22 @@ class FlaskDurable:
         app.register_error_handler(DurableError, _answer)
         app.cli.add_command(_make_command(celery))
 
+    def dashboard(self, **options: Any) -> Blueprint:
+        """Return the dashboard as a blueprint: ``app.register_blueprint(..., url_prefix="/durable")``.
+
+        The hooks are called in the request's context, so they may use `flask.session` and `flask.g`. It requires the
+        extra ``dashboard``. Register it after `init_app`.
+
+        Args:
+            **options: The keyword arguments of `celery_durable.dashboard.dashboard`.
+
+        Raises:
+            NoAuthorization: There is no hook, and ``allow_anonymous`` is not set; or both are given.
+        """
+        made = Blueprint("celery_durable_dashboard", __name__)
+        made.record(functools.partial(_add_pages, options))
+        return made
+
     @property
     def durable(self) -> Durable:
         """The `Durable` of the current application.
@@ -86,14 +104,18 @@ class FlaskDurable:
         Raises:
             NotConfigured: There is no app context, or its application was not attached.
         """
-        found = current_app.extensions.get(_KEY) if has_app_context() else None
-        if not isinstance(found, Durable):
-            remedy = (
-                "Use it in an app context, `with app.app_context():`, of an application to which init_app(app) has "
-                "attached one."
-            )
-            raise NotConfigured("FlaskDurable.durable", remedy)
-        return found
+        return _find_durable(current_app if has_app_context() else None)
+
+
+def _find_durable(app: Flask | None) -> Durable:
+    found = None if app is None else app.extensions.get(_KEY)
+    if not isinstance(found, Durable):
+        remedy = (
+            "Use it in an app context, `with app.app_context():`, of an application to which init_app(app) has "
+            "attached one."
+        )
+        raise NotConfigured("FlaskDurable.durable", remedy)
+    return found
 
 
 def _make_celery(app: Flask) -> Celery:
@@ -158,6 +180,28 @@ def _open_session(db: Any) -> Session:
         db.session.registry.set(session)
         setattr(g, _KEY, db.session.registry)
     return session
+
+
+# --- the dashboard ------------------------------------------------------------------------------
+
+
+def _add_pages(options: Mapping[str, Any], state: BlueprintSetupState) -> None:
+    """Add the pages of the dashboard to the application that registers the blueprint."""
+    from celery_durable.dashboard import dashboard  # noqa: PLC0415  # it needs another extra
+    from celery_durable.dashboard.wsgi import WsgiPages  # noqa: PLC0415
+
+    pages: Any = WsgiPages(dashboard(_find_durable(state.app), **options))  # type: ignore[arg-type]  # Flask names its base
+
+    def serve(path: str = "") -> BaseResponse:
+        # The prefix of the blueprint is a part of the root, as that of a mounted application is.
+        full = request.environ["PATH_INFO"]
+        prefix = full.removesuffix(path.encode().decode("latin-1")).rstrip("/")
+        root = request.environ.get("SCRIPT_NAME", "") + prefix
+        environ = {**request.environ, "SCRIPT_NAME": root, "PATH_INFO": full[len(prefix) :]}
+        return Response.from_app(pages, environ)
+
+    for name, rule in (("home", "/"), ("page", "/<path:path>")):
+        state.add_url_rule(rule, name, serve, methods=["GET", "POST"])
 
 
 # --- commands and errors ------------------------------------------------------------------------

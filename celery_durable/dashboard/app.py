@@ -34,7 +34,11 @@ def dashboard(
     Raises:
         NoAuthorization: There is no hook, and ``allow_anonymous`` is not set; or both are given.
     """
-    site = Site(durable, authorize, allow_anonymous=allow_anonymous, is_read_only=read_only)
+    return make_pages(Site(durable, authorize, allow_anonymous=allow_anonymous, is_read_only=read_only))
+
+
+def make_pages(site: Site) -> Starlette:
+    """Return the application of a site."""
 
     def route(path: str, *endpoints: Endpoint) -> Route:
         return Route(path, site.serve(*endpoints), methods=[each.method for each in endpoints])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from celery_durable.app import Durable
-from celery_durable.doctor import Finding, Level, check_all
+from celery_durable.doctor import Finding, Level, check_all, check_stored
 
 _FRESH_SECONDS = 10.0
 _FIRST_WAIT_SECONDS = 2.0
@@ -46,8 +46,8 @@ class Checkup:
 class Checkups:
     """The last checkup of this process. A page that finds an old one starts the next."""
 
-    def __init__(self, durable: Durable) -> None:
-        self._durable = durable
+    def __init__(self, durable: Durable, *, has_broker: bool = True) -> None:
+        self._durable, self._has_broker = durable, has_broker
         self._lock, self._first = threading.Lock(), threading.Event()
         self._is_running = False
         self._last: Checkup | None = None
@@ -66,8 +66,8 @@ class Checkups:
     def _run(self) -> None:
         findings, queues = list[Finding](), dict[str, int | None]()
         try:
-            findings += check_all(self._durable)
-            queues = self._durable.internals.queue_lengths()
+            findings += (check_all if self._has_broker else check_stored)(self._durable)
+            queues = self._durable.internals.queue_lengths() if self._has_broker else {}
         except Exception as exc:
             logger.exception("The checks of the dashboard failed")
             findings.append(Finding(Level.FAIL, "checks", f"They failed: {exc}", "See the log of this process."))

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from celery_durable.app import Durable
-from celery_durable.dashboard.app import dashboard
+from celery_durable.dashboard.app import make_pages
+from celery_durable.dashboard.visits import Site
 from celery_durable.http import Access, Authorize, Unauthenticated
 from celery_durable.runtime import Runtime
 
@@ -22,13 +23,12 @@ _PARAMETER = "link"
 class LocalServer:
     """Serves the pages on 127.0.0.1. Raises OSError if the port cannot be used; 0 is any free one."""
 
-    def __init__(self, durable: Durable, *, port: int, read_only: bool) -> None:
+    def __init__(self, durable: Durable, *, port: int, read_only: bool, has_broker: bool = True) -> None:
         hook = OneTimeLink(durable.internals.runtime)
         hooks = Authorize(request=hook, actor=_find_user)
+        site = Site(durable, hooks, allow_anonymous=False, is_read_only=read_only, has_broker=has_broker)
         self._listening = socket.create_server((_HOST, port))
-        self._server = uvicorn.Server(
-            uvicorn.Config(dashboard(durable, authorize=hooks, read_only=read_only), log_level="warning")
-        )
+        self._server = uvicorn.Server(uvicorn.Config(make_pages(site), log_level="warning"))
         self.link = hook.make_url(f"http://{_HOST}:{self._listening.getsockname()[1]}/")
 
     def run(self) -> None:

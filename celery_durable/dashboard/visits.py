@@ -112,7 +112,8 @@ class Visit:
 
     def command_line(self, text: str) -> str:
         """Return a command as the people of this application type it."""
-        return text.replace(YOUR_APP, self.site.durable.app.main or YOUR_APP)
+        app = self.site.durable.internals.celery_app
+        return text.replace(YOUR_APP, YOUR_APP if app is None else app.main or YOUR_APP)
 
     async def admit(self, command: str, workflow: str, instance_id: str) -> None:
         """Return if the hooks allow this command on this instance. Otherwise raises the error of the API."""
@@ -164,13 +165,19 @@ class Endpoint:
 
 
 class Site:
-    """The dashboard of one Durable: its hooks, and whether it may make changes."""
+    """The dashboard of one Durable: its hooks, and whether it may make changes and knows the broker."""
 
     def __init__(
-        self, durable: Durable, authorize: Authorize | Hook | None, *, allow_anonymous: bool, is_read_only: bool
+        self,
+        durable: Durable,
+        authorize: Authorize | Hook | None,
+        *,
+        allow_anonymous: bool,
+        is_read_only: bool,
+        has_broker: bool = True,
     ) -> None:
         self.durable, self.is_read_only = durable, is_read_only
-        self.checkups, self.surveys = Checkups(durable), Surveys(durable)
+        self.checkups, self.surveys = Checkups(durable, has_broker=has_broker), Surveys(durable)
         self.access_control = AccessControl(
             authorize, allow_anonymous=allow_anonymous, max_body_bytes=self._max_body_bytes
         )

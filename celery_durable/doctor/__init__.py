@@ -10,7 +10,7 @@ from kombu.utils.url import maybe_sanitize_url
 
 from celery_durable import tasks
 from celery_durable.app import Durable
-from celery_durable.doctor.database import check_database
+from celery_durable.doctor.database import Processes, check_database
 from celery_durable.doctor.findings import (
     ANSWER_SECONDS,
     APP,
@@ -26,7 +26,7 @@ from celery_durable.model import SWEEP_TASK, Heartbeat, Outage, format_duration,
 from celery_durable.store.instances import overview
 from celery_durable.store.runs import outbox, schedule
 
-__all__ = ["Finding", "Level", "check_all"]
+__all__ = ["Finding", "Level", "check_all", "check_stored"]
 
 _MIN_TIME_LIMIT = timedelta(hours=1)
 """A step may take this long. A shorter time limit of Celery would end passes that work correctly."""
@@ -45,6 +45,15 @@ def check_all(durable: Durable) -> Iterator[Finding]:
         return
     yield from _check_settings(durable)
     has_broker = yield from _check_broker(durable)
+    processes = yield from check_stored(durable)
+    if processes is not None:
+        now, beats = processes
+        must_reply = has_broker and _transport(durable.app.conf) != "memory"  # its workers are in other processes
+        yield from check_workers(durable, now, beats, has_broker=has_broker, must_reply=must_reply)
+
+
+def check_stored(durable: Durable) -> Generator[Finding, None, Processes | None]:
+    """Run the checks that need only the database. Returns its time and the heartbeats, as `check_database` does."""
     processes = yield from check_database(durable)
     if processes is not None:
         now, beats = processes
@@ -52,8 +61,7 @@ def check_all(durable: Durable) -> Iterator[Finding]:
         yield from _check_outages(now, beats)
         yield _check_backlog(durable)
         yield _check_outbox(durable)
-        must_reply = has_broker and _transport(durable.app.conf) != "memory"  # its workers are in other processes
-        yield from check_workers(durable, now, beats, has_broker=has_broker, must_reply=must_reply)
+    return processes
 
 
 # --- settings -----------------------------------------------------------------------------------

@@ -104,8 +104,8 @@ class Folder:
             command, cwd=self.path, env=self.env, capture_output=True, text=True, timeout=50, check=False
         )
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "celery", *words]
+    def start(self, *words: str, run: tuple[str, ...] = ("-m", "celery")) -> subprocess.Popen[str]:
+        command = [sys.executable, *run, *words]
         log = self.path.joinpath(f"log-{len(self.started)}").open("w")
         self.started.append(
             subprocess.Popen(command, cwd=self.path, env=self.env, stdout=log, stderr=log, text=True, close_fds=True)
@@ -394,3 +394,20 @@ def test_the_dashboard_serves_until_it_is_stopped(folder: Folder) -> None:
         assert httpx.get(link).status_code == 401
     served.send_signal(signal.SIGINT)
     assert served.wait(20) in (0, 130)
+
+
+@pytest.mark.slow
+def test_the_dashboard_of_a_database_needs_no_app(folder: Folder) -> None:
+    url = f"sqlite:///{folder.path}/shop.sqlite3"
+    with folder.path.joinpath("shop.py").open("a") as file:
+        file.write(f"app.conf.durable_database_url = {url!r}\n")
+    assert folder.celery("-A", "shop", "durable", "migrate").returncode == 0
+    assert folder.celery("-A", "shop", "durable", "start", "order", "--id", "o-1").returncode == 0
+    program = "from celery_durable.cli.remote import main; main()"
+    folder.start("dashboard", "--database-url", url, "--port", "0", run=("-c", program))
+    link = re.search(r"http://127\.0\.0\.1:\d+/\?link=\w+", folder.await_log("Ctrl-C"))[0]
+    with httpx.Client(follow_redirects=True) as browser:
+        assert browser.get(link).status_code == 200
+        page = browser.get(link.partition("?")[0] + "workflows/order/instances/o-1").text
+    assert "order/o-1" in page
+    assert "<button" not in page.partition("<main")[2].replace('<button type="button" class="copy"', "")

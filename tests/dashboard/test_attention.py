@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from celery_durable import NonRetryableError, Step, WorkflowEvent
+from celery_durable.dashboard.app import make_pages
+from celery_durable.dashboard.visits import Site
 from celery_durable.http import Scope
 from celery_durable.model import OUTCOME_UNKNOWN, Outage
 from celery_durable.store import heartbeats
@@ -123,6 +125,13 @@ def test_tables_that_are_missing_are_a_finding(tmp_path: Any, open_pages: Callab
     page = open_pages().open("/")
     assert any("celery -A shop durable migrate" in each for each in problems(page))
     assert "Workflows" not in page
+
+
+def test_without_the_app_only_the_database_is_checked(healthy: Shop) -> None:
+    site = Site(healthy.durable, None, allow_anonymous=True, is_read_only=True, has_broker=False)
+    page = Browser(make_pages(site)).open("/")
+    assert "<h1>Nothing needs you</h1>" in page
+    assert "broker" not in words(page)
 
 
 def test_a_scope_sees_its_own_instances_and_no_servers(orders: Shop, open_pages: Callable[..., Browser]) -> None:

@@ -12,21 +12,22 @@ from celery_durable.cli.backends.stored import OpenDurable
 from celery_durable.cli.command import Output, command
 from celery_durable.cli.errors import CliError
 from celery_durable.cli.inputs import Option
-from celery_durable.cli.output.console import Styled
+from celery_durable.cli.output.console import Console, Styled
 
 if TYPE_CHECKING:  # the pages need packages of an extra
     from celery_durable.dashboard.local import LocalServer
 
-_PORT = 5556
+PORT = 5556
+Port = Annotated[
+    int, Option("-p", "--port", type=click.IntRange(0, 65535), default=PORT, help="The port; 0: any free one.")
+]
 
 
 @command("dashboard", "dashboard --port 8000 --read-only")
 def dashboard(
     durable: OpenDurable,
     console: Output,
-    port: Annotated[
-        int, Option("-p", "--port", type=click.IntRange(0, 65535), default=_PORT, help="The port; 0: any free one.")
-    ],
+    port: Port,
     read_only: Annotated[bool, Option("--read-only", help="Show no buttons, and refuse every change.")],
 ) -> None:
     """Serve the dashboard on this machine.
@@ -35,13 +36,17 @@ def dashboard(
     prints works once: the browser that opens it stays logged in until the command ends.
     """
     durable.app.loader.import_default_modules()
-    server = open_server(durable, port=port, read_only=read_only)
+    serve(console, open_server(durable, port=port, read_only=read_only))
+
+
+def serve(console: Console, server: LocalServer) -> None:
+    """Print the link, and serve until the user stops it."""
     console.print_line(Styled("dashboard", "dim", 9), server.link)
     console.print_line(Styled("stop", "dim", 9), "Ctrl-C")
     server.run()
 
 
-def open_server(durable: Durable, *, port: int, read_only: bool) -> LocalServer:
+def open_server(durable: Durable, *, port: int, read_only: bool, has_broker: bool = True) -> LocalServer:
     """Return a server of the pages that listens; raises CliError."""
     try:
         from celery_durable.dashboard.local import LocalServer
@@ -51,7 +56,7 @@ def open_server(durable: Durable, *, port: int, read_only: bool) -> LocalServer:
             'Install the extra that brings it: pip install "celery-durable[dashboard]"',
         ) from exc
     try:
-        return LocalServer(durable, port=port, read_only=read_only)
+        return LocalServer(durable, port=port, read_only=read_only, has_broker=has_broker)
     except OSError as exc:
         raise CliError(
             f"Port {port} of this machine cannot be used: {os.strerror(exc.errno or 0)}.",

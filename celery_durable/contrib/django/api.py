@@ -59,16 +59,16 @@ async def serve(request: HttpRequest, path: str) -> HttpResponseBase:
             501, "STREAM_NEEDS_ASGI", "Streams need an ASGI server. Poll the instance with ?wait= instead."
         )
         return HttpResponse(bytes(refused.body), status=refused.status_code, content_type=refused.media_type)
-    user, permissions = await sync_to_async(_read_user)(request)
-    call = _Call(_make_application(wiring.find_durable()), _build_scope(request, path, user, permissions), request.body)
-    return await call.respond(is_stream=is_stream)
+    user, permissions = await sync_to_async(read_user)(request)
+    scope = build_scope(request, path, user, permissions)
+    return await Call(_make_application(wiring.find_durable()), scope, request.body).respond(is_stream=is_stream)
 
 
 for _alias in connections.settings:  # the API has connections of its own, and Django refuses ATOMIC_REQUESTS here
     transaction.non_atomic_requests(using=_alias)(serve)
 
 
-def _read_user(request: HttpRequest) -> tuple[str | None, frozenset[str]]:
+def read_user(request: HttpRequest) -> tuple[str | None, frozenset[str]]:
     """Return a user's name and permissions of the API, on Django's thread for database work, so hooks need none."""
     user: Any = request.user
     if not user.is_authenticated:
@@ -83,7 +83,7 @@ _USER, _GRANTED = "celery_durable.user", "celery_durable.permissions"
 
 @functools.lru_cache(maxsize=1)
 def _make_application(durable: Durable) -> Any:
-    return asgi(durable, authorize=Authorize(request=_authorize, actor=_find_actor))
+    return asgi(durable, authorize=HOOKS)
 
 
 async def _authorize(access: Access) -> bool:
@@ -103,10 +103,15 @@ async def _find_actor(access: Access) -> str | None:
     return name
 
 
+HOOKS = Authorize(request=_authorize, actor=_find_actor)
+"""The hooks of the API and of the dashboard: the permissions of Django's users decide."""
+
+
 # --- one request --------------------------------------------------------------------------------
 
 
-def _build_scope(request: HttpRequest, path: str, user: str | None, permissions: frozenset[str]) -> dict[str, Any]:
+def build_scope(request: HttpRequest, path: str, user: str | None, permissions: frozenset[str]) -> dict[str, Any]:
+    """Return the scope of ASGI for a request, with the user and the permissions for the hooks."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in request.headers.items()]
     return {
         "type": "http",
@@ -124,7 +129,7 @@ def _build_scope(request: HttpRequest, path: str, user: str | None, permissions:
     }
 
 
-class _Call:
+class Call:
     """One call of the application. Its response is either collected, or streamed while the application runs."""
 
     def __init__(self, application: Any, scope: dict[str, Any], body: bytes) -> None:
@@ -133,6 +138,7 @@ class _Call:
         self._sent: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=1)
 
     async def respond(self, *, is_stream: bool) -> HttpResponseBase:
+        """Call the application, and return its response."""
         task = asyncio.create_task(self._run())
         try:
             start = await self._sent.get()
@@ -150,7 +156,10 @@ class _Call:
         response.status_code = start["status"]
         del response["Content-Type"]
         for name, value in start["headers"]:
-            response[name.decode("latin-1")] = value.decode("latin-1")
+            if name == b"set-cookie":  # there may be several, and Django keeps them apart from the headers
+                response.cookies.load(value.decode("latin-1"))
+            else:
+                response[name.decode("latin-1")] = value.decode("latin-1")
         return response
 
     async def _run(self) -> None:

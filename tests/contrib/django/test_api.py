@@ -133,7 +133,7 @@ def test_under_asgi_a_stream_follows_the_instance_and_ends_with_its_client(site:
             seen.append((await anext(parts)).decode())
         other: Any = await client.get(f"{INSTANCES}/a/stream")
         await anext(aiter(other.streaming_content))
-        running = [each for each in asyncio.all_tasks() if "_Call._run" in repr(each)]
+        running = [each for each in asyncio.all_tasks() if "Call._run" in repr(each)]
         assert running
         await sync_to_async(other.close)()
         await sync_to_async(response.close)()

@@ -32,5 +32,6 @@ place.csrf_exempt = True  # type: ignore[attr-defined]  # Django 4.2 has the dec
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/", include("celery_durable.contrib.django.urls")),
+    path("durable/", include("celery_durable.contrib.django.dashboard_urls")),
     path("orders/", place),
 ]

@@ -1,0 +1,78 @@
+"""The dashboard at an address of Django: sessions, permissions, WSGI and ASGI."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.test import AsyncClient, Client
+
+from celery_durable.model import Status
+from celery_durable.testing import DurableHarness
+from tests.contrib.django.site import log_in, site, users
+from tests.contrib.django.workflows import wait
+
+__all__ = ["site", "users"]
+
+INSTANCE = "/durable/workflows/wait/instances/a"
+pytestmark = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def waiting(site: DurableHarness, alias: str) -> DurableHarness:
+    site.create(wait, alias, id="a")
+    site.run_until_idle()
+    return site
+
+
+def submit(client: Client, page: str, action: str) -> Any:
+    token = re.search(r'name="token" value="(\w+)"', page)[1]
+    return post(client, action, token)
+
+
+def post(client: Client, action: str, token: str) -> Any:
+    sent = f"token={token}"
+    form = "application/x-www-form-urlencoded"
+    return client.post(action, sent, content_type=form, headers={"Sec-Fetch-Site": "same-origin"})
+
+
+def test_pages_show_and_change_what_the_permissions_allow(waiting: DurableHarness) -> None:
+    client = log_in("view_instance", "pause_instance")
+    page = client.get("/durable/instances").content.decode()
+    assert f'href="{INSTANCE}"' in page
+    page = client.get(INSTANCE).content.decode()
+    assert f'action="{INSTANCE}/pause"' in page
+    assert f'action="{INSTANCE}/terminate"' not in page
+    assert submit(client, page, f"{INSTANCE}/pause")["Location"] == INSTANCE
+    assert wait.get("a").status().status is Status.PAUSED
+    assert submit(client, page, f"{INSTANCE}/terminate").status_code == 403
+    style = re.search(r'href="(/durable/static/[^"]*style.css)"', page)[1]
+    assert client.get(style)["Content-Type"].startswith("text/css")
+
+
+def test_visitors_are_sent_to_the_login(waiting: DurableHarness) -> None:
+    answer = Client().get("/durable/instances?where=workflow%3Dwait")
+    assert answer.status_code == 302
+    assert answer["Location"] == "/admin/login/?next=/durable/instances%3Fwhere%3Dworkflow%253Dwait"
+    assert log_in().get("/durable/instances").status_code == 403
+
+
+def test_a_change_needs_the_token_of_the_page(waiting: DurableHarness) -> None:
+    client = log_in("view_instance", "pause_instance")
+    client.get(INSTANCE)
+    assert post(client, f"{INSTANCE}/pause", "0" * 32).status_code == 403
+    assert wait.get("a").status().status is Status.WAITING
+
+
+def test_pages_are_served_under_asgi(waiting: DurableHarness) -> None:
+    session = log_in("view_instance").cookies[settings.SESSION_COOKIE_NAME].value
+
+    async def open_page() -> Any:
+        client = AsyncClient()
+        client.cookies[settings.SESSION_COOKIE_NAME] = session
+        return await client.get("/durable/instances")
+
+    assert INSTANCE in async_to_sync(open_page)().content.decode()
