@@ -9,6 +9,7 @@ from celery_durable.insight.queries import QueryOperations
 from celery_durable.insight.stats import StatsOperations
 from celery_durable.model import Scope
 from celery_durable.operations.answers import AnswerOperations
+from celery_durable.operations.asks import AskOperations
 from celery_durable.operations.context import OperationContext
 from celery_durable.operations.create import CreateOperations
 from celery_durable.operations.events import EventOperations
@@ -30,6 +31,7 @@ class Operations:
         self.create = CreateOperations(context)
         self.lifecycle = LifecycleOperations(context)
         self.events = EventOperations(context)
+        self.asks = AskOperations(context)
         self.topics = TopicOperations(context)
         self.rewind = RewindOperations(context)
         self.interventions = InterventionOperations(context)

@@ -401,16 +401,33 @@ def restart_or_create(operations: Operations, target: Target, body: RestartOrCre
     Permission.EVENTS,
     SendEvent,
     EventSent,
-    ("INSTANCE_TERMINAL", "INVALID_EVENT_TYPE", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", *_CHANGE),
-)
+    (
+        "INSTANCE_TERMINAL", "INVALID_EVENT_TYPE", "EVENT_REFUSED", "ANSWER_TOO_LATE", "ANSWER_UNCHECKED",
+        "STEP_NOT_FOUND", "VALUE_REFUSED", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", *_CHANGE,
+    ),
+)  # fmt: skip
 def send_event(operations: Operations, target: Target, body: SendEvent) -> EventSent:
-    """Send an event to an instance.
+    """Send an event to an instance, or answer a question that it asks a person.
 
-    It is stored until the workflow waits for its type, also while the instance is paused.
+    An event is stored until the workflow waits for its type, also while the instance is paused. With `answers`, the
+    payload is checked first (422), and the first answer counts (else 409).
     """
-    accepted = operations.events.send(
-        target.workflow, target.instance_id, body.type, body.payload, id=body.id, if_version=target.if_version
-    )
+    if body.answers is None:
+        accepted = operations.events.send(
+            target.workflow, target.instance_id, body.type or "", body.payload, id=body.id, if_version=target.if_version
+        )
+    elif body.type is not None or body.id is not None:
+        raise ValueRefused("An answer has neither a type nor an id: leave them out, or leave out `answers`.")
+    else:
+        accepted = operations.asks.answer(
+            target.workflow,
+            target.instance_id,
+            body.answers,
+            body.payload,
+            by=body.by or "",
+            run=body.run_number,
+            if_version=target.if_version,
+        )
     # Only the status: a client that may send events may lack the permission to read outputs and errors.
     status = operations.queries.read(target.workflow, target.instance_id).status
     return EventSent(status=InstanceStatus(status), accepted=accepted)

@@ -76,6 +76,9 @@ class Settings:
     worker_lost_seconds: float = 10.0
     """A worker that does not report for this long counts as dead, and the tasks of steps that it holds as lost."""
 
+    answer_key: str | None = dataclasses.field(default=None, repr=False)
+    """The secret that signs links to questions (`Durable.sign_answer`): 32 characters or more. None: no links."""
+
     retention_seconds: float | None = None
     """How long an instance is kept after its end. None: forever. A workflow can override it."""
 
@@ -111,6 +114,8 @@ class Settings:
         except NameInvalid:
             remedy = "use text of 1 to 255 characters without control characters"
             raise ConfigInvalid("durable_queue", self.queue, remedy) from None
+        if self.answer_key is not None and len(self.answer_key) < MIN_KEY_LENGTH:
+            raise ConfigInvalid("durable_answer_key", f"<{len(self.answer_key)} characters>", KEY_REMEDY)
         if self.worker_lost_seconds < _MIN_WORKER_LOST_SECONDS:
             remedy = f"use at least {_MIN_WORKER_LOST_SECONDS}: a worker reports every two seconds"
             raise ConfigInvalid("durable_worker_lost_seconds", self.worker_lost_seconds, remedy)
@@ -188,6 +193,11 @@ _BOUNDS = {
 }
 
 _MIN_WORKER_LOST_SECONDS = 5
+MIN_KEY_LENGTH = 32
+KEY_REMEDY = (
+    f"set a secret of at least {MIN_KEY_LENGTH} characters, the same in all processes, for example from "
+    "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+)
 _TABLE_PREFIX = re.compile(r"[^%`\x00-\x1f\x7f]{0,33}")
 """With the longest name of an index, 33 characters are 63, the limit of PostgreSQL.
 

@@ -38,6 +38,7 @@ def test_each_field_is_set_under_its_name() -> None:
                 "Tracebacks": "none",
                 "StepConfig | None": StepConfig(retries=1),
                 "float | None": 3.0,
+                "str | None": "other" * 8,
             }
             other = others.get(str(field.type), "other")
         found = read_settings(app(**{f"durable_{field.name}": other}).conf)

@@ -29,7 +29,7 @@ from celery_durable.tasks.outbox import Handler
 from celery_durable.tasks.queues import install_queue
 from celery_durable.tasks.start import install_start_task
 from celery_durable.tasks.worker import DurableStep
-from celery_durable.values import Retries, check_text_name, is_async_function, refuse_async_generator
+from celery_durable.values import Duration, Retries, check_text_name, is_async_function, refuse_async_generator
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
     from sqlalchemy.orm import Session
@@ -370,6 +370,81 @@ class Durable:
         return self.internals.operations.stats.waits(
             workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit
         )
+
+    def sign_answer(
+        self,
+        workflow: Workflow[Any, Any],
+        event: WorkflowEvent[Any],
+        step: str,
+        *,
+        by: str,
+        valid_for: Duration = "7 days",
+    ) -> str:
+        """Sign a text for a link in a mail. Whoever has the link can answer as this person: send it to nobody else.
+
+        Call it in the function of a step, and put the text into the link to a page of yours. The page shows
+        `open_question`, and its button calls `answer_signed`. A GET request must not answer: mail scanners open links.
+
+        Args:
+            workflow: The workflow that asks.
+            event: The first argument of its function.
+            step: The key of the wait: its name, unless it is repeated.
+            by: The name of the person, stored with the answer.
+            valid_for: How long the link is valid.
+
+        Returns:
+            Text for URLs, signed with ``durable_answer_key``.
+
+        Raises:
+            ConfigInvalid: ``durable_answer_key`` is not set.
+            NameInvalid: ``by`` is empty, too long, or has control characters.
+            DurationInvalid: ``valid_for`` cannot be read.
+            StoreUnavailable: The database cannot do this now.
+        """
+        return self.internals.operations.asks.sign(
+            workflow.name, event.instance_id, step, run=event.run_number, by=by, valid_for=valid_for
+        )
+
+    def open_question(self, signed: str) -> EventWait:
+        """Return the question of a signed link, if it is still open.
+
+        Args:
+            signed: What `sign_answer` returned.
+
+        Raises:
+            AnswerLinkInvalid: The link was changed, or its time is over.
+            AnswerTooLate: The question has been answered, or the wait has ended, or another run is current.
+            StepNotFound: The wait has not begun.
+            ConfigInvalid: ``durable_answer_key`` is not set.
+            StoreUnavailable: The database cannot do this now.
+        """
+        return self.internals.operations.asks.read_signed(signed)
+
+    def answer_signed(self, signed: str, payload: Any = None) -> bool:
+        """Answer the question of a signed link, as the person for whom it was signed.
+
+        Args:
+            signed: What `sign_answer` returned.
+            payload: As in `WorkflowInstance.answer`.
+
+        Returns:
+            False if this person had given this answer before.
+
+        Raises:
+            AnswerLinkInvalid: The link was changed, or its time is over.
+            AnswerTooLate: As in `WorkflowInstance.answer`; so are EventRefused, AnswerUnchecked and StepNotFound.
+            ConfigInvalid: ``durable_answer_key`` is not set.
+            StoreUnavailable: The database cannot do this now.
+        """
+        return self.internals.operations.asks.answer_signed(signed, payload)
+
+    async def aopen_question(self, signed: str) -> EventWait:
+        """`open_question` for async code, on a thread."""
+        return await self.internals.call_async(lambda: self.open_question(signed))
+
+    async def aanswer_signed(self, signed: str, payload: Any = None) -> bool:
+        """`answer_signed` for async code, on a thread."""
+        return await self.internals.call_async(lambda: self.answer_signed(signed, payload))
 
     async def aemit(self, topic: str, payload: Any = None, *, id: str | None = None) -> int:
         """`emit` for async code, on a thread."""

@@ -40,6 +40,7 @@ MODULES = {
     "fork": "changes",
     "set-result": "changes",
     "skip": "changes",
+    "answer": "changes",
     "wake": "changes",
     "stats": "reading",
     "waits": "reading",

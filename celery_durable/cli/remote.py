@@ -158,7 +158,7 @@ _INSTANCE_COMMANDS = {
     "create": "start.start",
     **_shared_commands(
         "explain", "history", "logs", "watch", "pause", "resume", "wake", "restart", "retry", "rewind",
-        "set-result", "skip", "cancel", "terminate", "send-event",
+        "set-result", "skip", "cancel", "terminate", "send-event", "answer",
     ),
 }  # fmt: skip
 
@@ -181,8 +181,8 @@ def workflows() -> None:
 
 _COMMANDS = _shared_commands(
     "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "wake",
-    "cancel", "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "stats", "waits", "export",
-    "lint",
+    "cancel", "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "answer", "stats", "waits",
+    "export", "lint",
 ) | {"dashboard": "stored_dashboard.stored_dashboard"}  # fmt: skip
 
 

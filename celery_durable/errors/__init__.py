@@ -12,7 +12,8 @@
                     FilterTooBroad, NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid, EventRefused
       InstanceNotFound, RunNotFound, StepNotFound, LimitNotFound, InstanceAlreadyExists, InstanceTerminal,
-      InstanceNotErrored, StepNotOpen, NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout,
+      InstanceNotErrored, StepNotOpen, AnswerTooLate, AnswerUnchecked, AnswerLinkInvalid,
+      NotInOutbox, NotGivenUp, OutOfScope, VersionMismatch, ResultTimeout,
       WorkflowFailed
       NonRetryableError                    raised by step functions; below it, what no retry can help
         StepTypeMismatch, StepNameReused, StepLimitExceeded, LimitKeyInvalid, StepTxMisuse, StepMisuse,
@@ -50,6 +51,9 @@ from celery_durable.errors.configuration import (
     WorkflowsRequired,
 )
 from celery_durable.errors.instances import (
+    AnswerLinkInvalid,
+    AnswerTooLate,
+    AnswerUnchecked,
     CancellationSwallowed,
     InstanceAlreadyExists,
     InstanceNotErrored,
@@ -123,6 +127,9 @@ from celery_durable.errors.values import (
 
 __all__ = [
     "AliasMismatch",
+    "AnswerLinkInvalid",
+    "AnswerTooLate",
+    "AnswerUnchecked",
     "AsyncNotSupported",
     "BatchTooLarge",
     "BindingKeyTaken",

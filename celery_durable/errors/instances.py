@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from celery_durable.errors.base import DurableError, name_error, quote
 
@@ -187,6 +188,71 @@ class StepNotOpen(DurableError):
         super().__init__(
             f"Step {step!r} of run {run_number} of instance {instance_id!r} of workflow {workflow!r} is {status}. Only "
             f"an open step, or one that ended an errored instance, can be completed by hand. {remedy}"
+        )
+
+
+class AnswerTooLate(DurableError):
+    """A person's answer came after another one, or after the end of the wait. It was not stored.
+
+    The message says why; for another answer, whose it is and from when.
+
+    Attributes:
+        workflow: The workflow's name.
+        instance_id: The instance's id.
+        run_number: The number of the run, from 1.
+        step: The key of the step.
+        by: The name of the person whose answer counts; None if there is none.
+        at: When that answer was accepted; None if there is none.
+    """
+
+    code, http_status = "ANSWER_TOO_LATE", 409
+
+    def __init__(
+        self,
+        workflow: str,
+        instance_id: str,
+        run_number: int,
+        step: str,
+        why: str,
+        *,
+        by: str | None = None,
+        at: datetime | None = None,
+    ) -> None:
+        self.workflow, self.instance_id, self.run_number = workflow, instance_id, run_number
+        self.step, self.by, self.at = step, by, at
+        super().__init__(
+            f"Step {step!r} of run {run_number} of instance {instance_id!r} of workflow {workflow!r} {why}. "
+            "This answer was not stored."
+        )
+
+
+class AnswerLinkInvalid(DurableError):
+    """A signed link to a question was changed, was signed with another key, or is too old."""
+
+    code, http_status = "ANSWER_LINK_INVALID", 403
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"This link cannot be used: {why}.")
+
+
+class AnswerUnchecked(DurableError):
+    """This process cannot check the answer to a question, so it was not stored.
+
+    Import the class of the answer, or install ``celery-durable[schema]``.
+
+    Attributes:
+        step: The key of the step.
+        payload_type: The name of the class; None if the schema is no class.
+    """
+
+    code, http_status = "ANSWER_UNCHECKED", 409
+
+    def __init__(self, step: str, payload_type: str | None, why: str) -> None:
+        self.step, self.payload_type = step, payload_type
+        name = "" if payload_type is None else f"has not imported {payload_type}, and "
+        super().__init__(
+            f"This process cannot check an answer to step {step!r}, so it was not stored: it {name}{why}. Import the "
+            "workflow here, or pip install 'celery-durable[schema]'."
         )
 
 

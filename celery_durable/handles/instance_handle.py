@@ -217,6 +217,33 @@ class InstanceHandle(abc.ABC):
             self._internals.check_using(using)
         return self._operations.events.send(self._workflow_name, self.id, event_type, payload, id=id, session=session)
 
+    def answer(self, step: str, payload: Any = None, *, by: str, run: int | None = None) -> bool:
+        """Answer a wait of this instance that asks a person. The first answer counts.
+
+        The payload is checked before it is stored. Then it is an event of the type of the wait.
+
+        Args:
+            step: The key of the wait: its name, unless it is repeated.
+            payload: The answer, as the schema of the wait demands.
+            by: The name of the person, for the workflow and the history.
+            run: The run that has asked. None: the current run.
+
+        Returns:
+            False if this person had given this answer before.
+
+        Raises:
+            AnswerTooLate: Another answer was first, or the wait has ended, or another run is current.
+            EventRefused: The payload does not fit the schema. The wait goes on.
+            AnswerUnchecked: This process can check no answer to this wait.
+            StepNotFound: The current run has no step with this key.
+            ValueRefused: The step asks nobody.
+            NameInvalid: ``by`` is empty, too long, or has control characters.
+            NotSerializable: ``payload`` has no JSON form.
+            PayloadTooLarge: ``payload`` is larger than ``durable_max_payload_bytes``.
+            StoreUnavailable: The database cannot do this now.
+        """
+        return self._operations.asks.answer(self._workflow_name, self.id, step, payload, by=by, run=run)
+
     def explain(self) -> Diagnosis:
         """Explain why the instance is where it is, and what you can do about it.
 
@@ -326,6 +353,10 @@ class InstanceHandle(abc.ABC):
             self._internals,
             lambda joined: self.send_event(event_type, payload, id=id, session=joined, using=using),
         )
+
+    async def aanswer(self, step: str, payload: Any = None, *, by: str, run: int | None = None) -> bool:
+        """`answer` for async code, on a thread."""
+        return await self._call(lambda: self.answer(step, payload, by=by, run=run))
 
     async def aexplain(self) -> Diagnosis:
         """`explain` for async code, on a thread."""

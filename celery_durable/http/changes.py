@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from fastapi import Body, Path
 from fastapi.exceptions import RequestValidationError
@@ -36,13 +36,14 @@ from celery_durable.wire.requests import (
     EmptyRequest,
     Fork,
     RestartOrCreate,
+    SendEvent,
     SetResult,
     Skip,
     Terminate,
 )
 from celery_durable.wire.responses import Emitted, WaiterList
 
-N = TypeVar("N", Cancel, Terminate, Skip, SetResult)
+N = TypeVar("N", Cancel, Terminate, Skip, SetResult, SendEvent)
 """A body with the name of a person."""
 
 
@@ -60,6 +61,7 @@ class CommandRoutes:
             commands.set_result.name: self._complete_step_change,
             commands.skip.name: self._complete_step_change,
             commands.restart_or_create.name: self._complete_restart_or_create,
+            commands.send_event.name: self._complete_event,
         }
 
     @property
@@ -126,14 +128,25 @@ class CommandRoutes:
     async def _complete_step_change(self, request: Request, target: Target, body: Skip) -> Skip:
         """Name the person, who must be known."""
         body = await self._name_person("set_result" if isinstance(body, SetResult) else "skip", request, target, body)
-        if body.by is None:
-            flaw = {"type": "missing", "loc": ("body", "by"), "msg": "Say who does it"}
-            raise RequestValidationError([flaw])
-        return body
+        return body if body.by is not None else _refuse_missing("by", "Say who does it")
 
-    async def _name_person(self, operation: str, request: Request, target: Target, body: N) -> N:
+    async def _complete_event(self, request: Request, target: Target, body: SendEvent) -> SendEvent:
+        """Name the person whose answer it is. Another event has a type."""
+        if body.answers is None:
+            return body if body.type is not None else _refuse_missing("type", "Field required")
+        body = await self._name_person("send_event", request, target, body, Permission.EVENTS)
+        return body if body.by is not None else _refuse_missing("by", "Say who answers")
+
+    async def _name_person(
+        self,
+        operation: str,
+        request: Request,
+        target: Target,
+        body: N,
+        permission: Permission = Permission.MANAGEMENT,
+    ) -> N:
         """Name the person: the name from the actor hook, otherwise the one in the body."""
-        access = Access(Permission.MANAGEMENT, operation, target.workflow, target.instance_id, request)
+        access = Access(permission, operation, target.workflow, target.instance_id, request)
         known = await self._access_control.actor(access)
         return body if known is None else dataclasses.replace(body, by=known)
 
@@ -144,6 +157,10 @@ class CommandRoutes:
         self, request: Request, permission: Permission, operation: str, workflow: str, instance_id: str
     ) -> None:
         await self._access_control.admit(Access(permission, operation, workflow, instance_id, request))
+
+
+def _refuse_missing(field: str, message: str) -> NoReturn:
+    raise RequestValidationError([{"type": "missing", "loc": ("body", field), "msg": message}])
 
 
 def _check_limit(definition: Definition, body: CreateInstance) -> None:

@@ -70,9 +70,7 @@ class EventOperations:
             workflow=workflow,
             instance_id=instance_id,
             type=type_,
-            event_id=(
-                context.runtime.new_id() if id is None else values.check_text_name("Event id", id, values.MAX_ID_LENGTH)
-            ),
+            event_id=(context.runtime.new_id() if id is None else values.check_event_id(id)),
             payload=values.encode(payload, what=f"Payload of event {type_!r}", limits=context.settings.limits),
             may_be_repeated=id is not None,
             if_version=if_version,

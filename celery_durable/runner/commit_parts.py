@@ -295,7 +295,7 @@ class SendEvents(CommitPart):
         for event in self.events:
             try:
                 values.check_instance_id(event.instance_id, values.MAX_ID_LENGTH)
-                values.check_text_name("Event id", event.event_id, values.MAX_ID_LENGTH)
+                values.check_event_id(event.event_id)
             except DurableError as exc:
                 raise StepEffectFailed(exc) from exc
             pk = instances.find_pk(tx, event.workflow, event.instance_id)

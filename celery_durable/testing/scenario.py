@@ -38,6 +38,7 @@ __all__ = [
     "Scenario",
     "ScenarioStep",
     "advance_time_and_run_until_idle",
+    "answer",
     "assert_",
     "cancel",
     "concurrent",
@@ -210,6 +211,15 @@ def event_and_run_until_idle(
 
     given = {"type": type, "payload": payload, "id": id, "event_id": event_id}
     return ScenarioStep("event_and_run_until_idle", given, act)
+
+
+def answer(step: Given, payload: Given = None, *, by: Given = "tester", id: Given = None) -> ScenarioStep:
+    """Answer a wait of the instance ``id`` that asks a person."""
+
+    def act(ctx: Context, given: dict[str, Any]) -> None:
+        ctx.instance(given["id"]).answer(given["step"], given["payload"], by=given["by"])
+
+    return ScenarioStep("answer", {"step": step, "payload": payload, "by": by, "id": id}, act)
 
 
 def pause(id: Given = None) -> ScenarioStep:

@@ -19,13 +19,21 @@ from celery_durable.values.answers import (
     read_answer_error,
     read_answer_output,
 )
-from celery_durable.values.asks import check_question, encode_ask, read_ask, write_addressee
+from celery_durable.values.asks import (
+    SchemaUnusable,
+    check_json_schema,
+    check_question,
+    encode_ask,
+    read_ask,
+    write_addressee,
+)
 from celery_durable.values.cursors import CursorPart, Cursors, make_version_tag
 from celery_durable.values.durations import Duration, parse_duration, parse_pause, to_utc
 from celery_durable.values.labels import check_label_changes, check_label_count, check_labels, parse_labels
 from celery_durable.values.limits import Limit, LimitUse, check_limits, check_numbers, rate_interval_us
 from celery_durable.values.names import (
     MAX_ID_LENGTH,
+    check_event_id,
     check_event_type,
     check_identifier,
     check_instance_id,
@@ -60,6 +68,7 @@ from celery_durable.values.retries import (
     StepConfig,
     StepPolicy,
 )
+from celery_durable.values.signatures import read_signed, sign
 from celery_durable.values.tracebacks import (
     Tracebacks,
     describe_error,
@@ -91,6 +100,7 @@ __all__ = [
     "Parameter",
     "PayloadLimits",
     "Retries",
+    "SchemaUnusable",
     "StepConfig",
     "StepPolicy",
     "Tracebacks",
@@ -99,9 +109,11 @@ __all__ = [
     "build_event_message",
     "build_replying_task_message",
     "build_task_message",
+    "check_event_id",
     "check_event_type",
     "check_identifier",
     "check_instance_id",
+    "check_json_schema",
     "check_label_changes",
     "check_label_count",
     "check_labels",
@@ -135,6 +147,7 @@ __all__ = [
     "read_answer_output",
     "read_ask",
     "read_map_child",
+    "read_signed",
     "read_task_route",
     "read_text",
     "refuse_async",
@@ -143,6 +156,7 @@ __all__ = [
     "sanitize_error",
     "sanitize_text",
     "shorten_middle",
+    "sign",
     "to_utc",
     "trace_error",
     "write_addressee",

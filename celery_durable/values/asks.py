@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery_durable.errors import ValueRefused
 from celery_durable.values.names import MAX_ID_LENGTH, check_text_name
-from celery_durable.values.payloads import PayloadLimits, encode
+from celery_durable.values.payloads import PayloadLimits, ValidationFailed, encode
 
 _MAX_QUESTION = 16 * 1024
 _LIMITS = PayloadLimits()
@@ -47,6 +47,37 @@ def read_ask(text: str | None) -> dict[str, Any]:
     """Return the ``ask``, ``to`` and ``schema`` of a JSON text; nothing for None."""
     found: dict[str, Any] = {} if text is None else json.loads(text)
     return found
+
+
+class SchemaUnusable(Exception):
+    """A value cannot be checked by its JSON schema here. The message says why."""
+
+
+def check_json_schema(schema: Mapping[str, Any], text: str) -> None:
+    """Check a JSON text by the JSON schema of its type alone; raises ValidationFailed, SchemaUnusable.
+
+    It says less than the type: it has no validators of the author.
+    """
+    try:
+        import jsonschema_rs  # an extra  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise SchemaUnusable("jsonschema-rs is not installed") from None
+    try:
+        # The mask keeps the value out of the messages. Nothing is fetched, whatever a schema refers to.
+        validator = jsonschema_rs.Draft202012Validator(dict(schema), mask="Input", retriever=_fetch_nothing)
+    except ValueError as exc:
+        raise SchemaUnusable(f"its JSON schema cannot be used: {exc}".partition("\n")[0]) from exc
+    errors = list(validator.iter_errors(json.loads(text)))
+    if errors:
+        raise ValidationFailed([(_write_path(each.instance_path), each.message) for each in errors])
+
+
+def _write_path(parts: Sequence[str | int]) -> str:
+    return "$" + "".join(f".{part}" if isinstance(part, str) else f"[{part}]" for part in parts)
+
+
+def _fetch_nothing(uri: str) -> Any:
+    raise ValueError(f"{uri} is not part of it")
 
 
 def _dump(value: Any) -> str:

@@ -10,6 +10,7 @@ from celery_durable.errors import (
     InvalidTopic,
     NameInvalid,
 )
+from celery_durable.model import ANSWER_ID_PREFIX
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_-]*")
 _TOPIC = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.:/-]*")
@@ -63,6 +64,14 @@ def check_text_name(what: str, value: object, limit: int, error: type[NameInvali
     text = value if type(value) is str else read_text(require_text(what, value, error))
     if not 0 < len(text) <= limit or _CONTROL_CHARACTERS.search(text):
         raise error(what, value, f"use text of 1 to {limit} characters without control characters")
+    return text
+
+
+def check_event_id(value: object) -> str:
+    """Return a valid event id, other than those of answers. Raises NameInvalid."""
+    text = check_text_name("Event id", value, MAX_ID_LENGTH)
+    if text.startswith(ANSWER_ID_PREFIX):
+        raise NameInvalid("Event id", value, f"{ANSWER_ID_PREFIX!r} begins the ids of answers to a wait with ask=")
     return text
 
 

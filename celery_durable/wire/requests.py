@@ -52,6 +52,7 @@ OptionalId = Annotated[str | None, Field(json_schema_extra=_optional(_NAME | {"m
 OptionalText = Annotated[str | None, Field(json_schema_extra=_optional(_TEXT))]
 EmissionId = Annotated[str | None, Field(json_schema_extra=_optional(_TEXT | {"maxLength": 200}))]
 Step = Annotated[str, Field(json_schema_extra=_TEXT | {"maxLength": 280})]
+OptionalStep = Annotated[str | None, Field(json_schema_extra=_optional(_TEXT | {"maxLength": 280}))]
 Labels = Annotated[dict[str, str], Field(json_schema_extra=_LABELS | {"default": {}})]
 Why = Annotated[str | None, Field(max_length=2048)]
 Milliseconds = Annotated[int, Field(ge=0, le=36_500 * 86_400_000), _ONLY_NUMBER]
@@ -257,18 +258,25 @@ class RestartOrCreate(RequestModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendEvent(RequestModel):
-    """An event. An event with the same ``id`` is accepted once per run."""
+    """An event. An event with the same ``id`` is accepted once per run.
+
+    ``answers`` makes it the answer to a wait that asks a person, instead of ``type`` and ``id``: it is the key of the
+    step. Then ``by`` is the name of the person, as for skip, and ``runNumber`` the run that has asked.
+    """
 
     __pydantic_config__ = _config({"type": "approval", "payload": {"by": "eve"}, "id": "click-7"})
 
-    type: Id
+    type: OptionalId = None
     payload: Any = None
     id: OptionalText = None
+    answers: OptionalStep = None
+    by: OptionalText = None
+    run_number: Annotated[int, Field(ge=1, le=2**31 - 1), _ONLY_NUMBER] | None = None
 
     @property
     def may_repeat(self) -> bool:
-        """With an id, because a run accepts an id once."""
-        return self.id is not None
+        """With an id, because a run accepts an id once; and an answer, because a wait accepts one."""
+        return self.id is not None or self.answers is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,10 +30,12 @@ from celery_durable.testing import DurableHarness
 CLASSES = (Durable, Workflow, WorkflowInstance)
 WITHOUT_TWIN = {
     *("autodiscover", "close", "init_app", "migrate", "outbound", "register", "service", "tick", "workflow"),  # Durable
+    "sign_answer",  # called in steps
     *("s", "si"),  # Workflow: signatures of Celery
 }
 TESTED_WITH_TRANSACTIONS = {"session", "using"}
 """Arguments of tests/handles/test_async_sessions.py and tests/contrib/django/test_async.py."""
+SETTINGS = {"durable_answer_key": "k" * 32}
 RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -109,6 +111,11 @@ def waiters_cursor(world: World) -> str:
     return cursor
 
 
+def link(world: World) -> str:
+    event = WorkflowEvent({"item": 7}, world.harness.clock.now, "waiting", 1)
+    return world.durable.sign_answer(world.orders, event, "answer", by="ada")
+
+
 def soon(world: World) -> Any:
     return world.harness.clock.now + timedelta(hours=1)
 
@@ -169,6 +176,9 @@ CALLS: dict[str, list[Call]] = {
     "set_result": [Call(failed, ("refuse", 7), {"by": "ada", "reason": "by phone"})],
     "skip": [Call(failed, ("refuse",), {"by": "ada", "reason": "by phone"})],
     "send_event": [Call(waiting, ("answer", 7), {"id": "e-1"})],
+    "answer": [Call(waiting, ("answer", 7), {"by": "ada", "run": 1}), Call(waiting, ("charge",), {"by": "ada"})],
+    "open_question": [Call(durable, (), {"signed": link}), Call(durable, ("forged",))],
+    "answer_signed": [Call(durable, (), {"signed": link, "payload": 7}), Call(durable, ("forged",))],
     "explain": [Call(waiting)],
     "history": [Call(waiting, (1,)), Call(waiting, (2,))],
     "logs": [
@@ -183,7 +193,19 @@ CALLS: dict[str, list[Call]] = {
     "result": [Call(lambda world: world.orders.get("done")), Call(waiting, (0.01,))],
     "fork": [Call(waiting, ("answer",), {"id": "forked"})],
 }
-READING = {"waiters", "waits", "get", "list", "explain", "history", "logs", "published", "status", "result"}
+READING = {
+    "waiters",
+    "waits",
+    "open_question",
+    "get",
+    "list",
+    "explain",
+    "history",
+    "logs",
+    "published",
+    "status",
+    "result",
+}
 
 
 def perform(world: World, verb: str, call: Call, *, is_async: bool) -> str:
@@ -202,14 +224,14 @@ def test_an_async_verb_does_what_the_verb_does(verb: str) -> None:
     for call in CALLS[verb]:
         done = []
         for is_async in (True, False):
-            with DurableHarness([order, failing]) as harness:
+            with DurableHarness([order, failing], settings=SETTINGS) as harness:
                 world = World(harness)
                 done.append((perform(world, verb, call, is_async=is_async), world.show()))
         assert done[0] == done[1]
 
 
 def test_an_async_verb_that_reads_returns_what_the_verb_returns() -> None:
-    with DurableHarness([order, failing]) as harness:
+    with DurableHarness([order, failing], settings=SETTINGS) as harness:
         world = World(harness)
         before = world.show()
         for verb in READING:

@@ -39,7 +39,7 @@ def test_every_operation_is_described() -> None:
         assert about["summary"], name
         assert about["operationId"].startswith("durable"), name
         assert {"400", "401", "403", "503", "default"} <= about["responses"].keys(), name
-        assert "422" not in about["responses"], name
+        assert ("422" in about["responses"]) == name.endswith("/events"), name  # not that of FastAPI
         for status, response in about["responses"].items():
             assert response["description"], name
             if status.startswith(("4", "5")):

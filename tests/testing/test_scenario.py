@@ -12,6 +12,7 @@ from celery_durable import EventTimeout, InstanceTerminal, StepTx
 from celery_durable.testing import START, HarnessMisuse, ScenarioFailed, databases
 from celery_durable.testing.scenario import (
     advance_time_and_run_until_idle,
+    answer,
     assert_,
     cancel,
     concurrent,
@@ -204,3 +205,19 @@ def test_steps_are_data() -> None:
     assert dict(step.given) == {"type": "approval", "payload": 1, "id": "b-1", "event_id": None}
     with pytest.raises(FrozenInstanceError):
         step.action = "other"
+
+
+def approve(event, step):
+    return step.wait_for_event("approve", "approval", schema=bool, ask="Approve?").by
+
+
+def test_a_scenario_answers_a_question():
+    run_scenario(
+        scenario(
+            initialize_and_run_until_idle(approve, id="a-1"),
+            answer("approve", True, by="ada"),  # the payload
+            run_until_idle(),
+            assert_(lambda ctx: ctx.instance().result() == "ada"),
+            workflows=[approve],
+        )
+    )

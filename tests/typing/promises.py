@@ -126,6 +126,9 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     assert_type(answer, ReceivedEvent[Approval])
     assert_type(answer.payload, Approval)
     assert_type(step.wait_for_event("untyped", "approval").payload, Any)
+    asked = step.wait_for_event("asked", "approval", schema=Approval, ask={"cents": 5}, to="finance")
+    assert_type(asked, ReceivedEvent[Approval])
+    assert_type(asked.by, str | None)
 
     assert_type(step.now(), datetime)
     assert_type(step.random(), float)
@@ -238,6 +241,7 @@ def operate(session: Session) -> None:
     assert_type(order.get("o-1").history(), History)
     assert_type(order.get("o-1").published(), dict[str, Published])
     assert_type(made.send_event("approval", {"approved": True}, id="e-1"), bool)
+    assert_type(made.answer("approve", Approval(approved=True), by="ada", run=1), bool)
     assert_type(made.restart(), int)
     made.pause()
     made.resume()

@@ -13,7 +13,7 @@ from celery_durable import commands
 from celery_durable.cli.backends.backend import Backend
 from celery_durable.cli.command import OpenBackend, Output, command
 from celery_durable.cli.commands.targets import on_targets
-from celery_durable.cli.inputs import InstanceId, JsonInput, Option, Payload, Step, Workflow
+from celery_durable.cli.inputs import InstanceId, JsonInput, Option, Payload, RunNumber, Step, Workflow
 from celery_durable.cli.output.console import Console, Styled
 from celery_durable.commands import Target
 from celery_durable.model import Status
@@ -214,6 +214,27 @@ def skip(
     body = requests.Skip(step=step, by=_require_name(by), reason=reason)
     found = backend.call(commands.skip, Target(workflow, id), body)
     _print_done(console, "Skipped", workflow, id, f"run {found.run_number}", step)
+
+
+@command("""answer order order-42 'approve refund' '{"approved": true}' --by eve""")
+def answer(
+    backend: OpenBackend,
+    console: Output,
+    workflow: Workflow,
+    id: InstanceId,
+    step: Step,
+    value: Annotated[Any, click.argument("value", type=JsonInput(), metavar=JsonInput.name)],
+    by: By,
+    run: RunNumber,
+) -> None:
+    """Answer a question that an instance asks a person.
+
+    Use it for what waits --asking lists. The answer is checked before it is stored; the first one counts. The name is
+    stored, and show displays it. Over HTTP, the server may replace --by with the user that it has authenticated.
+    """
+    body = requests.SendEvent(answers=step, payload=value, by=_require_name(by), run_number=run)
+    sent = backend.call(commands.send_event, Target(workflow, id), body)
+    _print_done(console, "Answered" if sent.accepted else "Repeated", workflow, id, step)
 
 
 def _require_name(by: str | None) -> str:

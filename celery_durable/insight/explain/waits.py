@@ -97,6 +97,10 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
                 sentence += f" Buffered for later waits: {', '.join(others[:5])}."
             known |= {"event_type": type_, "buffered": list(facts.buffered)}
             send = instance_command(row, "send-event", f"{shlex.quote(type_)} --payload @payload.json")
+            if step.ask is not None:
+                sentence = f"Asks {step.to or 'a person'} at step {name}; times out {at}."
+                known |= {"ask": step.ask, "to": step.to}
+                send = instance_command(row, "answer", f"{shlex.quote(step.step_key)} @answer.json")
             return build_diagnosis(facts, Code.WAITING_EVENT, sentence, send, **known)
         case StepType.TASK:
             return _explain_tasks(facts, step, known)

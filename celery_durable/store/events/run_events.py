@@ -212,6 +212,23 @@ def read_event(tx: Tx, claim: Claim, seq: int) -> StoredEvent:
     return StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
 
 
+def find_answer(tx: Tx, row: InstanceRow, *, event_id: str) -> StoredEvent | None:
+    """Return the answer with this id that the current run has accepted."""
+    e = tx.t.event.c
+    is_it = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id, e.actor.is_not(None))
+    found = tx.execute(sa.select(e.seq, e.type, e.payload, e.created_at, e.actor).where(*is_it)).first()
+    if found is None:
+        return None
+    return StoredEvent(found.seq, found.type, found.payload, from_us(found.created_at), found.actor)
+
+
+def set_actor(tx: Tx, row: InstanceRow, sent: InsertedEvent, *, actor: str) -> None:
+    """Make an event that this transaction has inserted the answer of a person."""
+    e = tx.t.event
+    is_it = (e.c.instance_pk == row.pk, e.c.run_number == sent.run_number, e.c.seq == sent.seq)
+    tx.execute(sa.update(e).where(*is_it).values(actor=actor))
+
+
 @statement
 def _consume(s: Store) -> Any:
     e = s.tables.event

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import Cancelled, Superseded
-from celery_durable.model import Claim, NewRun, RunRef, StepRow, StepWrite, from_us, from_us_or_none, to_us
+from celery_durable.model import Claim, InstanceRow, NewRun, RunRef, StepRow, StepWrite, from_us, from_us_or_none, to_us
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement, statement_for
 from celery_durable.store.runs.claims import GuardResult
@@ -179,6 +179,21 @@ def insert_new(tx: Tx, fields: tuple[str, ...], rows: Sequence[tuple[Claim, int,
     """Insert new rows under held guards. Of each: its claim, the guard's time in µs, the parameters ``fields``."""
     keys = [{"pk": claim.pk, "run": claim.ref.run_number, "now_us": now_us} for claim, now_us, _ in rows]
     tx.run_many(_insert(fields), [key | row[2] for key, row in zip(keys, rows, strict=True)])
+
+
+def find_row(tx: Tx, row: InstanceRow, key: str) -> StepRow | None:
+    """Return a step of the current run of an instance."""
+    st = tx.t.step
+    is_it = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.step_key == key)
+    found = tx.execute(sa.select(*STEPS.select(st)).where(*is_it)).first()
+    return None if found is None else STEPS.read(found)
+
+
+def read_keys(tx: Tx, row: InstanceRow) -> list[str]:
+    """Return the keys of the steps of the current run, in call order."""
+    st = tx.t.step.c
+    mine = (st.instance_pk == row.pk, st.run_number == row.run_number)
+    return list(tx.execute(sa.select(st.step_key).where(*mine).order_by(st.seq)).scalars())
 
 
 @statement

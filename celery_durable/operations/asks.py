@@ -1,0 +1,267 @@
+"""Questions to people: reading an open one, and answering it. The first answer wins.
+
+An answer is an event whose id names the wait, so a run accepts one for each wait, and no other wait consumes it. It is
+checked before the instance is locked, because that may call user code, and stored only if the wait is still the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_durable import ancestry, notify, values
+from celery_durable.config import KEY_REMEDY
+from celery_durable.errors import (
+    AnswerLinkInvalid,
+    AnswerTooLate,
+    AnswerUnchecked,
+    ConfigInvalid,
+    EventRefused,
+    StepNotFound,
+    ValueRefused,
+)
+from celery_durable.model import (
+    DueRun,
+    EventWait,
+    InstanceRow,
+    RunRef,
+    StepRow,
+    StepStatus,
+    StoredEvent,
+    WakeReason,
+    from_us,
+    make_answer_id,
+    to_us,
+)
+from celery_durable.operations.context import OperationContext, Versions
+from celery_durable.store.engine import Tx
+from celery_durable.store.events import run_events
+from celery_durable.store.instances import instances, interventions, lifecycle
+from celery_durable.store.runs import runs, step_rows
+
+
+class AskOperations:
+    """The operations on waits that ask a person."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+
+    def read(self, workflow: str, instance_id: str, step: str, *, run: int | None = None) -> EventWait:
+        """Return an open question; raises StepNotFound, AnswerTooLate, ValueRefused. ``run``: only of this run."""
+
+        def work(tx: Tx) -> EventWait:
+            row = self._context.read_row(tx, workflow, instance_id)
+            found = find_open(self._context, tx, row, step, run)
+            assert found.wait_event_type is not None
+            assert found.created_at is not None
+            return EventWait(
+                workflow=workflow,
+                instance_id=instance_id,
+                run_number=row.run_number,
+                status=row.status,
+                wait_event_type=found.wait_event_type,
+                step_name=found.name,
+                step_key=found.step_key,
+                since=found.created_at,
+                wake_at=found.wake_at,
+                **values.read_ask(found.ask),
+            )
+
+        return self._context.store.read(work)
+
+    def answer(
+        self,
+        workflow: str,
+        instance_id: str,
+        step: str,
+        payload: Any,
+        *,
+        by: str,
+        run: int | None = None,
+        if_version: Versions = None,
+    ) -> bool:
+        """Store the answer of the person ``by``. Returns False if it repeats the stored one; else raises as `read`.
+
+        Raises EventRefused for a payload that does not fit the schema, and AnswerUnchecked if that is not known here.
+        """
+        answer = _Answer(
+            context=self._context,
+            workflow=workflow,
+            instance_id=instance_id,
+            key=values.require_text("Step", step),
+            payload=values.encode(payload, what=f"Answer to step {step!r}", limits=self._context.settings.limits),
+            actor=self._context.check_actor(by),
+            run=run,
+            if_version=if_version,
+        )
+        try:
+            due_runs = answer.commit()
+        except AnswerTooLate:
+            if self._context.store.read(answer.is_stored):
+                return False
+            raise
+        self._context.after_commit(lambda: answer.announce(due_runs))
+        return True
+
+    def sign(self, workflow: str, instance_id: str, step: str, *, run: int, by: str, valid_for: values.Duration) -> str:
+        """Return a text by which the person ``by`` may answer this question, until the time is over."""
+        expires_at = self._context.store.read(instances.read_clock) + values.parse_duration(valid_for)
+        data = (workflow, instance_id, run, step, self._context.check_actor(by), to_us(expires_at))
+        return values.sign(self._find_key(), data)
+
+    def read_signed(self, signed: str) -> EventWait:
+        """Return the open question of a signed text; raises AnswerLinkInvalid, and as `read`."""
+        workflow, instance_id, run, step, _ = self._check_signed(signed)
+        return self.read(workflow, instance_id, step, run=run)
+
+    def answer_signed(self, signed: str, payload: Any) -> bool:
+        """Store the answer of the person to whom a signed text belongs; raises AnswerLinkInvalid, and as `answer`."""
+        workflow, instance_id, run, step, by = self._check_signed(signed)
+        return self.answer(workflow, instance_id, step, payload, by=by, run=run)
+
+    def _check_signed(self, signed: str) -> tuple[str, str, int, str, str]:
+        data = values.read_signed(self._find_key(), values.require_text("Signed text", signed))
+        if data is None:
+            raise AnswerLinkInvalid("it was changed, or signed with another key")
+        *question, expires_us = data
+        if from_us(expires_us) <= self._context.store.read(instances.read_clock):
+            raise AnswerLinkInvalid(f"it was valid until {from_us(expires_us):%Y-%m-%d %H:%M:%S} UTC")
+        workflow, instance_id, run, step, by = question
+        return workflow, instance_id, run, step, by
+
+    def _find_key(self) -> str:
+        if self._context.settings.answer_key is None:
+            raise ConfigInvalid("durable_answer_key", None, KEY_REMEDY)
+        return self._context.settings.answer_key
+
+
+def find_open(context: OperationContext, tx: Tx, row: InstanceRow, key: str, run: int | None) -> StepRow:
+    """Return the row of a wait that would consume an answer that is given now."""
+    if run is not None and run != row.run_number:
+        ref = RunRef(row.workflow, row.instance_id, run)
+        raise _too_late(ref, key, f"is of an earlier run: the current one is {row.run_number}")
+    step = step_rows.find_row(tx, row, key)
+    if step is None:
+        near = ancestry.find_closest_names(key, step_rows.read_keys(tx, row))
+        raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, near)
+    if step.ask is None:
+        raise ValueRefused(f"Step {key!r} asks nobody: it is no wait with ask=. Send an event instead.")
+    reason = _find_end(tx, row, step)
+    given = run_events.find_answer(tx, row, event_id=make_answer_id(key))  # last: it may be what has ended the wait
+    if given is not None:
+        shown = context.make_redaction(row.workflow, row.instance_id).redact_value(given.by, "by", key)
+        reason = f"was answered by {shown!r} at {given.created_at:%Y-%m-%d %H:%M:%S} UTC"
+    if reason is not None:
+        raise _too_late(row.ref, key, reason, given=given)
+    return step
+
+
+def _find_end(tx: Tx, row: InstanceRow, step: StepRow) -> str | None:
+    """Return why a wait without an answer takes none any more, or None if it does."""
+    if step.status is not StepStatus.WAITING:
+        return f"is {step.status}"
+    assert step.wait_event_type is not None
+    assert step.wake_at is not None
+    if row.status.is_terminal:
+        return f"is of an instance that is {row.status}"
+    if step.wake_at <= instances.read_clock(tx):
+        return f"waited until {step.wake_at:%Y-%m-%d %H:%M:%S} UTC"
+    of_run = tx, row.pk, row.run_number
+    if runs.is_cancel_requested(*of_run) and runs.find_raised_cancellation(*of_run) is None:
+        return "is being cancelled"
+    if run_events.find_oldest_event(tx, row, step.wait_event_type, key=step.step_key, deadline=step.wake_at):
+        return f"has an event {step.wait_event_type!r}, which came first"
+    return None
+
+
+def _too_late(ref: RunRef, key: str, why: str, *, given: StoredEvent | None = None) -> AnswerTooLate:
+    by, at = (None, None) if given is None else (given.by, given.created_at)
+    return AnswerTooLate(ref.workflow, ref.instance_id, ref.run_number, key, why, by=by, at=at)
+
+
+@dataclass(slots=True, kw_only=True, repr=False)  # the name of a hostile request must not get into the log
+class _Answer:
+    """One answer on its way, with the ``payload`` as JSON text. ``ref``: of the run that has accepted it."""
+
+    context: OperationContext
+    workflow: str
+    instance_id: str
+    key: str
+    payload: str
+    actor: str
+    run: int | None
+    if_version: Versions
+    event_type: str = ""
+    ref: RunRef | None = None
+    commit_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.commit_id = self.context.runtime.new_token()
+
+    def commit(self) -> list[DueRun]:
+        """Check the answer, and store it unless a deploy has changed the wait in between: then check it again."""
+        store, due_runs = self.context.store, None
+        while due_runs is None:
+            checked = store.read(self._find_open)
+            self._check_payload(checked)
+            insert = functools.partial(self._insert, checked=checked)
+            due_runs = store.transact(insert, find_committed=self._find_committed)
+        return due_runs
+
+    def _find_open(self, tx: Tx) -> StepRow:
+        row = self.context.read_row(tx, self.workflow, self.instance_id)
+        return find_open(self.context, tx, row, self.key, self.run)
+
+    def _check_payload(self, step: StepRow) -> None:
+        expected = None if step.payload_type is None else values.find_class(step.payload_type)
+        schema = values.read_ask(step.ask)["schema"]
+        try:
+            if expected is not None:
+                values.Codec(expected).decode(self.payload)
+            elif schema is not None:
+                values.check_json_schema(schema, self.payload)
+        except values.ValidationFailed as exc:
+            event_type = step.wait_event_type or ""
+            raise EventRefused(self.workflow, self.instance_id, event_type, exc.problems) from None
+        except values.SchemaUnusable as exc:
+            raise AnswerUnchecked(self.key, step.payload_type, str(exc)) from exc
+
+    def _insert(self, tx: Tx, checked: StepRow) -> list[DueRun] | None:
+        row = self.context.lock_row(tx, self.workflow, self.instance_id, self.if_version)
+        step = find_open(self.context, tx, row, self.key, self.run)
+        if step.commit_id != checked.commit_id:
+            return None
+        assert step.wait_event_type is not None
+        assert step.wake_at is not None
+        self.event_type, self.ref, event_id = step.wait_event_type, row.ref, make_answer_id(self.key)
+        sent = run_events.insert_event(tx, row, type_=self.event_type, payload=self.payload, event_id=event_id)
+        assert sent is not None  # there was none, under the lock
+        if sent.created_at > step.wake_at:
+            raise _too_late(row.ref, self.key, f"waited until {step.wake_at:%Y-%m-%d %H:%M:%S} UTC")
+        run_events.set_actor(tx, row, sent, actor=self.actor)
+        interventions.insert_audit_record(
+            tx, row, step, action="answer", actor=self.actor, reason=None, commit_id=self.commit_id
+        )
+        if not run_events.is_awaited(tx, row, self.event_type):
+            return []
+        return [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self.context.grace)]
+
+    def _find_committed(self, tx: Tx) -> list[DueRun] | None:
+        """Return the result of `_insert` if its commit in doubt was applied."""
+        row = self.context.lock_row(tx, self.workflow, self.instance_id)
+        is_committed = interventions.find_by_commit(tx, row, commit_id=self.commit_id) is not None
+        return [DueRun(row.ref, row.queue)] if is_committed else None
+
+    def is_stored(self, tx: Tx) -> bool:
+        """Whether the current run has this answer of this person: a client that missed the response repeats itself."""
+        row = self.context.read_row(tx, self.workflow, self.instance_id)
+        found = run_events.find_answer(tx, row, event_id=make_answer_id(self.key))
+        is_its = found is not None and (found.by, found.payload) == (self.actor, self.payload)
+        return is_its and self.run in (None, row.run_number)
+
+    def announce(self, due_runs: list[DueRun]) -> None:
+        """Emit the signal of the new event, and wake the workers."""
+        assert self.ref is not None
+        notify.send_event_received(notify.AcceptedEvent(self.ref, self.event_type, make_answer_id(self.key)))
+        self.context.publish_runs(due_runs)
