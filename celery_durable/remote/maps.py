@@ -294,10 +294,15 @@ def _prepare_outcomes(
 ) -> dict[FailedItem, _ItemOutcome]:
     """Decide about the items that have failed. User code runs here, before the commit, which locks the instance."""
     read, now = context.env.store.read, context.now
-    key = (map_step.pk, map_step.run_number, map_step.step_key)
-    failed_items, first_runs = context.run_or_interrupt(
-        lambda: read(lambda tx: (items.read_failed_items(tx, map_step, now=now), items.find_first_runs(tx, *key)))
-    )
+
+    def work(tx: Tx) -> tuple[list[FailedItem], dict[int, int]]:
+        failed, key = (
+            items.read_failed_items(tx, map_step, now=now),
+            (map_step.pk, map_step.run_number, map_step.step_key),
+        )
+        return failed, items.find_first_runs(tx, *key) if failed else {}
+
+    failed_items, first_runs = context.run_or_interrupt(lambda: read(work))
     outcomes = {}
     for item in failed_items:
         ref = ItemRef(map_step.pk, map_step.step_key, item.position, item.attempts)

@@ -20,6 +20,7 @@ from celery_durable.errors import InstanceNotFound
 from celery_durable.model import (
     TERMINAL,
     InstanceRow,
+    ItemStatus,
     OutboxMessage,
     RunRef,
     StepRow,
@@ -127,7 +128,7 @@ def read_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> Iter
         if (child := _find_child(tx, parent.pk, step)) is not None:
             named.append((child, step, None))
         elif (workflow := parse_children_event_type(step.wait_event_type)) is not None:
-            found = items.find_failed_ids(tx, parent.pk, parent.run_number, step.step_key)
+            found = items.find_ids(tx, parent.pk, parent.run_number, step.step_key, ItemStatus.DEAD)
             named += [((workflow, id_), step, position) for id_, position in found.items()]
     for start in range(0, len(named), _BATCH):
         by_name = {name: (step, position) for name, step, position in named[start : start + _BATCH]}

@@ -21,7 +21,7 @@ from celery_durable.model import (
     InstanceRow,
     InstanceStatus,
     ItemFailure,
-    ItemRef,
+    ItemStatus,
     LogLevel,
     LogRecord,
     Origin,
@@ -149,7 +149,7 @@ def with_items(
         if with_answers and its is not None and its.failed:
             its = replace(its, failures=_read_failures(tx, pk, run_number, record))
         if its is not None and record.workflow is not None and record.is_waiting:
-            ids = items.find_sent_ids(tx, pk, run_number, record.step_key, limit=_MAX_CHILDREN)
+            ids = items.find_ids(tx, pk, run_number, record.step_key, ItemStatus.SENT, limit=_MAX_CHILDREN)
             its = replace(its, children=tuple(Child(record.workflow, id_) for id_ in ids))
         extended.append(replace(record, items=its, result=result))
     return extended
@@ -158,19 +158,16 @@ def with_items(
 def _read_failures(tx: Tx, pk: int, run_number: int, record: StepRecord) -> tuple[ItemFailure, ...]:
     key, i = record.step_key, tx.t.instance.c
     errors = items.read_errors(tx, pk, run_number, key, limit=_MAX_FAILURES)
-    runs = items.find_first_runs(tx, pk, run_number, key)
-    ids = {
-        position: ItemRef(pk, key, position, attempts).work_id(runs.get(position, run_number))
-        for position, _, attempts in errors
-    }
-    named = sa.select(i.instance_id).where(i.workflow == record.workflow, i.instance_id.in_(ids.values()))
-    existing = set() if record.workflow is None else set(tx.execute(named).scalars())
+    dead = items.find_ids(tx, pk, run_number, key, ItemStatus.DEAD, limit=_MAX_FAILURES)
+    named = sa.select(i.instance_id).where(i.workflow == record.workflow, i.instance_id.in_(dead))
+    children = {}
+    if record.workflow is not None:
+        children = {dead[id_]: Child(record.workflow, id_) for id_ in tx.execute(named).scalars()}
     found = []
     for position, answer, attempts in errors:
-        error, id_ = values.read_answer_error(answer), ids[position]
+        error = values.read_answer_error(answer)
         assert error is not None
-        child = Child(record.workflow, id_) if record.workflow is not None and id_ in existing else None
-        found.append(ItemFailure(position, attempts, ErrorInfo(error.name, error.message), child))
+        found.append(ItemFailure(position, attempts, ErrorInfo(error.name, error.message), children.get(position)))
     return tuple(found)
 
 

@@ -372,14 +372,16 @@ def read_errors(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) 
     return [(row.position, row.answer, row.attempts) for row in tx.execute(query.order_by(item.position).limit(limit))]
 
 
-def find_sent_ids(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) -> list[str]:
-    """Return the ids of the Celery tasks or children of the first items that are out."""
-    query = _select_attempts(tx, pk, run_number, step_key).where(tx.t.item.c.status == ItemStatus.SENT.value)
+def find_ids(
+    tx: Tx, pk: int, run_number: int, step_key: str, status: ItemStatus, *, limit: int | None = None
+) -> dict[str, int]:
+    """Return the ids of the tasks or children of the first items with this status, with the positions of the items."""
+    query = _select_attempts(tx, pk, run_number, step_key).where(tx.t.item.c.status == status.value).limit(limit)
     runs = find_first_runs(tx, pk, run_number, step_key)
-    return [
-        ItemRef(pk, step_key, row.position, row.attempts).work_id(runs.get(row.position, run_number))
-        for row in tx.execute(query.limit(limit))
-    ]
+    return {
+        ItemRef(pk, step_key, row.position, row.attempts).work_id(runs.get(row.position, run_number)): row.position
+        for row in tx.execute(query)
+    }
 
 
 def find_open_ids(tx: Tx, pk: int, run_number: int, step_key: str) -> list[str]:
@@ -390,16 +392,6 @@ def find_open_ids(tx: Tx, pk: int, run_number: int, step_key: str) -> list[str]:
         refs = [ItemRef(pk, step_key, row.position, attempt) for attempt in range(max(1, last - 9), last + 1)]
         ids += [ref.work_id(runs.get(row.position, run_number)) for ref in refs]
     return ids
-
-
-def find_failed_ids(tx: Tx, pk: int, run_number: int, step_key: str) -> dict[str, int]:
-    """Return the ids of the children of a map's items that have failed permanently, with the positions of the items."""
-    query = _select_attempts(tx, pk, run_number, step_key).where(tx.t.item.c.status == ItemStatus.DEAD.value)
-    runs = find_first_runs(tx, pk, run_number, step_key)
-    return {
-        ItemRef(pk, step_key, row.position, row.attempts).work_id(runs.get(row.position, run_number)): row.position
-        for row in tx.execute(query)
-    }
 
 
 def find_first_runs(tx: Tx, pk: int, run_number: int, step_key: str) -> dict[int, int]:
