@@ -125,7 +125,8 @@ def durable_workflow(fn: Any = None, /, **options: Unpack[WorkflowOptions]) -> A
             replaces ``durable_retention_seconds``. ``max_run_duration``: a run that takes longer is terminated.
             ``max_suspend_duration``: a run is terminated if a single suspension lasts longer. ``on_complete``: a
             Celery task, or its name, that is sent when a run is complete. ``on_failure``: a task that is sent when a
-            run failed or took too long. Both are sent at least once, with the outcome of the run.
+            run failed or took too long. Both are sent at least once, with the outcome of the run. ``limits``: the
+            limits that a run holds from before its first step until it ends, also while it sleeps.
 
     Returns:
         The `Workflow`, or with options a decorator that returns it.

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_durable.errors import StepLimitExceeded, StepNameReused, StepTypeMismatch
-from celery_durable.model import REPEAT_SEPARATOR, StepRow, StepStatus, StepType, hot_dataclass
+from celery_durable.model import LIMITS_KEY, REPEAT_SEPARATOR, StepRow, StepStatus, StepType, hot_dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,8 @@ class ReplayState:
     def uncalled(self) -> list[StepRow]:
         """The recorded steps that this pass has not called, in call order."""
         return sorted(
-            (row for key, row in self.rows.items() if key not in self._called), key=lambda row: (row.seq, row.step_key)
+            (row for key, row in self.rows.items() if key not in self._called and key != LIMITS_KEY),
+            key=lambda row: (row.seq, row.step_key),
         )
 
     def call(self, name: str, type_: StepType, identity: Any, *, repeat: bool = False) -> StepEntry:
@@ -224,4 +225,4 @@ class ReplayState:
 
 def _counts_toward_limit(row: StepRow) -> bool:
     """Whether a step counts toward `max_steps`. Sleeps and branches that lost a race do not count."""
-    return not row.is_timer_step and row.status is not StepStatus.CANCELLED
+    return row.step_key != LIMITS_KEY and not row.is_timer_step and row.status is not StepStatus.CANCELLED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -17,9 +17,11 @@ from celery_durable.values import (
     Codec,
     CompletionHooks,
     Duration,
+    Limit,
     StepConfig,
     StepPolicy,
     check_identifier,
+    check_limits,
     check_text_name,
     refuse_async,
 )
@@ -30,6 +32,7 @@ class WorkflowDefinition(Definition):
     fn: Callable[..., Any]
     step_defaults: StepConfig | None
     max_steps: int | None
+    limits: tuple[Limit, ...] = ()
     kind = WorkflowKind.REPLAY
 
     @property
@@ -52,6 +55,7 @@ class WorkflowOptions(TypedDict, total=False):
     max_suspend_duration: Duration | None
     on_complete: Any
     on_failure: Any
+    limits: Sequence[Limit]
 
 
 def define(
@@ -66,6 +70,7 @@ def define(
     max_suspend_duration: Duration | None = None,
     on_complete: Any = None,
     on_failure: Any = None,
+    limits: Sequence[Limit] = (),
 ) -> WorkflowDefinition:
     """Check a workflow function and return its definition; raises DefinitionInvalid, and AsyncNotSupported."""
     if not inspect.isfunction(fn):
@@ -106,6 +111,7 @@ def define(
         retention=retention if retention is UNSET else parse_optional_duration(retention),
         max_run_duration=parse_optional_duration(max_run_duration),
         max_suspend_duration=parse_optional_duration(max_suspend_duration),
+        limits=check_limits(f"limits of workflow {fn.__qualname__}", limits),
         hooks=CompletionHooks.read(fn.__qualname__, on_complete=on_complete, on_failure=on_failure),
     )
 

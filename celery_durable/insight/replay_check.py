@@ -27,6 +27,7 @@ from celery_durable.runner.step_commit import Committed, StepCommit
 from celery_durable.runner.step_execution import Race, StepExecution
 from celery_durable.runner.step_kinds import Difference, StepKinds
 from celery_durable.step import StepCall
+from celery_durable.values import Limit
 
 _KEEP_STEPS = (
     "Keep the recorded steps and their names until no run with them is left, or give the changed workflow a new name."
@@ -121,6 +122,9 @@ class ReplayCheck(ReplayContext):
         """Of the finished rows that the code has called, the one that was called last in the record."""
         self._last_before_clock: StepRow | None = None
         """As `_last_called`, when the code last asked for the time."""
+
+    def take_limits(self, given: Sequence[Limit]) -> None:
+        """Go on without the limits of the workflow."""
 
     def _start_step(self, call: StepCall) -> StepExecution:
         try:

@@ -158,6 +158,10 @@ class WakeReason(StrEnum):
     WAKE = "wake"  # the operation `wake`
 
 
+LIMITS_KEY = "\x1flimits"
+"""The key of the row that records that a run has the limits of its workflow. No step has it."""
+
+
 class HoldState(StrEnum):
     """What a step has of a limit.
 

@@ -13,7 +13,17 @@ from datetime import datetime
 
 from celery_durable import notify
 from celery_durable.errors import Superseded
-from celery_durable.model import DueRun, Release, ReleaseOutcome, RunOutcome, Status, StepRow, StepStatus, StepWrite
+from celery_durable.model import (
+    LIMITS_KEY,
+    DueRun,
+    Release,
+    ReleaseOutcome,
+    RunOutcome,
+    Status,
+    StepRow,
+    StepStatus,
+    StepWrite,
+)
 from celery_durable.runner import lanes
 from celery_durable.runner.commit_parts import CommitPart, OpenCommit, RowKinds, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
@@ -41,7 +51,7 @@ class DatabaseCommitter:
             for row in run.state.steps
             if row.status is StepStatus.WAITING and (kind := kinds.of_row(row.type)).has_own_rows
         }
-        if any(row.waits_for_limits for row in run.state.steps):
+        if any(row.waits_for_limits or row.step_key == LIMITS_KEY for row in run.state.steps):
             self.kinds_with_rows.add(LIMITED_ROWS)
         """The kinds whose steps may have open rows of their own when the run ends."""
         self._write_commit = lanes.build(env, run, self)
@@ -200,7 +210,7 @@ class DatabaseCommitter:
         kind = self._kinds.of_row(write.type)
         if kind.has_own_rows:
             self.kinds_with_rows.add(kind)
-        if write.waits_for_limits:
+        if write.waits_for_limits or write.key == LIMITS_KEY:
             self.kinds_with_rows.add(LIMITED_ROWS)
         kind.prepare_write(commit, write)
         return step_rows.write_step(commit.tx, commit.claim, commit.guard_result, write)

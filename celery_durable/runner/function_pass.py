@@ -106,6 +106,8 @@ class FunctionPass:
         ref = context.claim.ref
         event = WorkflowEvent(payload, context.claim.created_at, ref.instance_id, ref.run_number)
         context.event = event
+        if definition.limits:
+            self._replay.take_limits(definition.limits)
         context.lease.enter_user_code(definition)
         try:
             output = definition.fn(event, Step(self._replay))

@@ -67,10 +67,11 @@ def release_limits(commit: OpenCommit, step_keys: Sequence[str]) -> None:
 
 
 class LimitedRows(RowKind):
-    """The holds of steps that wait for limits, which end with the run."""
+    """The holds of the run, and of steps that wait for limits, which end with the run."""
 
     def end_with_run(self, commit: OpenCommit) -> None:
-        limits.release_all(commit.tx, commit.claim.pk)
+        freed = limits.release_all(commit.tx, commit.claim.pk)
+        ServeLimits(Served(unfinished=set(freed))).write(commit)
 
 
 LIMITED_ROWS: Any = LimitedRows()

@@ -27,6 +27,7 @@ from celery_durable.errors import (
 )
 from celery_durable.model import (
     EPOCH,
+    LIMITS_KEY,
     LogLevel,
     OpenWait,
     StepStatus,
@@ -35,11 +36,12 @@ from celery_durable.model import (
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.environment import encode_log_data
 from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.limited_runs import take_workflow_limits
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import OtherSteps, Race, RaceWon, StepExecution, build_failure
 from celery_durable.runner.step_kinds import StepKinds
 from celery_durable.step import StepCall, StepFuture
-from celery_durable.values import Codec
+from celery_durable.values import Codec, Limit
 
 _ERRORED = StepStatus.ERRORED
 
@@ -158,6 +160,25 @@ class ReplayContext:
         return random.Random(f"{self._context.current_ancestor.run}/{self._random_calls}")  # noqa: S311  # reproducible on purpose
 
     # --- called by the runner --------------------------------------------------------------------
+
+    def take_limits(self, given: Sequence[Limit]) -> None:
+        """Take the limits of the workflow, unless this run has them. Raises Suspend if it has to wait for them.
+
+        A run that was cancelled before it did anything ends without them.
+        """
+        context, rows = self._context, self._context.replay_state.rows
+        row, claim = rows.get(LIMITS_KEY), context.claim
+        holder = f'"{claim.pk}/{claim.ref.run_number}"'  # a rewind or a fork has copied the row of another run
+        if row is not None and row.is_finished and row.result == holder:
+            return
+        if context.cancellation is not None and not rows.keys() - {LIMITS_KEY}:
+            context.is_cancelled = True
+            raise context.cancellation
+        with self._engine_code:
+            wait = take_workflow_limits(context, given, row, holder)
+            if wait is not None:
+                self.waits = [wait]
+                raise context.interrupt(Suspend())
 
     def check_end(self) -> None:
         """Check that the function gathered every branch before it returned; raises BranchNeverGathered."""

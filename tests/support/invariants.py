@@ -21,7 +21,8 @@ _LIVE = "i.status IN ('active', 'waiting')"
 _TERMINAL = "i.status IN ('complete', 'errored', 'terminated')"
 
 COUNTS = """(h.state = 'granted' OR h.state = 'held' AND EXISTS (
-    SELECT 1 FROM workflow_instance o WHERE o.id = h.instance_pk AND o.claim_token = h.token))"""
+    SELECT 1 FROM workflow_instance o WHERE o.id = h.instance_pk AND o.run_number = h.run_number
+      AND (o.claim_token = h.token OR h.token IS NULL AND o.status NOT IN ('complete', 'errored', 'terminated'))))"""
 """A hold that counts: its owner still has it."""
 
 QUERIES = {

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from celery_durable.model import TERMINAL, HoldState, Status, StepStatus
+from celery_durable.model import LIMITS_KEY, TERMINAL, HoldState, Status, StepStatus
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.schema import dialects
@@ -108,12 +108,14 @@ def _is_of_step(c: Any) -> list[sa.ColumnElement[bool]]:
 
 
 def counts(s: Store, h: Any) -> sa.ColumnElement[bool]:
-    """Build the condition that an active hold counts: it is granted, or its owner still has its token."""
+    """Build the condition that an active hold counts: it is granted, or its owner is still the one that took it."""
     i = s.tables.instance.alias("owner").c
     has_run = [i.id == h.instance_pk, i.run_number == h.run_number]
+    live = [i.status != sa.literal_column(f"'{status.value}'") for status in sorted(TERMINAL)]
+    is_owner = sa.or_(i.claim_token == h.token, sa.and_(h.token.is_(None), *live))  # of a workflow's: the run itself
     return sa.or_(
         h.state == sa.literal_column("'granted'"),
-        sa.exists(sa.select(sa.literal_column("1")).where(*has_run, i.claim_token == h.token)),
+        sa.exists(sa.select(sa.literal_column("1")).where(*has_run, is_owner)),
     )
 
 
@@ -229,6 +231,12 @@ def _select_of_waiter(s: Store) -> Any:
 def _select_held_keys(s: Store) -> Any:
     h = s.tables.hold.c
     return sa.select(h.name, h.key).where(*_is_of_step(h))
+
+
+@statement
+def _select_keys_of_instance(s: Store) -> Any:
+    h = s.tables.hold.c
+    return sa.select(h.name, h.key).where(h.instance_pk == param("pk", sa.BigInteger))
 
 
 @statement
@@ -581,7 +589,8 @@ def is_alive(row: Any) -> bool:
     finished = row.step_status is not None and StepStatus(row.step_status) not in (
         StepStatus.WAITING, StepStatus.PENDING,
     )  # fmt: skip
-    return row.status is not None and Status(row.status) not in TERMINAL and not finished
+    is_over = finished and row.step_key != LIMITS_KEY
+    return row.status is not None and Status(row.status) not in TERMINAL and not is_over
 
 
 def set_state(tx: Tx, row: Any, state: HoldState, **values: Any) -> None:
@@ -639,9 +648,12 @@ def release_waiter(tx: Tx, waiter: Waiter) -> None:
     tx.run(_delete_of_waiter, **_identity(waiter))
 
 
-def release_all(tx: Tx, pk: int) -> None:
-    """Delete all holds of a locked instance. A job serves their limits."""
-    tx.run(_delete_of_instance, pk=pk)
+def release_all(tx: Tx, pk: int) -> list[LimitKey]:
+    """Delete all holds of a locked instance, and return the limits to serve. If nobody does, a job serves them."""
+    keys = [LimitKey(*row) for row in tx.run(_select_keys_of_instance, pk=pk)]
+    if keys:
+        tx.run(_delete_of_instance, pk=pk)
+    return sorted(set(keys))
 
 
 def is_granted(tx: Tx, pk: int, run: int, step_keys: Collection[str]) -> bool:
