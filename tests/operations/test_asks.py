@@ -292,9 +292,10 @@ def race(instance: Instance) -> tuple[str, str | None]:
     return winner, results[loser]
 
 
-@pytest.mark.parametrize(
-    "races", [10, pytest.param(int(os.environ.get("DURABLE_ANSWER_RACES", "1000")), marks=pytest.mark.slow)]
-)
+MANY = int(os.environ.get("DURABLE_ANSWER_RACES", "1000"))
+
+
+@pytest.mark.parametrize("races", [10, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_of_two_answers_at_once_one_counts_and_the_other_is_told_whose(world: World, races: int) -> None:
     question = ask(world).workflow
     for n in range(races):
