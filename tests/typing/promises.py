@@ -245,8 +245,8 @@ def operate(session: Session) -> None:
     assert_type(made.restart(), int)
     made.pause()
     made.resume()
-    made.cancel(reason="sold twice")
-    made.terminate(reason="changed our mind")
+    made.cancel(reason="sold twice", by="eve")
+    made.terminate(reason="changed our mind", by="eve")
     for page in (order.list(status=Status.ERRORED, limit=5), order.list(status="errored")):
         assert_type(page.items[0].id, str)
         assert_type(page.cursor, str | None)
