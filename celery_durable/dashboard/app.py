@@ -52,6 +52,7 @@ def make_pages(site: Site) -> Starlette:
             route("/instances", instances.SHOW),
             route("/instances/change", instances.PREVIEW, instances.CHANGE),
             route(INSTANCE, instance.SHOW),
+            route(f"{INSTANCE}/stream", instance.STREAM),
             route(f"{INSTANCE}/{{command}}", instance.CHANGE),
             Route(f"/{STATIC_FILES}/{{version}}/{{name}}", serve_static),
         ],

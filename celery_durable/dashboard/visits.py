@@ -28,7 +28,9 @@ from celery_durable.dashboard.surveys import Surveys
 from celery_durable.errors import DurableError
 from celery_durable.http import Access, Authorize, Hook, timeouts
 from celery_durable.http.access import AccessControl, restrict_to_request_scope
+from celery_durable.http.followers import Followers
 from celery_durable.http.problems import build_error_response
+from celery_durable.http.reading import ReadRoutes
 from celery_durable.insight.explain import YOUR_APP
 from celery_durable.model import Permission
 from celery_durable.redaction import Redaction
@@ -37,6 +39,9 @@ from celery_durable.store.instances.instances import read_clock
 _COOKIE = "durable_form"
 _TOKEN = re.compile("[0-9a-f]{32}")
 _ENVELOPE_BYTES = 64 * 1024
+_MAX_STREAMS = 1000
+BUFFERED = "celery_durable.buffered"
+"""Set in the scope by servers that send a response only after its end."""
 
 
 class ForeignRequest(DurableError):
@@ -81,6 +86,11 @@ class Visit:
     def is_read_only(self) -> bool:
         """Whether no change is possible here."""
         return self.site.is_read_only
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether the server sends a response while it is made."""
+        return not self.request.scope.get(BUFFERED, False)
 
     @property
     def address(self) -> str:
@@ -178,6 +188,7 @@ class Site:
     ) -> None:
         self.durable, self.is_read_only = durable, is_read_only
         self.checkups, self.surveys = Checkups(durable, has_broker=has_broker), Surveys(durable)
+        self.reading = ReadRoutes(durable, Followers(_MAX_STREAMS))
         self.access_control = AccessControl(
             authorize, allow_anonymous=allow_anonymous, max_body_bytes=self._max_body_bytes
         )

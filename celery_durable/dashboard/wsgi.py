@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from celery_durable.dashboard.visits import BUFFERED
+
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
 """How a WSGI application begins its response (PEP 3333)."""
 
@@ -60,5 +62,6 @@ def _build_scope(environ: Mapping[str, Any]) -> MutableMapping[str, Any]:
         "headers": [
             (name.replace("_", "-").lower().encode(), value.encode("latin-1")) for name, value in headers.items()
         ],
+        BUFFERED: True,
         "server": (environ.get("SERVER_NAME", ""), int(environ.get("SERVER_PORT") or 80)),
     }

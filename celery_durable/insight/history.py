@@ -30,6 +30,7 @@ from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import instances, interventions
 from celery_durable.store.runs import attempts, history, outputs
+from celery_durable.store.runs.history import StepFilter
 from celery_durable.values import CursorPart, Cursors
 
 # The pages of a history: steps, events, log lines and failed attempts of one run, each list with its own cursor.
@@ -173,6 +174,8 @@ class HistoryOperations:
         steps_cursor: str | None = None,
         events_cursor: str | None = None,
         logs_cursor: str | None = None,
+        with_steps: bool = True,
+        with_events: bool = True,
         with_logs: bool = False,
         with_audit: bool = False,
         with_attempts: bool = False,
@@ -197,8 +200,8 @@ class HistoryOperations:
             row, record = self._read_run(tx, workflow, instance_id, lists.run)
             of_run = row.pk, record.run_number
             return HistoryPage(
-                steps=lists.read_steps(tx, *of_run),
-                events=lists.read_events(tx, *of_run),
+                steps=lists.read_steps(tx, *of_run) if with_steps else Page((), None),
+                events=lists.read_events(tx, *of_run) if with_events else Page((), None),
                 logs=lists.read_logs(tx, *of_run) if with_logs else None,
                 audit=interventions.read_audit(tx, *of_run) if with_audit else (),
                 attempts=lists.read_attempts(tx, *of_run) if with_attempts else None,
@@ -208,13 +211,22 @@ class HistoryOperations:
         return self._context.store.read(work)
 
     def steps(
-        self, workflow: str, instance_id: str, *, run: int, after: tuple[int, str] | None = None, limit: int = 100
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int,
+        after: tuple[int, str] | None = None,
+        limit: int = 100,
+        where: StepFilter | None = None,
+        with_results: bool = True,
     ) -> list[tuple[int, StepRecord]]:
         """Return a page of the steps of a run, in call order."""
 
         def work(tx: Tx) -> list[tuple[int, StepRecord]]:
+            pk = self._context.read_row(tx, workflow, instance_id).pk
             found = history.read_step_page(
-                tx, self._context.read_row(tx, workflow, instance_id).pk, run, after=after, limit=limit
+                tx, pk, run, after=after, limit=limit, where=where or StepFilter(), with_results=with_results
             )
             shown = context.restrict_steps(tx, self._context.scope, [record for _, record in found])
             return [(seq, record) for (seq, _), record in zip(found, shown, strict=True)]
@@ -246,13 +258,20 @@ class HistoryOperations:
         return self._context.store.read(work)
 
     def attempts(
-        self, workflow: str, instance_id: str, *, run: int, after_id: int = 0, limit: int = 1000
+        self,
+        workflow: str,
+        instance_id: str,
+        *,
+        run: int,
+        after_id: int = 0,
+        limit: int = 1000,
+        step_key: str | None = None,
     ) -> list[AttemptRecord]:
-        """Return the attempts of a run that did not succeed."""
+        """Return the attempts of a run, or of one of its steps, that did not succeed."""
 
         def work(tx: Tx) -> list[AttemptRecord]:
             row = self._context.read_row(tx, workflow, instance_id)
-            return attempts.read(tx, row.pk, run, after_id=after_id, limit=limit)
+            return attempts.read(tx, row.pk, run, after_id=after_id, limit=limit, step_key=step_key)
 
         return self._context.store.read(work)
 

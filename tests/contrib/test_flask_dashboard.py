@@ -83,6 +83,12 @@ def test_a_page_changes_an_instance(app: Flask) -> None:
     assert refused.status_code == 403
 
 
+def test_a_server_that_collects_its_responses_follows_no_run(app: Flask) -> None:
+    client = log_in(app)
+    assert "data-stream" not in client.get(INSTANCE).text
+    assert client.get(f"{INSTANCE}/stream").status_code == 501
+
+
 def test_a_blueprint_without_hooks_is_refused() -> None:
     app = Flask("open")
     flask_durable = FlaskDurable(app)

@@ -178,6 +178,9 @@ def read_every_page(pages: Browser) -> dict[str, str]:
         "/instances?where=status%3Derrored",
         "/instances/change?where=status%3Derrored&command=retry",
         INSTANCE,
+        *(f"{INSTANCE}?view={view}" for view in ("attempts", "events", "log", "run")),
+        f"{INSTANCE}?step=charge",
+        "/workflows/bad/instances/b-0?view=attempts",
     ]
     return {path: pages.open(path) for path in paths}
 
@@ -199,11 +202,14 @@ def test_pages_need_no_inline_code_and_no_other_origin(orders: Shop, pages: Brow
 
 def test_what_people_wrote_is_text(shop: Shop, open_pages: Callable[..., Browser]) -> None:
     evil = "<script>alert(1)</script>'\"<img src=x>"
-    shop.durable.workflows["echo"].create(None, id="e-1", labels={"note": evil})
+    shop.durable.workflows["order"].create({"order_id": evil}, id="e-1", labels={"note": evil})
+    shop.work()
+    shop.durable.workflows["order"].get("e-1").send_event("early", evil)
     pages = open_pages(authorize=Authorize(lambda access: True, actor=lambda access: evil))
-    pages.submit(pages.open("/workflows/echo/instances/e-1"), "e-1/terminate", reason=evil)
-    for path in ("/instances", "/workflows/echo/instances/e-1"):
-        page = pages.open(path)
+    path = "/workflows/order/instances/e-1"
+    pages.submit(pages.open(path), "e-1/terminate", reason=evil)
+    for each in ("/instances", path, f"{path}?view=events", f"{path}?view=run"):
+        page = pages.open(each)
         assert "<script>alert" not in page
         assert "<img" not in page
         assert "&lt;script&gt;alert(1)" in page

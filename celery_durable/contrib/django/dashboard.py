@@ -8,6 +8,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
+from django.core.handlers.asgi import ASGIRequest
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import NoReverseMatch, reverse
@@ -16,6 +17,7 @@ from celery_durable.app import Durable
 from celery_durable.contrib.django import wiring
 from celery_durable.contrib.django.api import HOOKS, Call, build_scope, read_user
 from celery_durable.dashboard import dashboard
+from celery_durable.dashboard.visits import BUFFERED
 
 
 async def serve(request: HttpRequest, path: str) -> HttpResponseBase:
@@ -24,7 +26,9 @@ async def serve(request: HttpRequest, path: str) -> HttpResponseBase:
     if user is None:
         return redirect_to_login(request.get_full_path(), _find_login())
     pages = _make_pages(wiring.find_durable())
-    return await Call(pages, build_scope(request, path, user, permissions), request.body).respond(is_stream=False)
+    is_async = isinstance(request, ASGIRequest)
+    scope = build_scope(request, path, user, permissions) | {BUFFERED: not is_async}
+    return await Call(pages, scope, request.body).respond(is_stream=is_async and path.endswith("/stream"))
 
 
 serve.csrf_exempt = True  # type: ignore[attr-defined]  # the pages have tokens of their own, on every server

@@ -14,6 +14,36 @@ setInterval(() => {
   }
 }, REFRESH_MS);
 
+// The page of an instance follows its run while it is visible. Browsers open few connections to one origin.
+const AT_MOST_EVERY_MS = 1000;
+let source = null;
+let planned = null;
+
+function refreshSoon() {
+  planned ??= setTimeout(() => {
+    planned = null;
+    const region = document.getElementById("live");
+    if (region && !isInUse(region)) {
+      document.body.dispatchEvent(new CustomEvent("durable:refresh"));
+    }
+  }, AT_MOST_EVERY_MS);
+}
+
+function follow() {
+  const address = document.getElementById("live")?.dataset.stream;
+  const wanted = document.visibilityState === "visible" ? address : undefined;
+  if (source && (!wanted || source.readyState === EventSource.CLOSED)) {
+    source.close();
+    source = null;
+  }
+  if (wanted && !source) {
+    source = new EventSource(wanted);
+    ["step", "log", "published", "status", "end"].forEach((kind) => source.addEventListener(kind, refreshSoon));
+  }
+}
+
+document.addEventListener("visibilitychange", follow);
+
 function prepare(root) {
   if (navigator.clipboard) {
     root.querySelectorAll("button[data-copy]").forEach((button) => { button.hidden = false; });
@@ -29,10 +59,14 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-document.addEventListener("htmx:load", (event) => prepare(event.detail.elt));
+document.addEventListener("htmx:load", (event) => {
+  prepare(event.detail.elt);
+  follow();
+});
 
 document.addEventListener("DOMContentLoaded", () => {
   prepare(document);
+  follow();
   const form = document.querySelector("form[data-continue]");
   if (form) {
     form.submit();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -104,6 +104,24 @@ def read_steps(tx: Tx, pk: int, run_number: int) -> tuple[StepRecord, ...]:
     return tuple(record for _, record in read_step_page(tx, pk, run_number))
 
 
+@dataclass(frozen=True, slots=True)
+class StepFilter:
+    """Which steps to read: this one, or those with a text in their names, or that have an error."""
+
+    key: str | None = None
+    text: str = ""
+    has_error: bool = False
+
+    def conditions(self, st: sa.FromClause) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions on the table of the steps."""
+        found: list[sa.ColumnElement[bool]] = [] if self.key is None else [st.c.step_key == self.key]
+        found += [st.c.name.icontains(self.text, autoescape=True)] if self.text else []
+        return found + ([st.c.error_name.is_not(None)] if self.has_error else [])
+
+
+_ALL = StepFilter()
+
+
 def read_step_page(
     tx: Tx,
     pk: int,
@@ -112,10 +130,13 @@ def read_step_page(
     after: tuple[int, str] | None = None,
     newest_first: bool = False,
     limit: int | None = None,
+    where: StepFilter = _ALL,
+    with_results: bool = True,
 ) -> list[tuple[int, StepRecord]]:
     """Return a run's steps in call order, or reversed, that come after (seq, step key); each with its seq."""
     st = tx.t.step
-    query = sa.select(*STEPS.select(st)).where(st.c.instance_pk == pk, st.c.run_number == run_number).limit(limit)
+    query = sa.select(*STEPS.select(st, with_results=with_results)).limit(limit)
+    query = query.where(st.c.instance_pk == pk, st.c.run_number == run_number, *where.conditions(st))
     if newest_first:
         query = query.order_by(st.c.seq.desc(), st.c.step_key.desc())
     else:
@@ -125,14 +146,21 @@ def read_step_page(
         further = (st.c.seq < seq, st.c.step_key < key) if newest_first else (st.c.seq > seq, st.c.step_key > key)
         query = query.where(sa.or_(further[0], sa.and_(st.c.seq == seq, further[1])))
     rows = tx.execute(query).all()
-    records = with_items(tx, pk, run_number, [to_step_record(row, pk, run_number) for row in rows], with_answers=True)
+    records = [to_step_record(row, pk, run_number) for row in rows]
+    records = with_items(tx, pk, run_number, records, with_answers=with_results, with_failures=True)
     return [(row.seq, record) for row, record in zip(rows, records, strict=True)]
 
 
 def with_items(
-    tx: Tx, pk: int, run_number: int, records: Sequence[StepRecord], *, with_answers: bool = False
+    tx: Tx,
+    pk: int,
+    run_number: int,
+    records: Sequence[StepRecord],
+    *,
+    with_answers: bool = False,
+    with_failures: bool = False,
 ) -> list[StepRecord]:
-    """Add the item counts to the records of maps; ``with_answers``: also the answers, and the first failures."""
+    """Add the item counts to the records of maps; if wanted, also the answers, and the first failures."""
     if not any(map(items.has_items, records)):
         return list(records)
     counts = items.count_by_step(tx, pk, run_number)
@@ -146,7 +174,7 @@ def with_items(
             found = items.read_answers(tx, pk, run_number, record.step_key)
             result = [json.loads(answer) for answer, _ in found]
         its = counts.get(record.step_key)
-        if with_answers and its is not None and its.failed:
+        if with_failures and its is not None and its.failed:
             its = replace(its, failures=_read_failures(tx, pk, run_number, record))
         if its is not None and record.workflow is not None and record.is_waiting:
             ids = items.find_ids(tx, pk, run_number, record.step_key, ItemStatus.SENT, limit=_MAX_CHILDREN)
