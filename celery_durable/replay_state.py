@@ -200,6 +200,8 @@ class ReplayState:
             return RunAttempt(1, count_in_advance=False)
         if row.is_finished:
             return ReplayStep(row)
+        if row.waits_for_limits:
+            return RunAttempt(row.attempts + 1, count_in_advance=False)
         if row.next_retry_at is None:
             return AwaitAnswer(row)
         return (

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from celery_durable.model.record import Milliseconds, Record, RecordId, ShownStatus, WorkflowName
-from celery_durable.model.states import WAITING_STEPS, LogLevel, StepStatus, StepType
+from celery_durable.model.states import LIMITED_TYPES, WAITING_STEPS, LogLevel, StepStatus, StepType
 from celery_durable.model.steps import StepRow
 
 
@@ -226,9 +226,9 @@ class StepRecord(Record):
         """The kind of step to show to people.
 
         A linear step is shown as a wait while it waits for an event, and otherwise as `do`. A task step is shown as
-        `do` while it waits for its next attempt.
+        `do` while it waits for its next attempt, and every step while it waits for its limits.
         """
-        if self.type is StepType.TASK and self.next_retry_at is not None:
+        if self.waits_for_limits or (self.type is StepType.TASK and self.next_retry_at is not None):
             return StepType.DO
         if self.type is StepType.LINEAR:
             return StepType.WAIT if self.status is StepStatus.LINEAR_WAITING else StepType.DO
@@ -250,7 +250,8 @@ class StepRecord(Record):
     @property
     def waits_for_limits(self) -> bool:
         """Whether the step waits until it gets its limits."""
-        return self.status is StepStatus.WAITING and self.type is StepType.DO and self.next_retry_at is None
+        is_timed = not (self.next_retry_at is None and self.wake_at is None)
+        return self.status is StepStatus.WAITING and self.type in LIMITED_TYPES and not is_timed
 
     @property
     def is_waiting(self) -> bool:

@@ -158,6 +158,8 @@ class WakeReason(StrEnum):
     WAKE = "wake"  # the operation `wake`
 
 
+LIMITED_TYPES = (StepType.DO, StepType.TASK, StepType.CHILD)
+"""The kinds of steps that can have limits. While such a step waits for them, its row has no time."""
 LIMITS_KEY = "\x1flimits"
 """The key of the row that records that a run has the limits of its workflow. No step has it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from celery_durable.model.hot_dataclass import hot_dataclass
-from celery_durable.model.states import CANCELLED, FINISHED_STEPS, LEASE_EXPIRED, StepStatus, StepType
+from celery_durable.model.states import CANCELLED, FINISHED_STEPS, LEASE_EXPIRED, LIMITED_TYPES, StepStatus, StepType
 
 
 @hot_dataclass()
@@ -52,7 +52,8 @@ class StepWrite:
     @property
     def waits_for_limits(self) -> bool:
         """Whether the step waits until it gets its limits."""
-        return self.status is StepStatus.WAITING and self.type is StepType.DO and self.retry_in is None
+        is_timed = not (self.retry_in is None and self.wake_in is None and self.wake_at is None)
+        return self.status is StepStatus.WAITING and self.type in LIMITED_TYPES and not is_timed
 
     @property
     def resets_crash_count(self) -> bool:
@@ -109,7 +110,8 @@ class StepRow:
     @property
     def waits_for_limits(self) -> bool:
         """Whether the step waits until it gets its limits."""
-        return self.status is StepStatus.WAITING and self.type is StepType.DO and self.next_retry_at is None
+        is_timed = not (self.next_retry_at is None and self.wake_at is None)
+        return self.status is StepStatus.WAITING and self.type in LIMITED_TYPES and not is_timed
 
     @property
     def is_cancelled(self) -> bool:

@@ -40,6 +40,7 @@ from celery_durable.runner.commit_parts import (
 )
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import record_task_timeout
+from celery_durable.runner.limited_commits import commit_with_limits
 from celery_durable.runner.step_commit import Decision, StepCommit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_duration, compare_timeout, parse_timeout
@@ -48,6 +49,7 @@ from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import items, outbox
 from celery_durable.store.runs.claims import GuardResult
+from celery_durable.store.runs.limits import CHILD_HOLDER
 from celery_durable.values import AnswerError, Codec, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(max_attempts=1)
@@ -114,16 +116,34 @@ def _send_task(
     event_type = task_event_type(find_task_name(call.signature), claim.pk, execution.entry.seq, attempt)
     body = encode_step_task(call.signature, limits=context.limits)
     timeout = wait_duration(context, execution, execution.policy.timeout, "event")
-    write = context.build_write(execution, StepStatus.WAITING, attempts=attempt, wake_in=timeout, event_type=event_type)
+    write = context.build_write(
+        execution, StepStatus.WAITING, attempts=attempt, wake_in=timeout, event_type=event_type, keeps_limits=True
+    )
     instance_fields = (claim.ref.workflow, claim.ref.instance_id, claim.pk, claim.ref.run_number)
     step = TaskSendingStep(
         *instance_fields, execution.key, timeout, on_lost=call.on_lost or context.env.settings.task_on_lost
     )
 
+    token = context.env.runtime.new_secret()
+
     def send(tx: Tx, guard_result: GuardResult) -> Decision:
-        message = items.mark_task_as_sent(tx, step, body, event_type=event_type, attempt=attempt, now=guard_result.now)
+        message = items.mark_task_as_sent(
+            tx, step, body, event_type=event_type, attempt=attempt, token=token, now=guard_result.now
+        )
         return Decision([write], [SendMessages([message])])
 
+    if execution.policy.limits:
+        commit_with_limits(
+            context,
+            execution,
+            execution.policy.limits,
+            commit_id=write.commit_id,
+            attempt=attempt,
+            token=token,
+            position=0,
+            send=send,
+        )
+        return
     step_commit = StepCommit(write.commit_id, decide=send)
     if other_steps is OtherSteps.NONE:
         step_commit.ending = build_suspension
@@ -187,7 +207,7 @@ class ChildKind(StepKind[ChildCall]):
     def identify(self, call: ChildCall, settings: Settings, policy: StepPolicy) -> CallIdentity:
         timeout = None if call.timeout is None else parse_timeout(call.timeout, settings)
         work = call.definition.name, call.params, call.instance_id, timeout, call.on_parent_end
-        return CallIdentity(call.name, work, policy)
+        return CallIdentity(call.name, work, replace(policy, limits=tuple(call.limits)))
 
     def advance(self, context: ExecutionContext, executions: Sequence[StepExecution], other_steps: OtherSteps) -> None:
         for execution in executions:
@@ -236,14 +256,40 @@ def _create_child(context: ExecutionContext, execution: StepExecution, call: Chi
             execution.entry.seq,
             is_independent=call.on_parent_end == "continue",
         ),
+        keeps_limits=True,
     )
-    new_instance = NewInstance(call.definition, instance_id, call.params, call.labels)
+    child = CreateInstances([NewInstance(call.definition, instance_id, call.params, call.labels)])
     try:
-        context.commit(StepCommit(write.commit_id, [write], parts=[CreateInstances([new_instance])]), execution)
+        if call.limits:
+            _create_with_limits(context, execution, write, child)
+        else:
+            context.commit(StepCommit(write.commit_id, [write], parts=[child]), execution)
     except StepEffectFailed as exc:
         error = values.sanitize_error(*values.describe_error(exc.error))
         failed = context.build_write(execution, StepStatus.ERRORED, error=error, attempts=1)
         context.commit_step(execution, failed)
+
+
+def _create_with_limits(
+    context: ExecutionContext, execution: StepExecution, write: StepWrite, child: CreateInstances
+) -> None:
+    """Create the child once the step has its limits; raises StepEffectFailed."""
+    try:
+        with context.lease.user_code():
+            child.encode(context.env.settings)  # what is decided under the lock is not encoded any more
+    except Exception as exc:
+        if context.env.stops_process(exc):
+            raise
+        raise StepEffectFailed(exc) from exc
+    commit_with_limits(
+        context,
+        execution,
+        execution.policy.limits,
+        commit_id=write.commit_id,
+        attempt=1,
+        token=CHILD_HOLDER,
+        send=lambda tx, guard_result: Decision([write], [child]),  # noqa: ARG005
+    )
 
 
 def _build_child_wait(row: StepRow) -> WaitSpec:

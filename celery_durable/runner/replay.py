@@ -36,7 +36,7 @@ from celery_durable.model import (
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.environment import encode_log_data
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.limited_runs import take_workflow_limits
+from celery_durable.runner.limited_commits import take_workflow_limits
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import OtherSteps, Race, RaceWon, StepExecution, build_failure
 from celery_durable.runner.step_kinds import StepKinds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from celery_durable.errors import StepFailed
@@ -25,7 +25,7 @@ from celery_durable.step.remote_calls import (
     build_task_call,
 )
 from celery_durable.step.tx import StepTx
-from celery_durable.values import Duration, Retries, StepConfig
+from celery_durable.values import Duration, Limit, Retries, StepConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,9 +180,12 @@ class Branches:
         timeout: Duration = DEFAULT_TASK_TIMEOUT,
         retries: Retries | int | None = 0,
         on_lost: OnLost | None = None,
+        limits: Sequence[Limit] = (),
     ) -> StepFuture[Any]:
         """Submit a call of `Step.task` as a branch. The task is sent when the branch is gathered."""
-        return self._context.submit(build_task_call(name, signature, timeout, retries, on_lost))
+        return self._context.submit(
+            build_task_call(name, signature, timeout=timeout, retries=retries, on_lost=on_lost, limits=limits)
+        )
 
     @overload
     def submit_map(
@@ -244,10 +247,11 @@ class Branches:
         timeout: Duration | None = None,
         labels: Mapping[str, str] | None = None,
         on_parent_end: OnParentEnd = "terminate",
+        limits: Sequence[Limit] = (),
     ) -> StepFuture[T]:
         """Submit a call of `Step.child` as a branch. The child is created when the branch is gathered."""
         call = build_child_call(
-            name, workflow, params, id=id, timeout=timeout, labels=labels, on_parent_end=on_parent_end
+            name, workflow, params, id=id, timeout=timeout, labels=labels, on_parent_end=on_parent_end, limits=limits
         )
         return self._context.submit(call)
 

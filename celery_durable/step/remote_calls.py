@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypedDict, TypeVar, get_args
@@ -11,7 +11,7 @@ from celery_durable import values
 from celery_durable.definitions import Definition
 from celery_durable.errors import DefinitionInvalid, ValueRefused
 from celery_durable.model import OnLost, OnParentEnd, WorkflowEvent
-from celery_durable.values import Duration, Retries, StepConfig, parse_duration
+from celery_durable.values import Duration, Limit, Retries, StepConfig, parse_duration
 
 T_co = TypeVar("T_co", covariant=True)
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -76,6 +76,7 @@ class ChildCall:
     timeout: Duration | None
     labels: Mapping[str, str]
     on_parent_end: OnParentEnd = "terminate"
+    limits: Sequence[Limit] = ()
 
 
 DEFAULT_TASK_TIMEOUT = "24 hours"
@@ -84,10 +85,16 @@ _MIN_TIMEOUT = timedelta(seconds=1)
 
 
 def build_task_call(
-    name: str, signature: Any, timeout: Duration, retries: Retries | int | None, on_lost: OnLost | None
+    name: str,
+    signature: Any,
+    *,
+    timeout: Duration,
+    retries: Retries | int | None,
+    on_lost: OnLost | None,
+    limits: Sequence[Limit],
 ) -> TaskCall:
-    """Build a call of `task`; raises ValueRefused, DurationInvalid."""
-    return TaskCall(name, signature, build_task_config(timeout, retries), _check_on_lost(on_lost))
+    """Build a call of `task`; raises ConfigInvalid, ValueRefused, DurationInvalid."""
+    return TaskCall(name, signature, build_task_config(timeout, retries, limits), _check_on_lost(on_lost))
 
 
 def _check_on_lost(on_lost: OnLost | None) -> OnLost | None:
@@ -96,9 +103,9 @@ def _check_on_lost(on_lost: OnLost | None) -> OnLost | None:
     return on_lost
 
 
-def build_task_config(timeout: Duration, retries: Retries | int | None) -> StepConfig:
+def build_task_config(timeout: Duration, retries: Retries | int | None, limits: Sequence[Limit] = ()) -> StepConfig:
     """Build the configuration of a task from its timeout, at least 1 s, and its retries; raises DurationInvalid."""
-    return StepConfig(retries=retries, timeout=parse_duration(timeout, minimum=_MIN_TIMEOUT))
+    return StepConfig(retries=retries, timeout=parse_duration(timeout, minimum=_MIN_TIMEOUT), limits=limits)
 
 
 def build_map_call(
@@ -149,13 +156,15 @@ def build_child_call(
     timeout: Duration | None,
     labels: Mapping[str, str] | None,
     on_parent_end: OnParentEnd,
+    limits: Sequence[Limit],
 ) -> ChildCall:
-    """Build a call of `child`; raises DefinitionInvalid, InvalidLabel, TooManyLabels, ValueRefused."""
+    """Build a call of `child`; raises ConfigInvalid, DefinitionInvalid, InvalidLabel, TooManyLabels, ValueRefused."""
     definition = require_definition(f"step.child({name!r})", workflow)
     child_id = values.read_text(id) if isinstance(id, str) else id
     if on_parent_end not in get_args(OnParentEnd):
         raise ValueRefused(f"on_parent_end={on_parent_end!r} must be one of {', '.join(get_args(OnParentEnd))}.")
-    return ChildCall(name, definition, params, child_id, timeout, values.check_labels(labels), on_parent_end)
+    limits = values.check_limits("limits", limits)
+    return ChildCall(name, definition, params, child_id, timeout, values.check_labels(labels), on_parent_end, limits)
 
 
 def require_definition(call: str, workflow: HasDefinition) -> Definition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -29,7 +29,7 @@ from celery_durable.step.remote_calls import (
     build_task_call,
 )
 from celery_durable.step.tx import StepTx
-from celery_durable.values import Duration, Retries, StepConfig
+from celery_durable.values import Duration, Limit, Retries, StepConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -265,6 +265,7 @@ class Step(Branches):
         timeout: Duration = DEFAULT_TASK_TIMEOUT,
         retries: Retries | int | None = 0,
         on_lost: OnLost | None = None,
+        limits: Sequence[Limit] = (),
     ) -> Any:
         """Run one of your Celery tasks as a step, on its own queue and worker, and return its result.
 
@@ -280,6 +281,7 @@ class Step(Branches):
                 with the same id; it fails as ``TaskLost`` when it is lost for the third time. "fail": it fails as
                 ``TaskLost`` at once. "wait": it waits for its timeout, unless its worker survives and saw its process
                 die: then as "resend". None: ``durable_task_on_lost`` decides.
+            limits: The limits that an attempt holds from when it is sent until it answers.
 
         Returns:
             The task's result as JSON data.
@@ -291,7 +293,9 @@ class Step(Branches):
             NotSerializable: Its arguments have no JSON form.
             PayloadTooLarge: Its arguments are larger than ``durable_max_payload_bytes``.
         """
-        return self._context.call(build_task_call(name, signature, timeout, retries, on_lost))
+        return self._context.call(
+            build_task_call(name, signature, timeout=timeout, retries=retries, on_lost=on_lost, limits=limits)
+        )
 
     @overload
     def map(
@@ -380,6 +384,7 @@ class Step(Branches):
         timeout: Duration | None = None,
         labels: Mapping[str, str] | None = None,
         on_parent_end: OnParentEnd = "terminate",
+        limits: Sequence[Limit] = (),
     ) -> T:
         """Run another workflow as a step and return its output.
 
@@ -394,6 +399,7 @@ class Step(Branches):
             timeout: 1 second to a year; the child continues after it. None: ``durable_max_sleep_seconds``.
             labels: As in `Workflow.create`.
             on_parent_end: If this run is terminated: "terminate" the child too, or let it "continue".
+            limits: The limits that the step holds from when it creates the child until the child ends.
 
         Returns:
             The child's output.
@@ -406,7 +412,7 @@ class Step(Branches):
             ValueRefused: ``on_parent_end`` is neither.
         """
         call = build_child_call(
-            name, workflow, params, id=id, timeout=timeout, labels=labels, on_parent_end=on_parent_end
+            name, workflow, params, id=id, timeout=timeout, labels=labels, on_parent_end=on_parent_end, limits=limits
         )
         output: T = self._context.call(call)
         return output

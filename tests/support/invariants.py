@@ -22,7 +22,11 @@ _TERMINAL = "i.status IN ('complete', 'errored', 'terminated')"
 
 COUNTS = """(h.state = 'granted' OR h.state = 'held' AND EXISTS (
     SELECT 1 FROM workflow_instance o WHERE o.id = h.instance_pk AND o.run_number = h.run_number
-      AND (o.claim_token = h.token OR h.token IS NULL AND o.status NOT IN ('complete', 'errored', 'terminated'))))"""
+      AND (o.claim_token = h.token OR h.token IS NULL AND o.status NOT IN ('complete', 'errored', 'terminated')))
+  OR EXISTS (SELECT 1 FROM workflow_item m WHERE m.instance_pk = h.instance_pk AND m.run_number = h.run_number
+      AND m.step_key = h.step_key AND m.position = h.position AND m.attempt_token = h.token AND m.status = 'sent')
+  OR h.token = 'child' AND EXISTS (SELECT 1 FROM workflow_step c WHERE c.instance_pk = h.instance_pk
+      AND c.run_number = h.run_number AND c.step_key = h.step_key AND c.status = 'waiting'))"""
 """A hold that counts: its owner still has it."""
 
 QUERIES = {
@@ -194,6 +198,7 @@ QUERIES = {
                OR (s.result IS NULL) <> (s.type = 'sleep') AND s.type <> 'map')
            OR s.status = 'waiting' AND s.type NOT IN ('do', 'task') AND s.next_retry_at IS NOT NULL
            OR s.status = 'waiting' AND s.type <> 'do' AND (s.next_retry_at IS NULL) <> (s.wake_at IS NOT NULL)
+              AND NOT (s.type IN ('task', 'child') AND s.wake_at IS NULL)
            OR s.status = 'waiting' AND s.type = 'do' AND s.wake_at IS NOT NULL
            OR s.status = 'waiting' AND s.type IN ('task', 'child')
               AND (s.wake_at IS NOT NULL) <> (s.wait_event_type IS NOT NULL)
@@ -257,8 +262,8 @@ QUERIES = {
             SELECT count(*) FROM workflow_hold h WHERE h.name = l.name AND h.key = l.key AND {COUNTS})""",
     "Q2 what waits for limits has a place in one queue": f"""
         SELECT i.instance_id, s.step_key FROM workflow_instance i JOIN workflow_step s ON {_STEP_OF_RUN}
-        WHERE i.status = 'waiting' AND i.claim_token IS NULL AND s.status = 'waiting' AND s.type = 'do'
-          AND s.next_retry_at IS NULL AND NOT EXISTS (
+        WHERE i.status = 'waiting' AND i.claim_token IS NULL AND s.status = 'waiting'
+          AND s.type IN ('do', 'task', 'child') AND s.next_retry_at IS NULL AND s.wake_at IS NULL AND NOT EXISTS (
             SELECT 1 FROM workflow_hold h WHERE h.instance_pk = i.id AND h.run_number = i.run_number
               AND h.step_key = s.step_key AND h.state <> 'held')
         UNION ALL

@@ -191,10 +191,10 @@ def _upsert_task_item(s: Store) -> Any:
 
 
 def mark_task_as_sent(
-    tx: Tx, step: TaskSendingStep, body: str, *, event_type: str, attempt: int, now: datetime
+    tx: Tx, step: TaskSendingStep, body: str, *, event_type: str, attempt: int, token: str, now: datetime
 ) -> OutboxMessage:
     """Record that this attempt of a task step is out. Returns its message. ``body``: see `encode_step_task`."""
-    reference = TaskReference(ensure_database_id(tx), step.ref, event_type, tx.store.runtime.new_secret())
+    reference = TaskReference(ensure_database_id(tx), step.ref, event_type, token)
     sent = attempt_values(body, reference, attempt, now=now, step=step)
     tx.run(_upsert_task_item, **key_parameters(step), task=body, on_lost=step.on_lost, **sent)
     return build_replying_task_message(body, id_=task_id(event_type, step.pk, step.run_number), reference=reference)

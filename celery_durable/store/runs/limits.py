@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from celery_durable.model import LIMITS_KEY, TERMINAL, HoldState, Status, StepStatus
+from celery_durable.model import LIMITS_KEY, TERMINAL, HoldState, ItemStatus, Status, StepStatus
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.schema import dialects
@@ -33,7 +33,9 @@ HORIZON_US = 2_000_000
 SLACK_US = 100_000
 """How much earlier than a strict rate allows a step may start. It makes up for wake-ups that come late."""
 STEP = -1
-"""The position of a hold that belongs to the step itself."""
+"""The position of a hold that belongs to the step itself. That of a task has the position of its item."""
+CHILD_HOLDER = "child"
+"""The token of a hold that belongs to the child of a step."""
 _MAX_GRANTS = 50
 """How many waiters of a key one transaction considers."""
 _RESUMED = 2**62
@@ -116,6 +118,34 @@ def counts(s: Store, h: Any) -> sa.ColumnElement[bool]:
     return sa.or_(
         h.state == sa.literal_column("'granted'"),
         sa.exists(sa.select(sa.literal_column("1")).where(*has_run, is_owner)),
+        sa.and_(h.position >= sa.literal_column("0"), _is_out(s, h)),
+        sa.and_(h.token == sa.literal_column(f"'{CHILD_HOLDER}'"), _awaits_child(s, h)),
+    )
+
+
+def _is_out(s: Store, h: Any) -> sa.ColumnElement[bool]:
+    """Build the condition that the attempt of a task that holds is sent, and has no answer."""
+    item = s.tables.item.alias("owner_item").c
+    same = [item[name] == h[name] for name in ("instance_pk", "run_number", "step_key", "position")]
+    return sa.exists(
+        sa.select(sa.literal_column("1")).where(
+            *same, item.attempt_token == h.token, item.status == sa.literal_column(f"'{ItemStatus.SENT.value}'")
+        )
+    )
+
+
+def _awaits_child(s: Store, h: Any) -> sa.ColumnElement[bool]:
+    """Build the condition that the child of a step that holds has not ended."""
+    st, e = s.tables.step.alias("owner_step").c, s.tables.event.alias("owner_event").c
+    same = [st[name] == h[name] for name in ("instance_pk", "run_number", "step_key")]
+    has_ended = sa.exists(
+        sa.select(sa.literal_column("1")).where(
+            e.instance_pk == st.instance_pk, e.run_number == st.run_number, e.type == st.wait_event_type
+        )
+    )
+    is_waiting = st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'")
+    return sa.exists(
+        sa.select(sa.literal_column("1")).where(*same, is_waiting, st.wait_event_type.is_not(None), ~has_ended)
     )
 
 

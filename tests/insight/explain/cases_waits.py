@@ -45,6 +45,12 @@ WAITS = {
         'Waits until step "charge" gets its limits.',
         [],
     ),
+    "limits of a task": (
+        told(ASLEEP, open_steps=(replace(RETRY, type=StepType.TASK, next_retry_at=None, attempts=0),)),
+        Code.LIMITED,
+        'Waits until step "charge" gets its limits.',
+        [],
+    ),
     "event": (
         told(ASLEEP, open_steps=(WAIT,)),
         Code.WAITING_EVENT,
