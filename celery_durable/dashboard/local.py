@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import socket
 from hmac import compare_digest
 
@@ -21,10 +22,15 @@ _PARAMETER = "link"
 
 
 class LocalServer:
-    """Serves the pages on 127.0.0.1. Raises OSError if the port cannot be used; 0 is any free one."""
+    """Serves the pages on 127.0.0.1. Raises OSError if the port cannot be used; 0 is any free one.
 
-    def __init__(self, durable: Durable, *, port: int, read_only: bool, has_broker: bool = True) -> None:
-        hook = OneTimeLink(durable.internals.runtime)
+    ``visitor``: the secret of the cookie, for a process that continues another one. By default a new one.
+    """
+
+    def __init__(
+        self, durable: Durable, *, port: int, read_only: bool, has_broker: bool = True, visitor: str | None = None
+    ) -> None:
+        hook = OneTimeLink(durable.internals.runtime, visitor=visitor)
         hooks = Authorize(request=hook, actor=_find_user)
         site = Site(durable, hooks, allow_anonymous=False, is_read_only=read_only, has_broker=has_broker)
         self._listening = socket.create_server((_HOST, port))
@@ -50,11 +56,11 @@ def _find_user(_: Access) -> str | None:
 class OneTimeLink:
     """A hook for every request. The link that it makes works once, and leaves a cookie."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, visitor: str | None = None) -> None:
         self._unused = {runtime.new_secret()}
-        self._visitor = runtime.new_secret()
+        self._visitor = visitor or runtime.new_secret()
         # Browsers share the cookies of all ports of a machine, so each dashboard needs a name of its own.
-        self._cookie = f"durable_visitor_{runtime.new_secret()[:8]}"
+        self._cookie = f"durable_visitor_{hashlib.sha256(self._visitor.encode()).hexdigest()[:8]}"
 
     def make_url(self, address: str) -> str:
         """Return the link. ``address``: the first page."""

@@ -397,6 +397,22 @@ def test_the_dashboard_serves_until_it_is_stopped(folder: Folder) -> None:
 
 
 @pytest.mark.slow
+def test_dev_serves_the_dashboard_and_keeps_its_visitor_over_a_reload(folder: Folder) -> None:
+    dev = folder.start("-A", "shop", "durable", "dev", "--dashboard")
+    link = r"http://127\.0\.0\.1:\d+/\?link=\w+"
+    with httpx.Client(follow_redirects=True) as browser:
+        assert browser.get(re.search(link, folder.await_log("Ctrl-C"))[0]).status_code == 200
+        with folder.path.joinpath("shop.py").open("a") as file:
+            file.write("edited = True\n")
+        folder.wait(lambda: len(re.findall(link, folder.log())) == 2 and folder.log().count("Ctrl-C") == 2, "a reload")
+        address = re.findall(link, folder.log())[1].partition("?")[0]
+        assert browser.get(f"{address}instances").status_code == 200
+        assert httpx.get(f"{address}instances").status_code == 401
+    dev.send_signal(signal.SIGINT)
+    assert dev.wait(30) == 0
+
+
+@pytest.mark.slow
 def test_the_dashboard_of_a_database_needs_no_app(folder: Folder) -> None:
     url = f"sqlite:///{folder.path}/shop.sqlite3"
     with folder.path.joinpath("shop.py").open("a") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -46,8 +46,8 @@ def serve(console: Console, server: LocalServer) -> None:
     server.run()
 
 
-def open_server(durable: Durable, *, port: int, read_only: bool, has_broker: bool = True) -> LocalServer:
-    """Return a server of the pages that listens; raises CliError."""
+def open_server(durable: Durable, *, port: int, **options: Any) -> LocalServer:
+    """Return a server of the pages that listens; raises CliError. ``options``: those of `LocalServer`."""
     try:
         from celery_durable.dashboard.local import LocalServer
     except ModuleNotFoundError as exc:
@@ -56,7 +56,7 @@ def open_server(durable: Durable, *, port: int, read_only: bool, has_broker: boo
             'Install the extra that brings it: pip install "celery-durable[dashboard]"',
         ) from exc
     try:
-        return LocalServer(durable, port=port, read_only=read_only, has_broker=has_broker)
+        return LocalServer(durable, port=port, **options)
     except OSError as exc:
         raise CliError(
             f"Port {port} of this machine cannot be used: {os.strerror(exc.errno or 0)}.",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from kombu.utils.url import maybe_sanitize_url
@@ -16,9 +17,10 @@ from celery_durable import tasks
 from celery_durable.app import Durable
 from celery_durable.cli.backends.stored import StoreBackend, attached_durable, database_now, reaching_database
 from celery_durable.cli.command import Output, command
+from celery_durable.cli.commands.dashboard import PORT, open_server
 from celery_durable.cli.commands.follow import Follower
 from celery_durable.cli.commands.start import start_command
-from celery_durable.cli.errors import command_line
+from celery_durable.cli.errors import CliError, command_line
 from celery_durable.cli.inputs import Context, Option
 from celery_durable.cli.output import render
 from celery_durable.cli.output.console import Cell, Console, Styled
@@ -29,13 +31,18 @@ from celery_durable.testing import databases
 from celery_durable.testing.code import CodeWatcher, find_syntax_error
 from celery_durable.testing.local_worker import LocalWorker
 
+if TYPE_CHECKING:  # the pages need packages of an extra
+    from celery_durable.dashboard.local import LocalServer
+
 Replacement = tuple[str, Cell, Cell]
 """A name, the part that `dev` uses, and the configured part that it replaces."""
 
+_VISITOR = "CELERY_DURABLE_DEV_VISITOR"
+"""The environment variable that hands the secret of the browser's cookie over to the process after a reload."""
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-@command("dev", "dev --concurrency 2 --loglevel info", "dev --no-reload")
+@command("dev", "dev --concurrency 2 --loglevel info", "dev --no-reload", "dev --dashboard")
 def dev(
     ctx: Context,
     console: Output,
@@ -46,6 +53,7 @@ def dev(
         str, Option("-l", "--loglevel", type=click.Choice(_LEVELS), default="warning", help="Level of Celery's log.")
     ],
     no_reload: Annotated[bool, Option("--no-reload", help="Do not restart when you edit the code.")],
+    dashboard: Annotated[bool, Option("--dashboard", help="Serve the dashboard, too, and print its link.")],
 ) -> None:
     """Run worker, dispatcher, broker and database in this process.
 
@@ -62,8 +70,12 @@ def dev(
     app.log.setup(loglevel=loglevel.upper(), redirect_stdouts=False, colorize=console.has_color)
     printer = _RunPrinter(durable, console)
     reloader = None if no_reload else _Reloader(console)
+    pages = _open_pages(durable) if dashboard else None
 
     def on_start() -> None:
+        if pages is not None:
+            console.print_line(Styled("dashboard", "dim", 9), pages.link)
+            threading.Thread(target=pages.run, name="durable-dashboard", daemon=True).start()
         _print_summary(ctx, console, durable, replacements)
 
     def on_progress(runs: AbstractSet[RunRef]) -> None:
@@ -82,6 +94,15 @@ def dev(
     if reloader is not None and reloader.is_due:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # the same command again
     console.print_line("Stopped. Unfinished instances continue when you start it again.")
+
+
+def _open_pages(durable: Durable) -> LocalServer:
+    """Open the dashboard. The browser that has opened it stays logged in when the code is reloaded."""
+    visitor = os.environ.setdefault(_VISITOR, durable.internals.runtime.new_secret())
+    try:
+        return open_server(durable, port=PORT, read_only=False, visitor=visitor)
+    except CliError:
+        return open_server(durable, port=0, read_only=False, visitor=visitor)
 
 
 def _replace_servers(durable: Durable) -> list[Replacement]:
