@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from celery_durable.errors import InstanceAlreadyExists, InstanceNotFound, ValueRefused
+from celery_durable.errors import ConfigInvalid, InstanceAlreadyExists, InstanceNotFound, ValueRefused
 from celery_durable.model import CreateOptions, InstanceStatus, Permission, Status
+from celery_durable.values import UNSET
 from celery_durable.wire.requests import (
     Cancel,
+    ChangeLimit,
     CreateBatch,
     CreateInstance,
     EmptyRequest,
@@ -431,3 +433,27 @@ def send_event(operations: Operations, target: Target, body: SendEvent) -> Event
     # Only the status: a client that may send events may lack the permission to read outputs and errors.
     status = operations.queries.read(target.workflow, target.instance_id).status
     return EventSent(status=InstanceStatus(status), accepted=accepted)
+
+
+# --- limits, which belong to no instance ----------------------------------------------------------
+
+
+def change_limit(operations: Operations, name: str, body: ChangeLimit) -> Done:
+    """Set or reset the numbers of a limit."""
+    at_once, rate, by = body.at_once, body.rate, body.by or ""
+    if body.reset is (at_once is not None or rate is not None):
+        raise ValueRefused("A limit is either set or reset: give a number to hold at once, a rate, or both; or reset.")
+    if body.reset:
+        operations.limits.reset(name, by=by, key=body.key)
+        return Done()
+    try:
+        operations.limits.set(
+            name,
+            by=by,
+            key=body.key,
+            at_once=UNSET if at_once is None else at_once,
+            rate=UNSET if rate is None else rate,
+        )
+    except ConfigInvalid as exc:
+        raise ValueRefused(f"A limit's {exc.setting.partition('.')[2]} cannot be {exc.value!r}: {exc.remedy}.") from exc
+    return Done()

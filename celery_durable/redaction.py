@@ -26,6 +26,9 @@ from celery_durable.model import (
     InstanceStatus,
     InstanceSummary,
     ItemCounts,
+    LimitDetails,
+    LimitHold,
+    LimitRecord,
     LogRecord,
     Page,
     Published,
@@ -51,15 +54,16 @@ RedactedKind = Literal[
     "label",
     "by",
     "ask",
+    "key",
 ]
-_TEXT_KINDS = ("error", "traceback", "message", "reason", "label", "by")
+_TEXT_KINDS = ("error", "traceback", "message", "reason", "label", "by", "key")
 
 
 @dataclass(frozen=True, slots=True)
 class RedactionContext:
     """Describes a value to a `redact` hook.
 
-    ``name``: the name of the step or label, the published key, the event type, or the log category; else None.
+    ``name``: the name of the step, label or limit, the published key, the event type, or the log category; else None.
     """
 
     kind: RedactedKind
@@ -69,7 +73,7 @@ class RedactionContext:
 
 
 Redact = Callable[[Any, RedactionContext], Any]
-"""Returns the value to show instead: JSON data; text for error, traceback, message, reason, label and ``by``.
+"""Returns the value to show instead: JSON data; text for error, traceback, message, reason, label, ``by`` and key.
 If the hook raises, ``"[redacted]"`` is shown."""
 
 
@@ -216,6 +220,17 @@ class Redaction:
         return replace(wait, ask=self.redact_value(wait.ask, "ask", wait.step_name))
 
     @_needs_hook
+    def redact_limit(self, limit: LimitRecord) -> LimitRecord:
+        """Redact the key of a limit, and who has set its numbers."""
+        by = self.redact_value(limit.set_by, "by", limit.name)
+        return replace(limit, key=self.redact_key(limit.key, limit.name), set_by=by)
+
+    def redact_key(self, key: str, limit: str) -> str:
+        """Redact what a function of a limit returned; empty without one."""
+        shown: str = self.redact_value(key, "key", limit) if key else key
+        return shown
+
+    @_needs_hook
     def redact_event(self, event: EventRecord) -> EventRecord:
         """Redact payload and author of an event; the payload of a task's answer as result or error of its step, too."""
         event = replace(event, by=self.redact_value(event.by, "by", event.consumed_by_step_key))
@@ -255,3 +270,18 @@ class Redaction:
 
     def _redact_error(self, error: ErrorInfo | None, name: str | None = None) -> ErrorInfo | None:
         return None if error is None else ErrorInfo(error.name, self.redact_value(error.message, "error", name))
+
+
+def redact_limit_details(make: Callable[[str, str], Redaction], details: LimitDetails) -> LimitDetails:
+    """Redact a limit and its holds, each as a value of its instance. ``make``: returns the redaction of an instance."""
+
+    def redact_hold(hold: LimitHold) -> LimitHold:
+        redaction, name = make(hold.workflow, hold.instance_id), details.limit.name
+        key, fair_key = redaction.redact_key(hold.key, name), redaction.redact_key(hold.fair_key, name)
+        return replace(hold, key=key, fair_key=fair_key)
+
+    return LimitDetails(
+        limit=make("", "").redact_limit(details.limit),
+        holders=tuple(map(redact_hold, details.holders)),
+        waiting=tuple(map(redact_hold, details.waiting)),
+    )

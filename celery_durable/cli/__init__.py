@@ -44,6 +44,7 @@ MODULES = {
     "wake": "changes",
     "stats": "reading",
     "waits": "reading",
+    "limits": "limits",
     "leases": "maintenance",
     "sweep": "maintenance",
     "outbox": "maintenance",

@@ -182,7 +182,7 @@ def workflows() -> None:
 _COMMANDS = _shared_commands(
     "start", "ls", "show", "explain", "history", "logs", "watch", "send-event", "pause", "resume", "wake",
     "cancel", "terminate", "restart", "retry", "rewind", "fork", "set-result", "skip", "answer", "stats", "waits",
-    "export", "lint",
+    "limits", "export", "lint",
 ) | {"dashboard": "stored_dashboard.stored_dashboard"}  # fmt: skip
 
 

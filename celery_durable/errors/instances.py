@@ -19,8 +19,11 @@ class LimitNotFound(DurableError):
 
     code, http_status = "LIMIT_NOT_FOUND", 404
 
-    def __init__(self, name: str, key: str | None = None) -> None:
+    def __init__(self, name: str, key: str | None = None, *, has_keys: bool = False) -> None:
         self.name = name
+        if has_keys:
+            super().__init__(f"Limit {name!r} counts for each key. Name one: `durable limits` lists them.")
+            return
         which = f"limit {name!r}" if not key else f"limit {name!r} with the key {key!r}"
         super().__init__(
             f"No step has asked for {which} yet. Check the name: `durable limits` lists those that have been used."

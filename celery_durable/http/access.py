@@ -187,7 +187,7 @@ class AccessControl:
         try:
             await self.admit(_build_access(request, permission, operation))
             _check_encoding(request)
-            if request.method == "POST":
+            if request.method in ("POST", "PATCH"):
                 await request.body()  # the request caches it; FastAPI would report BodyTooLarge as an invalid body
             if permission is Permission.TICK:  # it runs workflows, without a time limit
                 response = await inner(request)

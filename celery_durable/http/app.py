@@ -20,17 +20,20 @@ from celery_durable.http import openapi, timeouts
 from celery_durable.http.access import AccessControl, Authorize, Hook, make_guarded_route, requires
 from celery_durable.http.changes import CommandRoutes, TopicRoutes
 from celery_durable.http.followers import Followers
+from celery_durable.http.limits import LimitRoutes
 from celery_durable.http.problems import build_http_exception_response
 from celery_durable.http.process import ProcessRoutes
 from celery_durable.http.reading import ReadRoutes
 from celery_durable.insight.explain import Diagnosis
-from celery_durable.model import InstanceDetails, Permission, Record, Stats
+from celery_durable.model import InstanceDetails, LimitDetails, Permission, Record, Stats
 from celery_durable.wire.requests import CreateInstance
 from celery_durable.wire.responses import (
+    Done,
     Emitted,
     Healthy,
     HistoryResponse,
     InstanceList,
+    LimitList,
     PublishedValues,
     Ticked,
     WaiterList,
@@ -76,6 +79,7 @@ def router(
     _add_reading(made, ReadRoutes(durable, Followers(max_streams)))
     _add_changes(made, CommandRoutes(durable, access_control))
     _add_topics(made, TopicRoutes(durable, access_control))
+    _add_limits(made, LimitRoutes(durable, access_control))
     _add_running(made, ProcessRoutes(durable), with_tick=tick)
     return made
 
@@ -194,6 +198,13 @@ def _add_topics(made: APIRouter, to: TopicRoutes) -> None:
     codes = ("INVALID_TOPIC", "NAME_INVALID", "NOT_SERIALIZABLE", "PAYLOAD_TOO_LARGE", "EMISSION_MISMATCH", *_BODY)
     _add(made, "POST /topics/{topic:path}/emit", to.emit, Emitted, codes)
     _add(made, "GET /topics/{topic:path}/waiters", to.waiters, WaiterList, ("INVALID_TOPIC", "INVALID_CURSOR"))
+
+
+def _add_limits(made: APIRouter, to: LimitRoutes) -> None:
+    _add(made, "GET /limits", to.list_limits, LimitList, ("INVALID_CURSOR",))
+    _add(made, "GET /limits/{limitName}", to.get_limit, LimitDetails, ("LIMIT_NOT_FOUND",))
+    refused = ("LIMIT_NOT_FOUND", "NAME_INVALID", "VALUE_REFUSED", *_BODY)
+    _add(made, "PATCH /limits/{limitName}", to.change_limit, Done, refused)
 
 
 def _add_running(made: APIRouter, to: ProcessRoutes, *, with_tick: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -16,12 +17,17 @@ from starlette.types import Receive, Scope, Send
 from celery_durable.http.problems import MEDIA_TYPE
 from celery_durable.insight.explain import Code, Diagnosis
 from celery_durable.model import (
+    Count,
     DueRuns,
     EventWait,
+    HoldState,
     InstanceDetails,
     InstanceMeta,
     InstanceStatus,
     InstanceSummary,
+    LimitDetails,
+    LimitHold,
+    LimitRecord,
     Published,
     QueueLength,
     Record,
@@ -45,6 +51,7 @@ from celery_durable.wire.responses import (
     InstanceBatch,
     InstanceItem,
     InstanceList,
+    LimitList,
     Problem,
     PublishedValues,
     Restarted,
@@ -133,6 +140,19 @@ _LABELS = {"tenant": "acme"}
 _ACTIVE, _WAITING = InstanceStatus(Status.ACTIVE), InstanceStatus(Status.WAITING)
 _CREATED = InstanceItem(id="order-42", details=_ACTIVE)
 _RUN: dict[str, Any] = {"workflow": "order", "instance_id": "order-42", "run_number": 1}
+_LIMIT = LimitRecord(
+    name="stripe",
+    key="",
+    at_once=20,
+    rate="90 per second",
+    set_by=None,
+    held=20,
+    waiting=Count(1204),
+    longest_wait=timedelta(minutes=2),
+)
+_HOLD = LimitHold(
+    **_RUN, key="", step_key="charge card", position=None, state=HoldState.HELD, fair_key="acme", since=_WHEN
+)
 _EXAMPLES: dict[type[Record] | None, dict[str, Any]] = {
     type(each): to_data(each)
     for each in (
@@ -213,6 +233,8 @@ _EXAMPLES: dict[type[Record] | None, dict[str, Any]] = {
             ],
             has_next_page=False,
         ),
+        LimitList(limits=[_LIMIT], has_next_page=False),
+        LimitDetails(limit=_LIMIT, holders=(_HOLD,), waiting=(replace(_HOLD, state=HoldState.WAITING),)),
         _CREATED,
         InstanceBatch(instances=[_CREATED]),
         Done(),

@@ -30,9 +30,9 @@ class LimitRecord(Record):
 
     name: str
     key: str
-    at_once: int | None
-    rate: str | None
-    set_by: str | None
+    at_once: int | None = None
+    rate: str | None = None
+    set_by: str | None = None
     held: int
     waiting: Count
     longest_wait: Annotated[Milliseconds | None, Field(alias="longestWaitMs")] = None
@@ -59,7 +59,7 @@ class LimitHold(Record):
     instance_id: str
     run_number: int
     step_key: str
-    position: int | None
+    position: int | None = None
     state: HoldState
     fair_key: str
     since: datetime

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
+from typing import Any, cast
 
 from celery_durable import values
 from celery_durable.errors import ConfigInvalid, LimitNotFound
-from celery_durable.model import LimitDetails, LimitRecord
-from celery_durable.operations.context import OperationContext
+from celery_durable.model import LimitDetails, LimitRecord, Page
+from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.operations.limit_queue import LimitQueue
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import limit_reads, limit_waits
@@ -28,17 +28,24 @@ class LimitOperations:
         self._context = context
         self.queue = LimitQueue(context.store, context.settings, context.publish_runs)
 
-    def list(
-        self, *, name: str | None = None, after: tuple[str, str] | None = None, limit: int = 100
-    ) -> list[LimitRecord]:
-        """Return limits and keys in order, from the first one after the name and key ``after``."""
-        last = None if after is None else LimitKey(*after)
-        return self._context.read_list(functools.partial(limit_reads.read_limits, name=name, after=last, limit=limit))
+    def list(self, *, name: str | None = None, cursor: str | None = None, limit: int = 25) -> Page[LimitRecord]:
+        """Return a page of limits and keys, in order; of one limit if ``name`` is given."""
+        check_limit(limit)
+        cursors = self._context.cursors("limits", name)
+        after = None if cursor is None else LimitKey(*cast("tuple[str, str]", cursors.read(cursor)))
+        found = self._context.read_list(
+            functools.partial(limit_reads.read_limits, name=name, after=after, limit=limit + 1)
+        )
+        items = found[:limit]
+        more = cursors.write(items[-1].name, items[-1].key) if len(found) > limit else None
+        return Page(tuple(items), more)
 
     def get(self, name: str, *, key: str = "") -> LimitDetails:
         """Return one key of a limit with its holders and the first that wait; raises LimitNotFound."""
 
         def read(tx: Tx) -> LimitDetails:
+            if not key and not limit_reads.exists(tx, name, key) and limit_reads.exists(tx, name, None):
+                raise LimitNotFound(name, has_keys=True)
             self._check(tx, name, key)
             return limit_reads.read_details(tx, LimitKey(name, key))
 

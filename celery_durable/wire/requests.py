@@ -290,6 +290,23 @@ class Emit(RequestModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeLimit(RequestModel):
+    """``atOnce`` and ``rate`` replace numbers of the code; what is left out stays as it is.
+
+    ``reset`` lets the numbers of the code count again. Without ``key``, the change is for all keys of the limit, also
+    for those that come later. ``by`` is as for skip.
+    """
+
+    __pydantic_config__ = _config({"atOnce": 40, "rate": "120 per second", "by": "eve"})
+
+    at_once: Annotated[int, Field(ge=1, le=2**31 - 1), _ONLY_NUMBER] | None = None
+    rate: Annotated[str | None, Field(max_length=64)] = None
+    reset: Flag = False
+    key: Annotated[str | None, Field(max_length=255)] = None
+    by: OptionalText = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TickRequest(RequestModel):
     """The limits of one tick."""
 

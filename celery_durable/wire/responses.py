@@ -8,7 +8,16 @@ from enum import StrEnum
 from typing import ClassVar, Literal
 
 from celery_durable.errors import DurableError, WorkflowNotFound
-from celery_durable.model import Child, EventWait, InstanceStatus, InstanceSummary, Published, Record, Waiter
+from celery_durable.model import (
+    Child,
+    EventWait,
+    InstanceStatus,
+    InstanceSummary,
+    LimitRecord,
+    Published,
+    Record,
+    Waiter,
+)
 from celery_durable.values import Parameter
 from celery_durable.wire.encoding import RunHistory
 
@@ -64,6 +73,15 @@ class WaiterList(Record):
     """A page of waits for a topic, oldest instances first. ``cursor`` is for the next page."""
 
     waiters: Sequence[Waiter]
+    cursor: str | None = None
+    has_next_page: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitList(Record):
+    """A page of limits, in the order of their names and keys. ``cursor`` is for the next page."""
+
+    limits: Sequence[LimitRecord]
     cursor: str | None = None
     has_next_page: bool
 
@@ -238,6 +256,7 @@ STATUS = {
     "INSTANCE_NOT_FOUND": 404,
     "RUN_NOT_FOUND": 404,
     "STEP_NOT_FOUND": 404,
+    "LIMIT_NOT_FOUND": 404,
     "METHOD_NOT_ALLOWED": 405,
     "CREATE_DISABLED": 409,
     "INSTANCE_ID_ALREADY_EXISTS": 409,

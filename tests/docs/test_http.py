@@ -94,8 +94,8 @@ def test_the_commands_of_the_page_work_and_answer_as_it_says(
 
 
 def test_the_table_of_permissions_is_that_of_the_routing_table() -> None:
-    rows = re.findall(r"^\| (\w+) \| (`(?:GET|POST) .+`) \|$", TEXT, re.MULTILINE)
-    told = {route: right for right, routes in rows for route in re.findall(r"`((?:GET|POST) \S+)`", routes)}
+    rows = re.findall(r"^\| (\w+) \| (`(?:GET|POST|PATCH) .+`) \|$", TEXT, re.MULTILINE)
+    told = {route: right for right, routes in rows for route in re.findall(r"`((?:GET|POST|PATCH) \S+)`", routes)}
     rights: dict[str, str] = {}
 
     def hook(access: Access) -> bool:

@@ -72,7 +72,7 @@ def test_every_route_denies_without_credentials(shop: Shop, order: str) -> None:
     mounted = FastAPI(openapi_url=None)
     mounted.include_router(router(shop.durable, authorize=with_key, tick=True))
     table = routes(api)
-    assert len(table) == len(routes(TestClient(mounted))) + 1 == 31  # also the description
+    assert len(table) == len(routes(TestClient(mounted))) + 1 == 34  # also the description
     before = api.get(order, headers={"X-Api-Key": "sesame"}).json()
     for method, path in table:
         for headers in ({}, {"X-Api-Key": "sesam"}):
@@ -140,6 +140,9 @@ WANTED = {
     "GET /instances": Permission.READING,
     "GET /stats": Permission.READING,
     "GET /waits": Permission.READING,
+    "GET /limits": Permission.READING,
+    "GET /limits/o-1": Permission.READING,
+    "PATCH /limits/o-1": Permission.MANAGEMENT,
     "GET /workflows/o-1/instances": Permission.READING,
     "GET /workflows/o-1/instances/o-1": Permission.READING,
     "GET /workflows/o-1/instances/o-1/explain": Permission.READING,

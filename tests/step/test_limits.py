@@ -599,7 +599,7 @@ def test_a_higher_number_is_granted_at_once_and_counts_until_it_is_reset(world: 
         world.operations.limits.set("stripe", at_once=2, by="ann")
         seen.append(holds(world))
         world.operations.limits.reset("stripe", by="ann")
-        (limit,) = world.operations.limits.list()
+        (limit,) = world.operations.limits.list().items
         seen.append((limit.at_once, limit.set_by, limit.held, limit.waiting.count, limit.name, limit.key))
 
     bodies.during["a"] = raise_it
@@ -657,7 +657,7 @@ def test_what_is_set_for_all_keys_counts_for_later_ones(world: World, bodies: Bo
     world.operations.limits.set("tenant", at_once=2, by="ann")
     order.run("bolt", id="b")
     world.operations.limits.set("tenant", key="acme", at_once=3, by="bob")
-    shown = {limit.key: (limit.at_once, limit.set_by) for limit in world.operations.limits.list(name="tenant")}
+    shown = {limit.key: (limit.at_once, limit.set_by) for limit in world.operations.limits.list(name="tenant").items}
     assert shown == {"": (2, "ann"), "acme": (3, "bob"), "bolt": (2, "ann")}
 
 

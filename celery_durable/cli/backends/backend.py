@@ -19,6 +19,8 @@ from celery_durable.model import (
     EventWait,
     History,
     InstanceSummary,
+    LimitDetails,
+    LimitRecord,
     LogLevel,
     LogRecord,
     Page,
@@ -32,6 +34,7 @@ from celery_durable.values import Parameter
 
 if TYPE_CHECKING:  # commands that read need no request and no response
     from celery_durable.commands import A, Command, Q, Target
+    from celery_durable.wire.requests import ChangeLimit
 
 POLL_SECONDS = 0.1
 """The pause between two reads of an instance that a command follows. A read is one small query."""
@@ -115,6 +118,14 @@ class Backend(Protocol):
         self, *, workflow: str | None, event_type: str | None, to: str | None, is_asking: bool, limit: int
     ) -> Sequence[EventWait]:
         """Return the steps that wait for an event, those of the newest instances first; raises FilterTooBroad."""
+
+    def limits(self, *, cursor: str | None, limit: int) -> Page[LimitRecord]: ...
+
+    def limit(self, name: str, key: str) -> LimitDetails:
+        """Return one key of a limit; raises LimitNotFound."""
+
+    def change_limit(self, name: str, body: ChangeLimit) -> None:
+        """Set or reset the numbers of a limit; raises LimitNotFound, ValueRefused."""
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis: ...
 

@@ -100,12 +100,25 @@ class Client:
         self, *path: str, body: Mapping[str, Any] | None = None, is_idempotent: bool = False, new_id: str | None = None
     ) -> Reply:
         """Send a POST request. ``new_id``: of the instance that it creates, for error messages."""
+        return self._change("POST", path, body, is_idempotent=is_idempotent, subject=_target_of((*path, new_id or "")))
+
+    def patch(self, *path: str, body: Mapping[str, Any]) -> Reply:
+        """Send a PATCH request, which sets values and may be repeated."""
+        return self._change("PATCH", path, body, is_idempotent=True, subject=())
+
+    def _change(
+        self,
+        method: str,
+        path: Sequence[str],
+        body: Mapping[str, Any] | None,
+        *,
+        is_idempotent: bool,
+        subject: Sequence[str],
+    ) -> Reply:
         data = None if body is None else json.dumps(body).encode()
         headers = [] if body is None else [("Content-Type", "application/json")]
         target = "/".join(quote(each, safe="") for each in path)
-        return self._send_with_retries(
-            "POST", target, data, headers, is_idempotent=is_idempotent, subject=_target_of((*path, new_id or ""))
-        )
+        return self._send_with_retries(method, target, data, headers, is_idempotent=is_idempotent, subject=subject)
 
     def _send_with_retries(
         self,
@@ -140,7 +153,7 @@ class Client:
         words = ["curl", *(word for line in header_lines for word in ("-H", line))]
         if data is not None:
             words += ["--json", data.decode()]
-        elif method != "GET":
+        if method == "PATCH" or (method == "POST" and data is None):
             words += ["-X", method]
         return shlex.join([*words, f"{self.base_url}/{target}"])
 

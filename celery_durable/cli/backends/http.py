@@ -24,6 +24,8 @@ from celery_durable.model import (
     History,
     InstanceDetails,
     InstanceSummary,
+    LimitDetails,
+    LimitRecord,
     LogLevel,
     LogRecord,
     Page,
@@ -33,10 +35,18 @@ from celery_durable.model import (
 )
 from celery_durable.runtime import Runtime
 from celery_durable.wire.encoding import parse
-from celery_durable.wire.responses import HistoryResponse, InstanceList, PublishedValues, WaitList, WorkflowList
+from celery_durable.wire.responses import (
+    HistoryResponse,
+    InstanceList,
+    LimitList,
+    PublishedValues,
+    WaitList,
+    WorkflowList,
+)
 
 if TYPE_CHECKING:  # commands that read need no request
     from celery_durable.commands import A, Command, Q, Target
+    from celery_durable.wire.requests import ChangeLimit
 
 _PAGE = 100
 
@@ -141,6 +151,18 @@ class HttpBackend:
             raise CliError(f"The HTTP API lists {_PAGE} waits at most.", f"Use --limit {_PAGE}, --type or --workflow.")
         query = {"workflowName": workflow, "type": event_type, "to": to, "isAsking": is_asking, "pageSize": limit}
         return parse(WaitList, self._client.get("waits", query=query).data).waits
+
+    def limits(self, *, cursor: str | None, limit: int) -> Page[LimitRecord]:
+        """A page of the API has 100 items at most."""
+        query = {"cursor": cursor, "pageSize": min(limit, _PAGE)}
+        page = parse(LimitList, self._client.get("limits", query=query).data)
+        return Page(tuple(page.limits), page.cursor)
+
+    def limit(self, name: str, key: str) -> LimitDetails:
+        return parse(LimitDetails, self._client.get("limits", name, query={"key": key or None}).data)
+
+    def change_limit(self, name: str, body: ChangeLimit) -> None:
+        self._client.patch("limits", name, body=body.to_dict())
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         return parse(Diagnosis, self._client.get(*_instances(workflow, instance_id, "explain")).data)

@@ -30,6 +30,8 @@ from celery_durable.model import (
     EventWait,
     History,
     InstanceSummary,
+    LimitDetails,
+    LimitRecord,
     LogLevel,
     LogRecord,
     Page,
@@ -38,7 +40,7 @@ from celery_durable.model import (
     RunRef,
     Stats,
 )
-from celery_durable.redaction import Redaction
+from celery_durable.redaction import Redaction, redact_limit_details
 from celery_durable.store.engine.faults import find_driver_error, is_transient
 from celery_durable.store.instances import instances
 from celery_durable.store.migrations import migrate
@@ -46,6 +48,7 @@ from celery_durable.testing import databases
 
 if TYPE_CHECKING:
     from celery_durable.commands import A, Command, Q, Target
+    from celery_durable.wire.requests import ChangeLimit
 
 RECORDS_PER_PAGE = 1000
 _LEVELS = list(LogLevel)  # from the least to the most important
@@ -241,6 +244,18 @@ class StoreBackend:
             workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit
         )
         return [self._internals.redaction(each.workflow, each.instance_id).redact_wait(each) for each in found]
+
+    def limits(self, *, cursor: str | None, limit: int) -> Page[LimitRecord]:
+        page = self._internals.operations.limits.list(cursor=cursor, limit=limit)
+        return Page(tuple(map(self._internals.redaction("", "").redact_limit, page.items)), page.cursor)
+
+    def limit(self, name: str, key: str) -> LimitDetails:
+        return redact_limit_details(self._internals.redaction, self._internals.operations.limits.get(name, key=key))
+
+    def change_limit(self, name: str, body: ChangeLimit) -> None:
+        from celery_durable import commands
+
+        commands.change_limit(self._internals.operations, name, body)
 
     def explain(self, workflow: str, instance_id: str) -> Diagnosis:
         facts = self._internals.operations.queries.facts(workflow, instance_id)

@@ -198,7 +198,7 @@ def set_result(
     wait gets the value as the payload of an event. The name and the reason are stored, and show displays them. Over
     HTTP, the server may replace --by with the user that it has authenticated.
     """
-    body = requests.SetResult(step=step, result=value, by=_require_name(by), reason=reason)
+    body = requests.SetResult(step=step, result=value, by=require_name(by), reason=reason)
     found = backend.call(commands.set_result, Target(workflow, id), body)
     _print_done(console, "Completed", workflow, id, f"run {found.run_number}", step)
 
@@ -211,7 +211,7 @@ def skip(
 
     Use it to end a sleep, or to continue without a step. The result of the step is null. The rules of set-result apply.
     """
-    body = requests.Skip(step=step, by=_require_name(by), reason=reason)
+    body = requests.Skip(step=step, by=require_name(by), reason=reason)
     found = backend.call(commands.skip, Target(workflow, id), body)
     _print_done(console, "Skipped", workflow, id, f"run {found.run_number}", step)
 
@@ -232,12 +232,13 @@ def answer(
     Use it for what waits --asking lists. The answer is checked before it is stored; the first one counts. The name is
     stored, and show displays it. Over HTTP, the server may replace --by with the user that it has authenticated.
     """
-    body = requests.SendEvent(answers=step, payload=value, by=_require_name(by), run_number=run)
+    body = requests.SendEvent(answers=step, payload=value, by=require_name(by), run_number=run)
     sent = backend.call(commands.send_event, Target(workflow, id), body)
     _print_done(console, "Answered" if sent.accepted else "Repeated", workflow, id, step)
 
 
-def _require_name(by: str | None) -> str:
+def require_name(by: str | None) -> str:
+    """Return the name of the person, by default the user of this system; raises UsageError if it is unknown."""
     if name := by or _find_user():
         return name
     raise click.UsageError("Your user name is unknown on this system: use --by.")
