@@ -40,6 +40,8 @@ class LoopTask:
         self, running: _Running, call: Callable[[], Awaitable[T]], report: Callable[[T], None], name: str
     ) -> None:
         self.name = name
+        self.was_cancelled = False
+        """Whether the task was cancelled before it had ended. The loop's thread sets it."""
         self._running, self._call, self._report = running, call, report
         self._task: asyncio.Task[None] | None = None
         running.loop.call_soon_threadsafe(self._start)  # with a copy of the caller's context variables
@@ -49,15 +51,22 @@ class LoopTask:
         # The second call_soon comes after the first step of the task: a task that is cancelled before it has started
         # would not report.
         loop = self._running.loop
-        loop.call_soon_threadsafe(lambda: loop.call_soon(self._task.cancel) if self._task is not None else None)
+        loop.call_soon_threadsafe(lambda: loop.call_soon(self._cancel))
+
+    def _cancel(self) -> None:
+        self.was_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
 
     def _start(self) -> None:
         self._task = self._running.loop.create_task(self._run(), name=self.name)
         self._running.tasks[self._task] = self.name
-        self._task.add_done_callback(self._running.tasks.pop)
 
     async def _run(self) -> None:
-        self._report(await self._call())
+        result = await self._call()
+        if self._task is not None:
+            del self._running.tasks[self._task]
+        self._report(result)
 
 
 class _Running:

@@ -16,7 +16,7 @@ from typing import Any
 
 from celery_durable import notify
 from celery_durable.errors import Cancelled, StepInterrupted, StepTxMisuse, Superseded
-from celery_durable.event_loop import event_loop
+from celery_durable.event_loop import LoopTask, event_loop
 from celery_durable.model import LogLine, RunRef
 from celery_durable.runner.body_timer import body_timer
 from celery_durable.runner.environment import Environment
@@ -85,7 +85,8 @@ class StepAttempt:
         self._env, self._lease, self._session_lock = env, lease, session_lock
         self._monotonic = env.runtime.monotonic
         self._lock = threading.Lock()
-        self._is_over = self._is_abandoned = self._is_transaction_closed = self._is_interrupted = False
+        self._is_over = self._is_abandoned = self._is_transaction_closed = False
+        self._task: LoopTask | None = None
         self.opening_error: BaseException | None = None
         self._started_at: float | None = None
 
@@ -121,13 +122,8 @@ class StepAttempt:
 
     def start(self, report: Callable[[BodyOutcome], None]) -> Callable[[], None]:
         """Start the body of an async step, which reports its outcome; returns what cancels it."""
-        task = event_loop.start(self._run_async, report, name=self._describe())
-
-        def interrupt() -> None:
-            self._is_interrupted = True
-            task.cancel()
-
-        return interrupt
+        self._task = event_loop.start(self._run_async, report, name=self._describe())
+        return self._task.cancel
 
     async def _run_async(self) -> BodyOutcome:
         """Like `run`, as a task of the event loop, with a copy of the context variables of the pass."""
@@ -141,7 +137,7 @@ class StepAttempt:
         finally:
             self._end()
         self._close_if_abandoned()
-        if self._is_interrupted and not isinstance(outcome, PassOver):
+        if self._task is not None and self._task.was_cancelled and not isinstance(outcome, PassOver):
             return TimedOut(outcome.error if isinstance(outcome, Raised) else None)
         return outcome
 

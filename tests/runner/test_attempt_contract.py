@@ -130,7 +130,7 @@ FINAL = [
 ]
 
 
-@each("failure", RETRIABLE)
+@each("failure", RETRIABLE, with_async=True)
 def test_a_failed_attempt_leaves_nothing_and_is_retried(make_bench: Any, kind: str, failure: Failure, use: str) -> None:
     bench = make_bench(kind, use, failure.act, timeout=failure.timeout, is_timed_by_clock=failure.timeout == 5)
     world, instance, started_at = bench.world, bench.instance, bench.world.now
@@ -161,7 +161,7 @@ def test_the_failure_of_the_last_attempt_fails_the_step(make_bench: Any, kind: s
     assert bench.instance.error == error
 
 
-@each("failure", FINAL)
+@each("failure", FINAL, with_async=True)
 def test_a_failure_that_forbids_a_retry_fails_the_step_at_once(
     make_bench: Any, kind: str, failure: Failure, use: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable, Iterable
@@ -68,11 +69,12 @@ _USES: dict[str, list[str]] = {"sqlite": WAYS, "postgresql": ["nothing", "sessio
 everywhere = on(**_USES)
 
 
-def each(name: str, cases: Iterable[Any]) -> Any:
+def each(name: str, cases: Iterable[Any], *, with_async: bool = False) -> Any:
     """Run each case with both kinds of steps: with one way of writing in turn, and every night with all of them.
 
     A case has a ``name``, and may have a kind that ``only`` fits it.
     """
+    ways = [*WAYS, "async"] if with_async else WAYS
     pairs = [(kind, case) for case in cases for kind in ("function", "linear") if case.only in (None, kind)]
     params = [
         pytest.param(
@@ -81,10 +83,10 @@ def each(name: str, cases: Iterable[Any]) -> Any:
             database,
             use,
             id=f"{kind}-{case.name}-{database}-{use}",
-            marks=() if (database, use) == ("sqlite", WAYS[number % len(WAYS)]) else pytest.mark.slow,
+            marks=() if (database, use) == ("sqlite", ways[number % len(ways)]) else pytest.mark.slow,
         )
         for number, (kind, case) in enumerate(pairs)
-        for database, uses in _USES.items()
+        for database, uses in {**_USES, "sqlite": ways}.items()
         for use in uses
     ]
     return pytest.mark.parametrize(("kind", name, "database", "use"), params, indirect=["database"])
@@ -119,9 +121,9 @@ Act = Callable[[Call], Any]
 class Bench:
     """An instance of a workflow of either kind: step "book" runs the body twice at most, step "ship" follows.
 
-    ``use``: how the body writes: "nothing", "mutate" or "session". ``acts``: what its first, second and further calls
-    do after that, or before it without ``writes_first``. A call without an act works. ``is_timed_by_clock``: the
-    timeout is measured with the clock of the world, instead of a real timer.
+    ``use``: how the body writes: "nothing", "mutate" or "session"; an "async" body mutates. ``acts``: what its first,
+    second and further calls do after that, or before it without ``writes_first``. A call without an act works.
+    ``is_timed_by_clock``: the timeout is measured with the clock of the world, instead of a real timer.
     """
 
     def __init__(
@@ -155,7 +157,11 @@ class Bench:
 
         @self.world.workflow
         def order(event: WorkflowEvent, step: Step) -> Any:
-            booked = step.do("book", config, lambda tx: self._body(tx, step))
+            async def book(tx: StepTx) -> Any:
+                await asyncio.sleep(0)
+                return self._body(tx, step)
+
+            booked = step.do("book", config, book if self.use == "async" else lambda tx: self._body(tx, step))
             return step.do("ship", lambda: booked)
 
         return order
@@ -165,13 +171,21 @@ class Bench:
             returned = self._body(ctx.tx, ctx)
             return returned if isinstance(returned, (Retry, Dead, Waiting)) else Completed(returned)
 
+        async def book_async(ctx: LinearContext) -> Any:
+            await asyncio.sleep(0)
+            return book(ctx)
+
         step = LinearStep("book", max_attempts=2, delay=DELAY, backoff="constant", timeout=timeout)
         answers = {"book": book, "ship": lambda ctx: Completed(ctx.results["book"])}
-        return Line(self.world, [step, LinearStep("ship")], **answers).flow
+        line = Line(self.world, [step, LinearStep("ship")], **answers)
+        if self.use == "async":
+            line.flow.definition.handlers["book"] = book_async  # type: ignore[attr-defined]
+        return line.flow
 
     def _body(self, tx: StepTx, context: Any) -> Any:
         self.calls.append(tx.attempt)
-        self._threads.append(threading.current_thread())
+        if self.use != "async":  # the thread of the event loop goes on
+            self._threads.append(threading.current_thread())
         self.world.clock.advance(2)  # what an attempt takes
         call = Call(self, tx, context)
         act = self._acts[len(self.calls) - 1] if len(self.calls) <= len(self._acts) else works
