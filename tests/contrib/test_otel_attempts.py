@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 import time
 from typing import Any
@@ -24,6 +26,7 @@ from celery_durable import (
     WorkflowEvent,
     durable_workflow,
 )
+from celery_durable.contrib.log_context import WorkflowContext
 from celery_durable.testing import DurableHarness
 from tests.contrib.traces import Traces, attributes, end_of, exceptions, parent_of, start_of
 from tests.support.attempts import LOST
@@ -199,3 +202,30 @@ def test_a_linear_step_that_waits_ends_the_span_of_its_call(traces: Traces) -> N
     assert attributes(first) == attributes(second)
     assert waits[0] <= end_of(first) <= start_of(second) <= waits[1] <= end_of(second) <= start_of(shipped)
     assert end_of(shipped) <= end_of(run)
+
+
+@on_sqlite
+def test_what_an_async_function_traces_and_logs_belongs_to_its_step(
+    traces: Traces, app: Celery, durable: Durable
+) -> None:
+    logged: list[tuple[str, str, int]] = []
+
+    async def ask(number: int) -> int:
+        record = logging.makeLogRecord({})
+        await asyncio.sleep(0)
+        with traces.tracer.start_as_current_span("request"):
+            await asyncio.create_task(asyncio.sleep(0))
+        WorkflowContext().filter(record)
+        logged.append((vars(record)["workflow"], vars(record)["step"], vars(record)["attempt"]))
+        return number
+
+    @durable.workflow(name="order")
+    def order(event: WorkflowEvent[Any], step: Step) -> list[int]:
+        return [step.do("ask 0", ask, 0), *step.gather(*(step.submit(f"ask {n}", ask, n) for n in (1, 2)))]
+
+    with worker(app):
+        assert order.create().result("20 seconds") == [0, 1, 2]
+        until(lambda: traces.named("durable.pass order"))
+    requests = {f"durable.pass order > durable.step ask {n} > request" for n in range(3)}
+    assert {each for each in traces.tree if each.endswith("request")} == requests
+    assert sorted(logged) == [("order", f"ask {n}", 1) for n in range(3)]
