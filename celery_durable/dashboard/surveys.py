@@ -25,6 +25,7 @@ from celery_durable.model import (
     FailureText,
     Heartbeat,
     InstanceStatus,
+    LimitRecord,
     Status,
 )
 from celery_durable.redaction import Redaction
@@ -80,6 +81,8 @@ class Survey:
     others: int
     """How many different failures are not listed."""
     processes: Sequence[Heartbeat]
+    limits: Sequence[LimitRecord]
+    """The limits for which something waits, of all instances."""
 
 
 class Surveys:
@@ -120,9 +123,9 @@ def take_survey(operations: Operations, make_redaction: MakeRedaction) -> Survey
     for each in stats.instances:
         counts.setdefault(each.workflow, {})[each.status] = each
     failures, others = _group(make_redaction, operations.stats.failures())
-    return Survey(
-        now, counts, stats.due, _find_stuck(operations, make_redaction, stats.due, now), failures, others, beats
-    )
+    stuck = _find_stuck(operations, make_redaction, stats.due, now)
+    limits = [each for each in operations.limits.list().items if each.waiting.count]
+    return Survey(now, counts, stats.due, stuck, failures, others, beats, limits)
 
 
 def _find_stuck(operations: Operations, make_redaction: MakeRedaction, due: DueRuns, now: datetime) -> list[Problem]:

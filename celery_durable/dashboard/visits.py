@@ -266,7 +266,8 @@ def _check_origin(request: Request, token: str) -> None:
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin", "")
-    is_same = site == "same-origin" if site is not None else urlsplit(origin).netloc == request.headers.get("host", "")
+    is_own = bool(origin) and urlsplit(origin).netloc == request.headers.get("host")
+    is_same = is_own if site is None else site == "same-origin"
     expected = _find_token(request)
     if not is_same or expected is None or not compare_digest(expected.encode(), token.encode()):
         raise ForeignRequest

@@ -10,6 +10,8 @@ from starlette.types import ASGIApp
 
 from celery_durable.dashboard.visits import BUFFERED
 
+_PART_BYTES = 64 * 1024
+"""The body is read in parts, so that one which exceeds the limit is refused before it is read as a whole."""
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
 """How a WSGI application begins its response (PEP 3333)."""
 
@@ -30,13 +32,15 @@ class WsgiPages:
         return [b"".join(each.get("body", b"") for each in body)]
 
     async def _serve(self, environ: Mapping[str, Any], sent: list[MutableMapping[str, Any]]) -> None:
-        content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        received = iter([{"type": "http.request", "body": content, "more_body": False}])
+        left = int(environ.get("CONTENT_LENGTH") or 0)
 
         async def receive() -> MutableMapping[str, Any]:
-            for message in received:
-                return message
-            return await asyncio.Future()  # nobody disconnects
+            nonlocal left
+            if left < 0:
+                return await asyncio.Future()  # nobody disconnects
+            part = environ["wsgi.input"].read(min(left, _PART_BYTES))
+            left = left - len(part) if part and left > len(part) else -1
+            return {"type": "http.request", "body": part, "more_body": left > 0}
 
         async def send(message: MutableMapping[str, Any]) -> None:
             sent.append(message)

@@ -94,3 +94,10 @@ def test_a_blueprint_without_hooks_is_refused() -> None:
     flask_durable = FlaskDurable(app)
     with pytest.raises(NoAuthorization):
         app.register_blueprint(flask_durable.dashboard(), url_prefix="/durable")
+
+
+def test_a_body_beyond_the_limit_is_refused(app: Flask) -> None:
+    client = log_in(app)
+    client.get(INSTANCE)
+    sent = client.post(f"{INSTANCE}/terminate", data={"reason": "x" * 2_000_000})
+    assert sent.status_code == 413

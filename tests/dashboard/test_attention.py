@@ -9,8 +9,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery import Signature
 
-from celery_durable import NonRetryableError, Step, WorkflowEvent
+from celery_durable import Limit, NonRetryableError, Step, WorkflowEvent
 from celery_durable.dashboard.app import make_pages
 from celery_durable.dashboard.visits import Site
 from celery_durable.http import Scope
@@ -149,3 +150,16 @@ def test_redacted_messages_are_no_part_of_a_group(orders: Shop, pages: Browser) 
     assert "NoPaper: ###" in words(row)
     assert "message%3D" not in row
     assert "paper jam" not in row
+
+
+def test_limits_that_something_waits_for_are_listed(healthy: Shop, pages: Browser) -> None:
+    bank = Limit("bank", at_once=1)
+
+    @healthy.durable.workflow(name="pay")
+    def pay(event: WorkflowEvent[None], step: Step) -> None:
+        step.task("pay", Signature("bank.pay"), limits=[bank])
+
+    for number in range(3):
+        pay.create(None, id=f"p-{number}")
+    healthy.work()
+    assert "bank 1 of 1 2" in words(pages.open("/"))

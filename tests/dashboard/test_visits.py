@@ -110,6 +110,7 @@ def test_a_filter_of_a_workflow_asks_the_hooks_for_that_workflow(orders: Shop, o
         ({"Sec-Fetch-Site": "none"}, None),
         ({"Origin": "https://evil.example"}, None),
         ({"Origin": "null"}, None),
+        ({"Host": ""}, None),
         ({"Sec-Fetch-Site": "same-origin"}, "0" * 32),
         ({"Sec-Fetch-Site": "same-origin"}, ""),
     ],
