@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from celery_durable.app import Durable
 from celery_durable.commands import INSTANCE
-from celery_durable.dashboard import attention, instance, instances
+from celery_durable.dashboard import actions, attention, instance, instances
 from celery_durable.dashboard.rendering import STATIC_FILES, serve_static
 from celery_durable.dashboard.visits import Endpoint, Site, make_error_page
 from celery_durable.http import Authorize, Hook
@@ -53,7 +53,7 @@ def make_pages(site: Site) -> Starlette:
             route("/instances/change", instances.PREVIEW, instances.CHANGE),
             route(INSTANCE, instance.SHOW),
             route(f"{INSTANCE}/stream", instance.STREAM),
-            route(f"{INSTANCE}/{{command}}", instance.CHANGE),
+            route(f"{INSTANCE}/{{command}}", actions.ASK, actions.CHANGE),
             Route(f"/{STATIC_FILES}/{{version}}/{{name}}", serve_static),
         ],
         exception_handlers={HTTPException: refuse},

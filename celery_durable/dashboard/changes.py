@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from celery_durable.all_operations import Operations
 from celery_durable.commands import COMMANDS, Command, Target
@@ -26,7 +27,7 @@ _MAX_REASON = 1000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A command without more input than a reason. ``label``: the text of its button; ``done``: what was done."""
+    """A command as a page offers it. ``label``: the text of its button; ``done``: what was done."""
 
     name: str
     label: str
@@ -40,27 +41,33 @@ class Change:
     @property
     def takes_reason(self) -> bool:
         """Whether the command stores a reason."""
-        return "reason" in self._fields
+        return "reason" in self.fields
 
     @property
-    def _fields(self) -> set[str]:
+    def fields(self) -> set[str]:
+        """The names of the fields of its request."""
         return {each.name for each in fields(self.command.request)}
 
     def is_possible(self, status: Status) -> bool:
         """Return whether the command changes something in an instance with this status."""
         return status in SELECTED_STATUSES[self.name]
 
-    def make_body(self, reason: str, actor: str | None) -> RequestModel:
+    def make_body(self, reason: str, actor: str | None, **more: Any) -> RequestModel:
         """Return the request. If the command does not store the user's name by itself, the reason has it."""
-        given, text = self._fields, reason.strip()[:_MAX_REASON]
+        given, text = self.fields, reason.strip()[:_MAX_REASON]
         if "by" not in given and actor is not None:
             text = f"{text} (by {actor})" if text else f"by {actor}"
-        known = {"reason": text or None, "by": actor}
+        known = {"reason": text or None, "by": actor, **more}
         return self.command.request(**{name: value for name, value in known.items() if name in given})
 
     def apply(self, operations: Operations, target: Target, body: RequestModel) -> None:
         """Do it, as the API does; raises DurableError."""
         self.command.run(operations, target, body)
+
+    def format_command_of(self, target: Target, *arguments: str) -> str:
+        """Return the command line that changes one instance."""
+        words = [self.name.replace("_", "-"), target.workflow, target.instance_id, *arguments]
+        return f"{_PROGRAM} {shlex.join(words)}" + (" --reason REASON" if self.takes_reason else "")
 
     def format_command(self, *, where: str) -> str:
         """Return the command line that changes all instances of a filter."""
@@ -81,6 +88,19 @@ CHANGES = {
 }
 
 
+STEP_CHANGES = {
+    each.name: each
+    for each in (
+        Change("rewind", "Run again from here", "Rewound"),
+        Change("fork", "Fork from here", "Forked"),
+        Change("set_result", "Set the result", "Completed"),
+        Change("skip", "Skip", "Skipped"),
+    )
+}
+"""The commands that need a step."""
+INSTANCE_CHANGES = CHANGES | STEP_CHANGES
+
+
 def find_change(name: str) -> Change:
     """Return the change of this name; raises ValueRefused."""
     if name not in CHANGES:
@@ -94,6 +114,8 @@ class Remedy:
 
     command: str
     change: Change | None
+    form: Mapping[str, str] | None = None
+    """The query of the form that is the same, if it needs more than a reason; ``command`` is its name."""
 
     @property
     def is_command(self) -> bool:
@@ -106,8 +128,14 @@ def read_remedies(actions: Sequence[str]) -> list[Remedy]:
     found = []
     for action in actions:
         words = shlex.split(action.removeprefix(_PROGRAM)) if action.startswith(_PROGRAM) else []
+        name, options = (words[0].replace("-", "_"), words[3:]) if words else ("", [])
+        form = None
+        if options == ["--family"]:
+            form = {"command": name, "family": "yes"}
+        elif options and (name in STEP_CHANGES or name == "answer"):
+            form = {"command": name, "step": options[0]}
         is_plain = len(words) == 3  # the command, the workflow and the id
-        found.append(Remedy(action, CHANGES.get(words[0]) if is_plain else None))
+        found.append(Remedy(action, CHANGES.get(name) if is_plain else None, form))
     return found
 
 

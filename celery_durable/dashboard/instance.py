@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
-from celery_durable.commands import COMMANDS, Target
-from celery_durable.dashboard.changes import CHANGES, find_change, log_change, read_remedies
+from celery_durable.commands import Target
+from celery_durable.dashboard.actions import read_target
+from celery_durable.dashboard.changes import CHANGES, INSTANCE_CHANGES, STEP_CHANGES, read_remedies
 from celery_durable.dashboard.timeline import WIDTH, Phase, draw
 from celery_durable.dashboard.visits import Endpoint, Visit
 from celery_durable.errors import CursorInvalid, StepNotFound
-from celery_durable.http import timeouts
 from celery_durable.insight.explain import Facts, explain
 from celery_durable.insight.explain.summaries import Times
-from celery_durable.model import HistoryPage, Permission
+from celery_durable.model import HistoryPage, Status
 from celery_durable.redaction import Redaction
 from celery_durable.store.runs.history import StepFilter
 
@@ -29,10 +28,11 @@ _ROWS = 50
 _MAX_ATTEMPTS = 500
 """How many failed attempts a timeline draws."""
 _MAX_DIGITS = 9
+_UNCHANGEABLE = (Status.COMPLETE, Status.TERMINATED)
 
 
 def _show(visit: Visit) -> Response:
-    workflow, instance_id = _read_target(visit.request)
+    workflow, instance_id = read_target(visit.request)
     redaction = visit.redaction(workflow, instance_id)
     facts = visit.operations.queries.facts(workflow, instance_id).redacted(redaction)
     view = "step" if "step" in visit.query else visit.query.get("view", "")
@@ -49,6 +49,7 @@ def _show(visit: Visit) -> Response:
         is_current=run.run_number == facts.instance.run_number,
         now=facts.now,
         times=Times(facts.now, exact=False),
+        target=Target(workflow, instance_id),
         changes=[
             each for name, each in CHANGES.items() if name in visit.offers and each.is_possible(facts.instance.status)
         ],
@@ -122,8 +123,12 @@ def _show_step(visit: Visit, facts: Facts, redaction: Redaction, run: HistoryPag
     if not found:
         raise StepNotFound(*where, run.run_number, key, [])
     attempts = history.attempts(*where, run=run.run_number, limit=_ROWS, step_key=key)
+    step, status = found[0][1], facts.instance.status
+    is_completable = (step.finished_at is None or step.error is not None) and status not in _UNCHANGEABLE
+    possible = {"rewind", "fork", *(["set_result", "skip"] if is_completable else [])}
     return {
-        "step": redaction.redact_step(found[0][1]),
+        "step": redaction.redact_step(step),
+        "step_changes": [each for name, each in STEP_CHANGES.items() if name in possible & visit.offers],
         "attempts": [redaction.redact_attempt(each) for each in attempts],
     }
 
@@ -145,7 +150,7 @@ _VIEWS: dict[str, View] = {
 }
 
 
-# --- following it, and changing it ----------------------------------------------------------------
+# --- following it ----------------------------------------------------------------------------------
 
 
 async def _stream(visit: Visit) -> Response:
@@ -154,37 +159,11 @@ async def _stream(visit: Visit) -> Response:
         raise HTTPException(405)
     if not visit.can_stream:
         raise HTTPException(501, "This server cannot send a stream.")
-    workflow, instance_id = _read_target(visit.request)
+    workflow, instance_id = read_target(visit.request)
     return await visit.site.reading.stream(
         workflow, instance_id, last_event_id=visit.request.headers.get("last-event-id")
     )
 
 
-async def _change(visit: Visit) -> Response:
-    workflow, instance_id = _read_target(visit.request)
-    change, reason = find_change(visit.request.path_params["command"]), visit.form.get("reason", "").strip()
-    actor = await visit.find_actor(change.name, workflow, instance_id)
-    body, target = change.make_body(reason, actor), Target(workflow, instance_id)
-    await timeouts.run_in_request_thread(change.apply, visit.operations, target, body)
-    log_change(actor, change, f"{workflow}/{instance_id}", reason)
-    return visit.redirect(visit.instance_path(workflow, instance_id))
-
-
-def _read_target(request: Request) -> tuple[str, str]:
-    return request.path_params["workflowName"], request.path_params["instanceId"]
-
-
-def _find_command(request: Request) -> str:
-    name: str = request.path_params["command"]
-    if name not in CHANGES:
-        raise HTTPException(404)
-    return name
-
-
-def _find_permission(request: Request) -> Permission:
-    return COMMANDS[_find_command(request)].permission
-
-
-SHOW = Endpoint(_show, "get", offers=tuple(CHANGES))
+SHOW = Endpoint(_show, "get", offers=tuple(INSTANCE_CHANGES))
 STREAM = Endpoint(_stream, "stream")
-CHANGE = Endpoint(_change, _find_command, method="POST", permission=_find_permission)

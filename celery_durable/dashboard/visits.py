@@ -28,6 +28,7 @@ from celery_durable.dashboard.surveys import Surveys
 from celery_durable.errors import DurableError
 from celery_durable.http import Access, Authorize, Hook, timeouts
 from celery_durable.http.access import AccessControl, restrict_to_request_scope
+from celery_durable.http.changes import CommandRoutes
 from celery_durable.http.followers import Followers
 from celery_durable.http.problems import build_error_response
 from celery_durable.http.reading import ReadRoutes
@@ -192,6 +193,7 @@ class Site:
         self.access_control = AccessControl(
             authorize, allow_anonymous=allow_anonymous, max_body_bytes=self._max_body_bytes
         )
+        self.commands = CommandRoutes(durable, self.access_control)
 
     def _max_body_bytes(self) -> int:
         return self.durable.internals.settings.max_payload_bytes + _ENVELOPE_BYTES

@@ -35,6 +35,7 @@ from celery_durable.wire.requests import (
     Emit,
     EmptyRequest,
     Fork,
+    RequestModel,
     RestartOrCreate,
     SendEvent,
     SetResult,
@@ -70,15 +71,12 @@ class CommandRoutes:
 
     def endpoint(self, command: Command[Q, A]) -> Callable[..., Awaitable[Response]]:
         """Return the endpoint of a command. FastAPI reads its parameters from its signature."""
-        complete = self._completions.get(command.name)
 
         async def serve(
             request: Request, workflow: str, instance_id: str = "", body: Any = None, if_match: str | None = None
         ) -> Response:
             target = Target(workflow, instance_id)
-            body = command.request() if body is None else body
-            if complete is not None:
-                body = await complete(request, target, body)
+            body = await self.complete(command.name, request, target, command.request() if body is None else body)
             target = dataclasses.replace(target, if_version=parse_if_match(if_match))
             answer = await timeouts.run_in_request_thread(command.run, self._operations, target, body)
             return json_response(answer, status=answer.http_status)
@@ -86,6 +84,11 @@ class CommandRoutes:
         serve.__name__, serve.__doc__ = command.name, command.doc
         serve.__signature__ = _signature(command)  # type: ignore[attr-defined]  # inspect reads it
         return requires(command.permission)(serve)
+
+    async def complete(self, name: str, request: Request, target: Target, body: RequestModel) -> Any:
+        """Return the body with what the client may not say itself; raises what refuses the request."""
+        complete = self._completions.get(name)
+        return body if complete is None else await complete(request, target, body)
 
     # --- what a request does not say itself -----------------------------------------------------
 

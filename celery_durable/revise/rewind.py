@@ -54,6 +54,17 @@ class RewindOperations:
 
         return self._start_run(workflow, instance_id, continuation, reason=reason, if_version=if_version)
 
+    def preview(self, workflow: str, instance_id: str, from_step: str) -> list[str]:
+        """Return the keys of the recorded steps that a run from this step calls again, in call order."""
+
+        def work(tx: Tx) -> list[str]:
+            row = self._context.read_row(tx, workflow, instance_id)
+            source = runs.read_source(tx, row)
+            kept = build_continuation_before(row, source, from_step).keys
+            return [each.step_key for each in source.steps if each.step_key not in kept]
+
+        return self._context.store.read(work)
+
     def retry(
         self,
         workflow: str,

@@ -182,6 +182,8 @@ def read_every_page(pages: Browser) -> dict[str, str]:
         *(f"{INSTANCE}?view={view}" for view in ("attempts", "events", "log", "run")),
         f"{INSTANCE}?step=charge",
         "/workflows/bad/instances/b-0?view=attempts",
+        f"{INSTANCE}/rewind?step=charge",
+        "/workflows/bad/instances/b-0/set_result?step=print",
     ]
     return {path: pages.open(path) for path in paths}
 
@@ -237,7 +239,7 @@ def test_what_is_not_there_is_a_page_with_its_status(orders: Shop, pages: Browse
         assert missing.status_code in (400, 404)
         assert sentence in missing.text
         assert "<nav" in missing.text
-    assert pages.get(f"{INSTANCE}/pause").status_code == 405
+    assert pages.post(INSTANCE).status_code == 405
 
 
 def test_links_keep_the_prefix_of_a_mount(orders: Shop) -> None:
