@@ -20,6 +20,7 @@ from celery_durable.model import (
     InstanceRow,
     InstanceStatus,
     InstanceSummary,
+    LimitWait,
     Page,
     Status,
     StepRecord,
@@ -35,7 +36,7 @@ from celery_durable.operations.context import (
 )
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import Tx, bounds, server_info
-from celery_durable.store.instances import families, instances, lists
+from celery_durable.store.instances import families, instances, limit_reads, lists
 from celery_durable.store.instances.lists import InstanceFilter, InstanceList
 from celery_durable.store.runs import attempts, history, items, outbox, runs
 
@@ -130,6 +131,7 @@ class QueryOperations:
                 last_step=last,
                 cancellation=runs.find_raised_cancellation(tx, row.pk, row.run_number),
                 last_attempt=last_attempt,
+                limit_waits=self._find_limit_waits(tx, row, open_),
                 buffered=buffered,
                 heartbeats=beats,
                 is_read_only=server_info.is_read_only(tx),
@@ -163,6 +165,11 @@ class QueryOperations:
         )
         visible = (each for each in kept if bounds.filter_in_scope(tx, self._context.scope, [each[0]]))
         return tuple(itertools.islice(visible, 2))
+
+    def _find_limit_waits(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> tuple[LimitWait, ...]:
+        if self._context.scope is not None or not any(step.waits_for_limits for step in steps):
+            return ()
+        return tuple(limit_reads.find_waits(tx, row.pk, row.run_number))
 
     def _find_task_queues(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> dict[str, str]:
         """Return the queues of the tasks of the first steps that wait for tasks, by step key, where known."""

@@ -47,7 +47,7 @@ class LimitHold(Record):
         workflow: The workflow's name.
         instance_id: The instance's id.
         run_number: The number of the run.
-        step_key: The step.
+        step_key: The step; None if the run holds the limit, for its workflow.
         position: The position of a map's item; None if the step itself holds the limit.
         state: What the step has of the limit.
         fair_key: What the limit's function ``fair`` returned; empty without one.
@@ -58,7 +58,7 @@ class LimitHold(Record):
     workflow: WorkflowName
     instance_id: str
     run_number: int
-    step_key: str
+    step_key: str | None = None
     position: int | None = None
     state: HoldState
     fair_key: str
@@ -87,4 +87,6 @@ class LimitWait(Record):
     step_key: str
     limit: LimitRecord
     place: Count
+    has_turns: bool
+    """Whether the values of ``fair`` take turns."""
     longest_holder: LimitHold | None

@@ -178,3 +178,41 @@ def test_the_redaction_hook_gets_keys_and_who_has_set_the_numbers(calls: Calls, 
     for secret in ("acme", "gold", "mallory"):
         assert secret not in shown
     assert {("key", "tenant", ""), ("by", "tenant", ""), ("key", "tenant", "a"), ("key", "tenant", "b")} <= asked
+
+
+def test_explain_says_for_what_an_instance_waits_and_who_holds_it(calls: Calls, connection: Any) -> None:
+    calls.define(Limit("tenant", at_once=1, rate="90 per second", by=lambda event: event.payload["tenant"]))
+    said, document = calls.look(
+        lambda: (connection("explain", "call", "c"), connection("explain", "call", "c", "-o", "json"))
+    )
+    limits = f"{connection.name} limits"
+    assert said.rows == [
+        [
+            "LIMITED",
+            'Step "charge" waits for limit "tenant" with the key "acme" (1 of 1 held; 90 per second; place 2, of 2; '
+            "longest holder call/a, for 2 min).",
+        ],
+        ["action", f"{limits} show tenant --key acme"],
+        ["action", f"{limits} set tenant --key acme --at-once 2"],
+    ]
+    facts = json.loads(document.out)["facts"]
+    assert (facts["limit"], facts["key"], facts["held"], facts["place"]) == ("tenant", "acme", 1, 2)
+    assert facts["longest_holder"] == "call/a"
+
+
+def test_a_workflow_s_limit_is_held_and_awaited_by_the_run(calls: Calls, connection: Any) -> None:
+    @calls.shop.durable.workflow(name="import", limits=[Limit("import", at_once=1)])
+    def run_import(event: WorkflowEvent[None], step: Step) -> None:
+        step.sleep("rest", "1 day")
+
+    for each in "ab":
+        calls.shop.pipe("start", "import", "--id", each)
+        calls.shop.work("import", each)
+    began = "2030-01-01T00:00:00.000Z"
+    assert connection("limits", "show", "import").rows[1:] == [
+        ["holder", "import", "a", "1", "", "", "", began],
+        ["waiting", "import", "b", "1", "", "", "", began],
+    ]
+    assert connection("explain", "import", "b").rows[0][1] == (
+        'The run waits for limit "import" (1 of 1 held; place 1, of 1; longest holder import/a, for 0 ms).'
+    )

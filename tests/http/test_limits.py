@@ -106,3 +106,19 @@ def test_a_client_of_one_tenant_neither_sees_nor_changes_limits(shop: Shop, limi
     refused(api.get("/limits/stripe"), 403, "FORBIDDEN")
     refused(api.patch("/limits/stripe", json={"atOnce": 3, "by": "eve"}), 403, "FORBIDDEN")
     assert limited.get("/limits/stripe").json()["limit"]["atOnce"] == 20
+
+
+def test_explain_names_no_limit_to_a_client_of_one_tenant(shop: Shop, api: TestClient) -> None:
+    @shop.durable.workflow(name="import", limits=[Limit("import", at_once=1)])
+    def run_import(event: WorkflowEvent[None], step: Step) -> None:
+        step.sleep("rest", "1 day")
+
+    for id_, tenant in (("a", "globex"), ("b", "acme")):
+        body = {"id": id_, "labels": {"tenant": tenant}}
+        assert api.post("/workflows/import/instances", json=body).status_code == 201
+        shop.work()
+    path = "/workflows/import/instances/b/explain"
+    assert api.get(path).json()["facts"]["longest_holder"] == "import/a"
+    of_acme = shop.client(authorize=lambda _: Scope({"tenant": "acme"})).get(path).json()
+    assert (of_acme["code"], of_acme["sentence"]) == ("LIMITED", "The run waits until it gets its limits.")
+    assert "import/a" not in str(of_acme)

@@ -115,8 +115,8 @@ def show_limit(
 
 
 def _hold_cells(hold: LimitHold, times: Times) -> list[Cell]:
-    item = "" if hold.position is None else str(hold.position)
-    return times.cells(hold.workflow, hold.instance_id, hold.run_number, hold.step_key, item, hold.fair_key, hold.since)
+    step, item = hold.step_key or "", "" if hold.position is None else str(hold.position)
+    return times.cells(hold.workflow, hold.instance_id, hold.run_number, step, item, hold.fair_key, hold.since)
 
 
 @command(

@@ -105,7 +105,8 @@ MEANINGS: Mapping[Code, Meaning] = {
     Code.WAITING_CHILD: Meaning("Another instance does the step, or an item of it.", "`durable explain` of the child."),
     Code.WAITING_STEP: Meaning("A step of a kind from another package waits.", "Read the docs of that package."),
     Code.LIMITED: Meaning(
-        "The run waits until a step gets its limits.", "Wait, or raise the limit: `durable.limits[name].set(...)`."
+        "The run waits until a step, or its workflow, gets its limits.",
+        "`durable limits show` names the holders. Wait, or raise the limit with `durable limits set`.",
     ),
     Code.RETRY_SCHEDULED: Meaning(
         "An attempt of a step failed, and the next one comes later.",

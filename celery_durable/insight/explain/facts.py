@@ -14,6 +14,7 @@ from celery_durable.model import (
     Child,
     Heartbeat,
     InstanceRow,
+    LimitWait,
     ParentStep,
     Record,
     RowLocker,
@@ -42,6 +43,8 @@ class Facts:
     """The types of events that no wait has consumed, without repetitions."""
     answered: int = 0
     """How many task steps of the run have an answer."""
+    limit_waits: tuple[LimitWait, ...] = ()
+    """The first steps that wait for limits. A caller with a scope is not told: limits count for all instances."""
     unsent: frozenset[str] = frozenset()
     """The ids of its Celery tasks that are still in the outbox."""
     unsent_items: Mapping[str, int] = field(default_factory=dict)
@@ -86,6 +89,7 @@ class Facts:
             open_steps=tuple(redaction.redact_step(step) for step in self.open_steps),
             last_step=None if last is None else redaction.redact_step(last),
             last_attempt=None if attempt is None else redaction.redact_attempt(attempt),
+            limit_waits=tuple(replace(each, limit=redaction.redact_limit(each.limit)) for each in self.limit_waits),
         )
 
 

@@ -26,7 +26,16 @@ from celery_durable.insight.explain.phrases import (
     shorten,
     worker_command,
 )
-from celery_durable.model import Child, ItemCounts, Status, StepRecord, StepStatus, StepType, format_duration
+from celery_durable.model import (
+    LIMITS_KEY,
+    Child,
+    ItemCounts,
+    Status,
+    StepRecord,
+    StepStatus,
+    StepType,
+    format_duration,
+)
 
 
 def explain_waiting(facts: Facts, until: datetime) -> Diagnosis:
@@ -114,7 +123,7 @@ def _explain_attempt(facts: Facts, step: StepRecord, known: dict[str, Any]) -> D
     """Describe a step whose next attempt waits for its time, or for its limits."""
     name = quote(step.name)
     if step.waits_for_limits:
-        return build_diagnosis(facts, Code.LIMITED, f"Waits until step {name} gets its limits.", **known)
+        return _explain_limits(facts, step)
     error = "an error" if step.error is None else name_error(step.error.name, shorten(step.error.message))
     sentence = (
         f"Tries step {name} again {format_remaining(facts, step.next_retry_at)}; "
@@ -124,6 +133,39 @@ def _explain_attempt(facts: Facts, step: StepRecord, known: dict[str, Any]) -> D
     known |= {"attempts": step.attempts, "max_attempts": step.max_attempts}
     show = instance_command(facts.instance, "show", "--full")
     return build_diagnosis(facts, Code.RETRY_SCHEDULED, sentence, show, **known)
+
+
+def _explain_limits(facts: Facts, step: StepRecord) -> Diagnosis:
+    who = "The run" if step.step_key == LIMITS_KEY else f"Step {quote(step.name)}"
+    wait = next((each for each in facts.limit_waits if each.step_key == step.step_key), None)
+    if wait is None:
+        return build_diagnosis(facts, Code.LIMITED, f"{who} waits until it gets its limits.", step=step.name)
+    limit, holder = wait.limit, wait.longest_holder
+    of_key = f" with the key {quote(limit.key)}" if limit.key else ""
+    parts = [] if limit.at_once is None else [f"{limit.held} of {limit.at_once} held"]
+    parts += [] if limit.rate is None else [limit.rate]
+    turn = " of its turn" if wait.has_turns else ""
+    parts.append(f"place {wait.place}{turn}, of {limit.waiting}")
+    known: dict[str, Any] = {
+        "step": step.name,
+        "limit": limit.name,
+        "key": limit.key,
+        "at_once": limit.at_once,
+        "rate": limit.rate,
+        "held": limit.held,
+        "place": wait.place.count,
+        "waiting": limit.waiting.count,
+    }
+    if holder is not None:
+        name = f"{holder.workflow}/{holder.instance_id}"
+        parts.append(f"longest holder {name}, for {format_age(facts, holder.since)}")
+        known |= {"longest_holder": name, "held_since": iso_or_none(holder.since)}
+    which = shlex.join([limit.name, *(["--key", limit.key] if limit.key else [])])
+    actions = [f"celery -A {YOUR_APP} durable limits show {which}"]
+    if limit.at_once is not None and limit.held >= limit.at_once:
+        actions.append(f"celery -A {YOUR_APP} durable limits set {which} --at-once {limit.at_once + 1}")
+    sentence = f"{who} waits for limit {quote(limit.name)}{of_key} ({'; '.join(parts)})."
+    return build_diagnosis(facts, Code.LIMITED, sentence, *actions, **known)
 
 
 def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import (
+    LIMITS_KEY,
     Count,
     HoldState,
     LimitDetails,
@@ -21,7 +22,7 @@ from celery_durable.store.instances.instances import read_clock
 from celery_durable.store.runs import limits
 from celery_durable.store.runs.limits import STEP, LimitKey
 
-_MAX_HOLDERS, _MAX_WAITING = 100, 20
+_MAX_HOLDERS, _MAX_WAITING, _MAX_WAITS = 100, 20, 3
 
 
 def read_limits(tx: Tx, *, name: str | None = None, after: LimitKey | None = None, limit: int) -> list[LimitRecord]:
@@ -71,11 +72,11 @@ def read_details(tx: Tx, key: LimitKey) -> LimitDetails:
 
 
 def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
-    """Return the steps of a run that wait for limits, and at which place."""
+    """Return the first three steps of a run that wait for limits, and at which place."""
     h = tx.t.hold.c
     query = sa.select(tx.t.hold).where(h.instance_pk == pk, h.run_number == run, _is_waiting(h)).order_by(h.seq)
     found = []
-    for row in tx.execute(query.limit(_MAX_WAITING)).all():
+    for row in tx.execute(query.limit(_MAX_WAITS)).all():
         key = LimitKey(row.name, row.key)
         is_its = [h.name == key.name, h.key == key.key]
         before = [*is_its, _is_waiting(h), h.fair_key == row.fair_key, h.seq < row.seq]
@@ -87,6 +88,7 @@ def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
                 row.step_key,
                 read_limit(tx, key),
                 Count(place.count + 1, place.is_exact),
+                bool(row.fair_key),
                 holders[0] if holders else None,
             )
         )
@@ -113,7 +115,7 @@ def _read_holds(tx: Tx, conditions: Sequence[Any], order: Sequence[Any], limit: 
             workflow=row.workflow,
             instance_id=row.id,
             run_number=row.run_number,
-            step_key=row.step_key,
+            step_key=None if row.step_key == LIMITS_KEY else row.step_key,
             position=None if row.position == STEP else row.position,
             state=HoldState(row.state),
             fair_key=row.fair_key,

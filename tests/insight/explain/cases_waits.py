@@ -42,13 +42,13 @@ WAITS = {
     "limits": (
         told(ASLEEP, open_steps=(replace(RETRY, next_retry_at=None, error=None, attempts=0),)),
         Code.LIMITED,
-        'Waits until step "charge" gets its limits.',
+        'Step "charge" waits until it gets its limits.',
         [],
     ),
     "limits of a task": (
         told(ASLEEP, open_steps=(replace(RETRY, type=StepType.TASK, next_retry_at=None, attempts=0),)),
         Code.LIMITED,
-        'Waits until step "charge" gets its limits.',
+        'Step "charge" waits until it gets its limits.',
         [],
     ),
     "event": (
