@@ -17,6 +17,7 @@ from celery_durable.commands import Target
 from celery_durable.conditions import first_line
 from celery_durable.dashboard.changes import Remedy, read_remedies
 from celery_durable.doctor import Level
+from celery_durable.errors import InstanceNotFound
 from celery_durable.insight.explain import Code, explain
 from celery_durable.model import (
     OUTCOME_UNKNOWN,
@@ -36,6 +37,7 @@ _OVERDUE_AFTER = timedelta(seconds=5)
 _MAX_EXPLAINED = 3
 _MAX_GROUPS = 20
 _MAX_SCOPES = 100
+_MAX_LIMITS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Survey:
     processes: Sequence[Heartbeat]
     limits: Sequence[LimitRecord]
     """The limits for which something waits, of all instances."""
+    has_more_limits: bool
+    """Whether there are more limits than were read."""
 
 
 class Surveys:
@@ -124,8 +128,9 @@ def take_survey(operations: Operations, make_redaction: MakeRedaction) -> Survey
         counts.setdefault(each.workflow, {})[each.status] = each
     failures, others = _group(make_redaction, operations.stats.failures())
     stuck = _find_stuck(operations, make_redaction, stats.due, now)
-    limits = [each for each in operations.limits.list().items if each.waiting.count]
-    return Survey(now, counts, stats.due, stuck, failures, others, beats, limits)
+    limits = operations.limits.list(limit=_MAX_LIMITS)
+    awaited = [each for each in limits.items if each.waiting.count]
+    return Survey(now, counts, stats.due, stuck, failures, others, beats, awaited, limits.cursor is not None)
 
 
 def _find_stuck(operations: Operations, make_redaction: MakeRedaction, due: DueRuns, now: datetime) -> list[Problem]:
@@ -137,8 +142,11 @@ def _find_stuck(operations: Operations, make_redaction: MakeRedaction, due: DueR
     leases = operations.stats.leases(limit=_MAX_EXPLAINED)
     stuck += [(each.ref.workflow, each.ref.instance_id) for each in leases if now - each.lease_until >= _OVERDUE_AFTER]
     for workflow, instance_id in stuck:
-        facts = operations.queries.facts(workflow, instance_id).redacted(make_redaction(workflow, instance_id))
-        diagnosis = explain(facts)
+        try:
+            facts = operations.queries.facts(workflow, instance_id)
+        except InstanceNotFound:  # it was deleted meanwhile
+            continue
+        diagnosis = explain(facts.redacted(make_redaction(workflow, instance_id)))
         title = f"{diagnosis.code}: {workflow}/{instance_id}"
         remedies, target = read_remedies(diagnosis.actions), Target(workflow, instance_id)
         found.setdefault(diagnosis.code, Problem(Level.FAIL, title, diagnosis.sentence, remedies, target))
