@@ -45,6 +45,7 @@ from celery_durable.model.outcomes import (
     ReleaseOutcome,
     RunOutcome,
     TaskSendingStep,
+    WaitCondition,
     crash_delay,
     decide_release,
 )
@@ -293,6 +294,7 @@ __all__ = [
     "TopicEvent",
     "TopicWait",
     "VersionedInstance",
+    "WaitCondition",
     "Waiter",
     "WakeReason",
     "WorkerProcess",

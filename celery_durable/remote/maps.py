@@ -31,9 +31,11 @@ from celery_durable.model import (
     StepType,
     StepWrite,
     TaskSendingStep,
+    WaitCondition,
     children_event_type,
     parse_children_event_type,
     task_event_type,
+    to_us,
 )
 from celery_durable.remote.steps import TASK_POLICY, compare_task, find_task_name
 from celery_durable.replay_state import AwaitAnswer, ReplayStep, RunAttempt, WaitUntil
@@ -46,6 +48,7 @@ from celery_durable.runner.commit_parts import (
 )
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import FailedAttempt, record_task_timeout
+from celery_durable.runner.limits import ServeLimits, build_request
 from celery_durable.runner.step_commit import Decision, StepCommit
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, build_failure, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
@@ -53,9 +56,10 @@ from celery_durable.runner.waits import retry_delay, wait_duration
 from celery_durable.step import MapCall
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances.item_senders import TASKS, ChildSender, ItemSender
-from celery_durable.store.runs import items
+from celery_durable.store.runs import items, limits
 from celery_durable.store.runs.claims import GuardResult
 from celery_durable.store.runs.items import SentItem
+from celery_durable.store.runs.limits import Request, Served
 from celery_durable.values import StepPolicy
 
 
@@ -205,17 +209,24 @@ def _start(context: ExecutionContext, execution: StepExecution, call: MapCall, o
         attempts=1,
         wake_in=map_step.timeout,
         event_type=event_type,
+        keeps_limits=True,
     )
 
+    limited = _LimitedItems.of(context, execution, map_step)
+
     def send(tx: Tx, guard_result: GuardResult) -> Decision:
-        sent = items.start_map(tx, map_step, bodies, now=guard_result.now)
-        return Decision([write], [SendItems(sender, map_step, sent)])
+        if limited is None:
+            sent = items.start_map(tx, map_step, bodies, now=guard_result.now)
+            return Decision([write], [SendItems(sender, map_step, sent)])
+        items.start_map(tx, replace(map_step, max_concurrency=0), bodies, now=guard_result.now)
+        sent, served = limited.send(tx, now=guard_result.now)
+        return Decision([write], [SendItems(sender, map_step, sent), ServeLimits(served)])
 
     def find_ending(rows: Sequence[StepRow]) -> Release:
-        return Release([_wait_for_items(map_step, row.wake_at) for row in rows if row.wake_at is not None])
+        return Release([_wait_for_items(execution, map_step, row.wake_at) for row in rows if row.wake_at is not None])
 
     step_commit = StepCommit(write.commit_id, decide=send)
-    if other_steps is OtherSteps.NONE:
+    if other_steps is OtherSteps.NONE and limited is None:
         step_commit.ending = find_ending
         context.suspend_with(step_commit)
     else:
@@ -244,11 +255,13 @@ def _check_items(context: ExecutionContext, execution: StepExecution, call: MapC
     """
     map_step = _build_map_step(context, execution, call)
     assert row.wake_at is not None
+    condition = _build_condition(execution, map_step)
     if row.wake_at > context.now and not context.run_or_interrupt(
-        lambda: context.env.store.read(lambda tx: items.read_map_state(tx, map_step, now=context.now))
-    ).needs_pass(map_step.max_concurrency):
-        execution.wait = _wait_for_items(map_step, row.wake_at)
+        lambda: context.env.store.read(lambda tx: condition.is_met(tx, context.now))
+    ):
+        execution.wait = OpenWait(row.wake_at, condition=condition)
         return
+    limited = _LimitedItems.of(context, execution, map_step)
     outcomes, sender = _prepare_outcomes(context, map_step, execution), _find_sender(context, execution, call, row)
     commit_id = next(context.lease.commit_ids)
     build_write = functools.partial(
@@ -261,14 +274,21 @@ def _check_items(context: ExecutionContext, execution: StepExecution, call: MapC
         items.apply_decisions(tx, map_step, [outcome.build_decision(each, guard_result.now) for each, outcome in known])
         failures = [failed for _, outcome in known for failed in outcome.failures]
         state = items.read_map_state(tx, map_step, now=guard_result.now)
-        sent = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
-        parts = [SendItems(sender, map_step, sent), FailedAttempts(failures)]
+        parts: list[CommitPart] = [FailedAttempts(failures)]
+        if limited is None:
+            sent = items.mark_ready_as_sent(tx, map_step, limit=state.room(map_step.max_concurrency))
+        else:
+            sent, served = limited.send(tx, now=guard_result.now)
+            parts.append(ServeLimits(served))
+        parts.append(SendItems(sender, map_step, sent))
         state = items.read_map_state(tx, map_step, now=guard_result.now)
         if not state.is_finished:
             # An item that has failed since it was read above is left to the next pass, which is due at once.
             next_at = state.next_at if len(known) == len(locked_items) else guard_result.now
-            assert next_at is not None
-            return Decision([build_write(StepStatus.WAITING, wake_at=next_at)], parts)
+            if next_at is None:  # no item is out: all of them wait for their limits
+                assert limited is not None
+                next_at = guard_result.now + map_step.timeout
+            return Decision([build_write(StepStatus.WAITING, wake_at=next_at, keeps_limits=True)], parts)
         failure = _find_failure(context, tx, call, map_step)
         end = build_write(StepStatus.COMPLETED) if failure is None else build_write(StepStatus.ERRORED, **failure)
         return Decision([end, *context.build_race_writes(execution, end)], parts)
@@ -358,7 +378,7 @@ def _commit(
 ) -> None:
     context.commit(step_commit, execution)
     if execution.wait is not None:
-        execution.wait = _wait_for_items(map_step, execution.wait.due_at)
+        execution.wait = _wait_for_items(execution, map_step, execution.wait.due_at)
 
 
 def _error_of_first_failure(first_error: tuple[int, str, int]) -> dict[str, Any]:
@@ -379,5 +399,69 @@ class ItemsNeedPass:
         return items.read_map_state(tx, self.map_step, now=now).needs_pass(self.map_step.max_concurrency)
 
 
-def _wait_for_items(map_step: TaskSendingStep, due_at: datetime) -> OpenWait:
-    return OpenWait(due_at, condition=ItemsNeedPass(map_step))
+@dataclass(frozen=True, slots=True)
+class LimitedItemsNeedPass:
+    """The same for a map with limits: an item may start, or more of them may queue."""
+
+    map_step: TaskSendingStep
+
+    def is_met(self, tx: Tx, now: datetime) -> bool:
+        step = self.map_step
+        state = items.read_map_state(tx, step, now=now)
+        if replace(state, ready=0).needs_pass(None):
+            return True
+        queued, needs_pass = limits.read_queued_items(tx, step.pk, step.run_number, step.step_key, now_us=to_us(now))
+        room = state.room(step.max_concurrency)
+        return needs_pass or queued < min(state.ready, _MAX_QUEUED, state.ready if room is None else room)
+
+
+def _wait_for_items(execution: StepExecution, map_step: TaskSendingStep, due_at: datetime) -> OpenWait:
+    return OpenWait(due_at, condition=_build_condition(execution, map_step))
+
+
+def _build_condition(execution: StepExecution, map_step: TaskSendingStep) -> WaitCondition:
+    return (LimitedItemsNeedPass if execution.policy.limits else ItemsNeedPass)(map_step)
+
+
+_MAX_QUEUED, _MAX_ROUNDS = 20, 10
+"""How many items of one map wait in queues at once, and how often a commit asks for so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LimitedItems:
+    """What the items of a map with limits ask for. An item that gets its limits is sent in the same commit."""
+
+    context: ExecutionContext
+    map_step: TaskSendingStep
+    request: Request
+
+    @classmethod
+    def of(cls, context: ExecutionContext, execution: StepExecution, map_step: TaskSendingStep) -> _LimitedItems | None:
+        if not (given := execution.policy.limits):
+            return None
+        request = build_request(context.lease, context.event, execution.key, None, given)
+        return cls(context, map_step, replace(request, is_new=False))
+
+    def send(self, tx: Tx, *, now: datetime) -> tuple[list[SentItem], Served]:
+        """Ask for the limits of the items that may be sent, and mark those as sent that get them."""
+        step, sent, served = self.map_step, list[SentItem](), Served()
+        served.unfinished |= limits.release_ended(tx, step.pk, step.run_number, step.step_key)
+        for _ in range(_MAX_ROUNDS):
+            room = items.read_map_state(tx, step, now=now).room(step.max_concurrency)
+            found = items.find_ready(tx, step, limit=_MAX_QUEUED if room is None else min(room, _MAX_QUEUED))
+            if not found:
+                break
+            requests = [self._ask_for(row) for row in found]
+            replies, others = limits.ask(tx, requests)
+            served.granted += others.granted
+            served.unfinished |= others.unfinished
+            got = [index for index, reply in enumerate(replies) if reply.holds]
+            sent += items.mark_as_sent(tx, step, [found[i] for i in got], [requests[i].token for i in got])
+            if len(got) < len(found):
+                break
+        return sent, served
+
+    def _ask_for(self, row: Any) -> Request:
+        waiter = self.request.waiter._replace(position=row.position)
+        token = self.context.env.runtime.new_secret()
+        return replace(self.request, waiter=waiter, token=token, resumes=row.attempts > 0)

@@ -223,6 +223,7 @@ class Branches:
         retries: Retries | int | None = 0,
         on_lost: OnLost | None = None,
         return_exceptions: bool = False,
+        limits: Sequence[Limit] = (),
     ) -> StepFuture[list[Any]]:
         """Submit a call of `Step.map` as a branch. Its tasks are sent when the branch is gathered."""
         call = build_map_call(
@@ -234,6 +235,7 @@ class Branches:
             retries=retries,
             on_lost=on_lost,
             return_exceptions=return_exceptions,
+            limits=limits,
         )
         return self._context.submit(call)
 

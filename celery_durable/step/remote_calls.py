@@ -63,6 +63,7 @@ class MapOptions(TypedDict, total=False):
     max_concurrency: int | None
     timeout: Duration | None
     retries: Retries | int | None
+    limits: Sequence[Limit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,19 @@ def build_map_call(
     retries: Retries | int | None,
     on_lost: OnLost | None,
     return_exceptions: bool,
+    limits: Sequence[Limit],
 ) -> MapCall:
-    """Build a call of `map`; raises ValueRefused, DurationInvalid."""
+    """Build a call of `map`; raises ConfigInvalid, ValueRefused, DurationInvalid."""
     definition = getattr(task, "definition", None)
     if not isinstance(definition, Definition):
-        config = build_task_config(DEFAULT_TASK_TIMEOUT if timeout is None else timeout, retries)
+        config = build_task_config(DEFAULT_TASK_TIMEOUT if timeout is None else timeout, retries, limits)
         definition = None
     elif on_lost is not None:
         raise ValueRefused(f"step.map({name!r}) got on_lost={on_lost!r}, which is for tasks: no child is ever lost.")
     else:
-        config = StepConfig(retries=retries) if timeout is None else build_task_config(timeout, retries)
+        config = StepConfig(retries=retries, limits=limits)
+        if timeout is not None:
+            config = build_task_config(timeout, retries, limits)
     if max_concurrency is not None and (
         isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1
     ):

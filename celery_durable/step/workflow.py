@@ -333,6 +333,7 @@ class Step(Branches):
         retries: Retries | int | None = 0,
         on_lost: OnLost | None = None,
         return_exceptions: bool = False,
+        limits: Sequence[Limit] = (),
     ) -> list[Any]:
         """Run a task, or an instance of a workflow, for each item, as one step, and return the results in their order.
 
@@ -349,6 +350,7 @@ class Step(Branches):
             retries: Retries of each item, as in `task`. A retry creates another child.
             on_lost: What happens if the task of an item is lost, as in `task`. Not for workflows.
             return_exceptions: Put the failure of an item into the list instead of raising it.
+            limits: The limits that each item holds from when it is sent until it answers.
 
         Returns:
             A result for each item, or a StepFailed if ``return_exceptions`` is true.
@@ -370,6 +372,7 @@ class Step(Branches):
             retries=retries,
             on_lost=on_lost,
             return_exceptions=return_exceptions,
+            limits=limits,
         )
         results: list[Any] = self._context.call(call)
         return results

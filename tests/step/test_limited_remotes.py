@@ -153,3 +153,137 @@ def test_a_child_whose_id_is_taken_gives_back_the_limit(world: World, parents) -
     world.run_after(60)
     assert other.run(id="c").output == "InstanceAlreadyExists"
     assert holds(world) == []
+
+
+# --- maps ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mapping(world: World):
+    @world.workflow
+    def mapping(event: WorkflowEvent, step: Step):
+        limit = Limit("items", at_once=2)
+        return step.map("thumbs", "media.resize", range(event.payload), timeout=60, retries=1, limits=[limit])
+
+    return mapping
+
+
+def answer_all(world: World, count: int) -> int:
+    """Answer what is out, again and again. Returns the most tasks that were out at the same time."""
+    most = 0
+    for done in range(count):
+        most = max(most, len(world.sent) - done)
+        assert answer(world, world.sent[done], done)
+        world.run_until_idle()
+        serve(world)
+        world.run_until_idle()
+    return most
+
+
+def test_the_items_of_a_map_hold_a_limit_each(world: World, mapping) -> None:
+    instance = mapping.run(7)
+    assert len(world.sent) == 2
+    assert instance.status == "waiting"
+    assert answer_all(world, 7) == 2
+    assert instance.output == [0, 1, 2, 3, 4, 5, 6]
+    assert holds(world) == []
+
+
+def test_maps_share_a_limit(world: World, mapping) -> None:
+    first, second = mapping.run(3, id="a"), mapping.run(3, id="b")
+    assert len(world.sent) == 2
+    assert answer_all(world, 6) == 2
+    assert (first.status, second.status) == ("complete", "complete")
+    assert holds(world) == []
+
+
+def test_an_item_that_fails_holds_nothing_while_its_retry_waits(world: World, mapping) -> None:
+    instance = mapping.run(3)
+    assert answer(world, world.sent[0], error=KeyError("away"))
+    world.run_until_idle()
+    assert len(world.sent) == 3
+    assert answer(world, world.sent[1], 1)
+    assert answer(world, world.sent[2], 2)
+    world.run_until_idle()
+    world.run_after(30)
+    assert answer(world, world.sent[3], 0)
+    world.run_until_idle()
+    assert instance.output == [0, 1, 2]
+    assert holds(world) == []
+
+
+def test_an_item_that_times_out_gives_back_its_limit(world: World, mapping) -> None:
+    instance = mapping.run(4)
+    world.run_after(60)
+    assert len(world.sent) == 4
+    assert answer(world, world.sent[2], 2)
+    assert answer(world, world.sent[3], 3)
+    world.run_until_idle()
+    world.run_after(30)
+    assert len(world.sent) == 6
+    for message in world.sent[4:]:
+        assert answer(world, message, 1)
+    world.run_until_idle()
+    assert instance.output == [1, 1, 2, 3]
+    assert holds(world) == []
+
+
+def test_a_map_keeps_to_its_own_concurrency_too(world: World) -> None:
+    @world.workflow
+    def mapping(event: WorkflowEvent, step: Step):
+        limit = Limit("items", at_once=5)
+        return step.map("thumbs", "media.resize", range(6), max_concurrency=3, limits=[limit])
+
+    instance = mapping.run()
+    assert len(world.sent) == 3
+    assert answer_all(world, 6) == 3
+    assert instance.output == [0, 1, 2, 3, 4, 5]
+    assert holds(world) == []
+
+
+def test_a_long_map_queues_some_items_at_a_time(world: World) -> None:
+    @world.workflow
+    def mapping(event: WorkflowEvent, step: Step):
+        limit = Limit("items", at_once=30)
+        return step.map("thumbs", "media.resize", range(80), limits=[limit])
+
+    instance = mapping.run()
+    assert len(world.sent) == 30
+    assert [state for _, state in holds(world)].count("waiting") <= 20
+    assert answer_all(world, 80) == 30
+    assert instance.output == list(range(80))
+    assert holds(world) == []
+
+
+def test_a_terminated_map_frees_the_limits_of_its_items(world: World, mapping) -> None:
+    first, second = mapping.run(5, id="a"), mapping.run(2, id="b")
+    world.operations.lifecycle.terminate(first.workflow, first.id)
+    serve(world)
+    world.run_until_idle()
+    assert len(world.sent) == 4
+    for message in world.sent[2:]:
+        assert answer(world, message, 1)
+    world.run_until_idle()
+    assert second.output == [1, 1]
+    assert holds(world) == []
+
+
+def test_children_of_a_map_hold_a_limit_each(world: World) -> None:
+    @world.workflow
+    def kid(event: WorkflowEvent, step: Step):
+        step.sleep("pause", 60)
+        return event.payload
+
+    @world.workflow
+    def parent(event: WorkflowEvent, step: Step):
+        kids = SimpleNamespace(definition=world.registry.get("kid"))
+        return step.map("kids", kids, range(3), limits=[Limit("items", at_once=1)])
+
+    instance = parent.run()
+    for _ in range(3):
+        assert sum(row.status == "waiting" for row in world.rows(sa.select(world.store.tables.instance))) == 2
+        world.run_after(60)
+        serve(world)
+        world.run_until_idle()
+    assert instance.output == [0, 1, 2]
+    assert holds(world) == []

@@ -44,7 +44,7 @@ from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.instances.item_senders import NOTHING_SENT, TASKS, ItemSender, SentWork
-from celery_durable.store.runs import attempts, history, items
+from celery_durable.store.runs import attempts, history, items, limits
 from celery_durable.values import encode_child_answer, read_answer_error
 
 
@@ -269,6 +269,7 @@ def _select_unanswered(s: Store) -> sa.Select[Any]:
     now_us = s.clock().label("now_us")
     columns = (
         st.step_key, st.max_attempts, st.timeout_ms, st.wake_at, item.attempts, item.attempt_token, now_us,
+        limits.has_hold(s, item).label("is_limited"),
     )  # fmt: skip
     mine = (st.instance_pk == param("pk"), st.run_number == param("run"))
     return sa.select(*columns).select_from(items.join_step(s)).where(*mine)
@@ -379,6 +380,8 @@ def _answer_item(
         return AnswerOutcome(AnswerResult.NOT_AWAITED)
     is_paused = row.status is Status.PAUSED or row.pause_requested
     work = NOTHING_SENT
+    if found.is_limited:  # a pass asks for the limits of the next item
+        sender = None
     if sender is not None and not is_paused and (sent := items.mark_ready_as_sent(tx, step, limit=1)):
         work = sender.send(tx, step, sent, grace=grace)
     step_key = (row.pk, row.run_number, item.step_key)
@@ -472,7 +475,7 @@ def _record_result(s: Store) -> Any:
 
 
 def _takes_results(s: Store) -> Any:
-    """Condition: the map is waiting in the current run of this instance, and none of its items is ready to be sent."""
+    """Condition: the map waits in the current run of this instance, its item has no limits, and no item is ready."""
     i = s.tables.instance.c
     is_waiting = sa.exists().where(
         i.id == param("pk", sa.BigInteger),
@@ -482,7 +485,14 @@ def _takes_results(s: Store) -> Any:
         i.status.not_in([sa.literal_column(f"'{status.value}'") for status in Status if status.is_terminal]),
         *_waiting_map_conditions(s),
     )
-    return sa.and_(is_waiting, ~items.has_ready(s))
+    h = s.tables.hold.c
+    has_limits = sa.exists().where(
+        h.instance_pk == param("pk", sa.BigInteger),
+        h.run_number == param("run", sa.Integer),
+        h.step_key == param("key", sa.String),
+        h.position == param("position", sa.Integer),
+    )
+    return sa.and_(is_waiting, ~items.has_ready(s), ~has_limits)
 
 
 @statement
@@ -503,7 +513,7 @@ def record_result(tx: Tx, reference: TaskReference, item: ItemRef, payload: str)
     mine = {"position": item.position, "attempt": item.attempt, "answer": payload}
     recorded = tx.run_combined(_record_result_if_taken, **where, **named, **mine)
     if recorded is None:  # MariaDB would lock the rows that a subquery of an UPDATE reads, among them the instance's
-        if not tx.run(_select_takes_results, **where, **named).scalar():
+        if not tx.run(_select_takes_results, **where, **named, position=item.position).scalar():
             return False
         recorded = tx.run(_record_result, **where, **named, **mine)
     return recorded.rowcount == 1

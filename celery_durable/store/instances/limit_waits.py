@@ -70,9 +70,12 @@ def wake(tx: Tx, waiter: Waiter, *, grace: timedelta, lease: timedelta) -> Woken
             lapses = row.lapses + (instance.status is not Status.PAUSED)
             limits.set_state(tx, row, HoldState.PARKED, lapses=lapses)
         return Woken(freed=keys)
+    # A claimed run may suspend before the step may start. Then it is woken at that time.
+    is_early = instance.claim_token is not None and row.start_at > row.now_us
+    check_us = row.start_at if is_early else until_us
     for row in rows:
         limits.set_state(
-            tx, row, HoldState.GRANTED, granted_at=row.granted_at, start_at=row.start_at, check_at=until_us
+            tx, row, HoldState.GRANTED, granted_at=row.granted_at, start_at=row.start_at, check_at=check_us
         )
     if instance.claim_token is not None or (instance.run_at is not None and to_us(instance.run_at) <= row.start_at):
         return Woken()  # its pass will see the grant before it suspends the run

@@ -143,12 +143,23 @@ class SentItem:
 
 def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> list[SentItem]:
     """Mark ready items as sent, at most ``limit`` of them, and return them."""
+    return mark_as_sent(tx, step, find_ready(tx, step, limit=limit))
+
+
+def find_ready(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> Sequence[Any]:
+    """Return the rows of ready items, at most ``limit`` of them, for `mark_as_sent`."""
     limit = _MAX_INTEGER if limit is None else limit
-    found = tx.run(_select_ready, **key_parameters(step), limit=limit) if limit else []
+    return tx.run(_select_ready, **key_parameters(step), limit=limit) if limit else []
+
+
+def mark_as_sent(
+    tx: Tx, step: TaskSendingStep, found: Sequence[Any], tokens: Sequence[str | None] | None = None
+) -> list[SentItem]:
+    """Mark ready items as sent and return them. ``tokens``: of their attempts; None: new ones."""
     sent, marks = [], []
-    for row in found:
+    for row, token in zip(found, tokens or [None] * len(found), strict=True):
         attempt, now = row.attempts + 1, from_us(row.now_us)
-        each = _new_attempt(tx, step, row.task, position=row.position, attempt=attempt)
+        each = _new_attempt(tx, step, row.task, position=row.position, attempt=attempt, token=token)
         sent.append(each)
         marks.append(
             key_parameters(step)
@@ -159,9 +170,11 @@ def mark_ready_as_sent(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> l
     return sent
 
 
-def _new_attempt(tx: Tx, step: TaskSendingStep, body: str, *, position: int, attempt: int) -> SentItem:
-    item = ItemRef(step.pk, step.step_key, position, attempt)
-    reference = TaskReference(ensure_database_id(tx), step.ref, item.type, tx.store.runtime.new_secret())
+def _new_attempt(
+    tx: Tx, step: TaskSendingStep, body: str, *, position: int, attempt: int, token: str | None = None
+) -> SentItem:
+    item, token = ItemRef(step.pk, step.step_key, position, attempt), token or tx.store.runtime.new_secret()
+    reference = TaskReference(ensure_database_id(tx), step.ref, item.type, token)
     return SentItem(item, body, reference)
 
 

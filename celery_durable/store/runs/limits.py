@@ -301,6 +301,14 @@ def _delete_of_instance(s: Store) -> Any:
 
 
 @statement
+def _select_of_items(s: Store) -> Any:
+    """Read the first row of each item that a map has in queues or sent, and whether it counts."""
+    h = s.tables.hold.c
+    columns = [h.position, h.name, h.key, h.state, h.start_at, counts(s, h).label("counts")]
+    return sa.select(*columns).where(*_is_of_step(h)).order_by(h.position, h.name)
+
+
+@statement
 def _find_grant(s: Store) -> Any:
     h = s.tables.hold.c
     states = sa.or_(h.state == sa.literal_column("'granted'"), h.state == sa.literal_column("'parked'"))
@@ -671,6 +679,34 @@ def release(tx: Tx, pk: int, run: int, step_key: str) -> list[LimitKey]:
     if keys:
         tx.run(_delete_of_step, pk=pk, run=run, step_key=step_key)
     return sorted(set(keys))
+
+
+def release_ended(tx: Tx, pk: int, run: int, step_key: str) -> set[LimitKey]:
+    """Delete what items of a map hold that are not sent any more, and return the limits to serve after the commit."""
+    ended = [
+        row
+        for row in tx.run(_select_of_items, pk=pk, run=run, step_key=step_key)
+        if row.state == HoldState.HELD and not row.counts
+    ]
+    for position in {row.position for row in ended}:
+        release_waiter(tx, Waiter(pk, run, step_key, position))
+    return {LimitKey(row.name, row.key) for row in ended}
+
+
+def read_queued_items(tx: Tx, pk: int, run: int, step_key: str, *, now_us: int) -> tuple[int, bool]:
+    """Return how many items of a map are in queues, and whether one needs a pass: it may start, or is parked."""
+    rows = [row for row in tx.run(_select_of_items, pk=pk, run=run, step_key=step_key) if row.state != HoldState.HELD]
+    needs_pass = any(
+        row.state == HoldState.PARKED or (row.state == HoldState.GRANTED and row.start_at <= now_us) for row in rows
+    )
+    return len({row.position for row in rows}), needs_pass
+
+
+def has_hold(s: Store, item: Any) -> sa.ColumnElement[bool]:
+    """Build the condition that an item of a map has limits."""
+    h = s.tables.hold.alias("item_hold").c
+    same = [h[name] == item[name] for name in ("instance_pk", "run_number", "step_key", "position")]
+    return sa.exists(sa.select(sa.literal_column("1")).where(*same))
 
 
 def release_waiter(tx: Tx, waiter: Waiter) -> None:
