@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from celery_durable import Durable, Retries, Step, StepConfig, StepTx, WorkflowEvent, durable_step, durable_workflow
+from celery_durable import (
+    Durable,
+    Limit,
+    Retries,
+    Step,
+    StepConfig,
+    StepTx,
+    WorkflowEvent,
+    durable_step,
+    durable_workflow,
+)
 
 
 class OrderIn(BaseModel):
@@ -98,6 +108,8 @@ def operate() -> None:
     order.create(OrderIn(order_id="1", cents=5), countdown=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     total: int = order.get("o-1").result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     order.get("o-1").send_event(5, total)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Limit("stripe", at_once="20")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    StepConfig(limits=["stripe"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     StepConfig(retries="three")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     StepConfig(on_lost="wait")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Retries(backoff="quadratic")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -15,6 +15,7 @@ from celery_durable import (
     Durable,
     History,
     InstanceStatus,
+    Limit,
     LinearStep,
     LinearWorkflow,
     NonRetryableError,
@@ -42,6 +43,9 @@ from celery_durable.testing.scenario import Context, Scenario, create, define_sc
 class OrderIn(BaseModel):
     order_id: str
     cents: int
+
+
+stripe = Limit("stripe", at_once=20, rate="90 per second", by=lambda event: event.payload.order_id)
 
 
 class Approval(BaseModel):
@@ -134,7 +138,8 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     assert_type(step.random(), float)
     assert_type(step.uuid(), str)
 
-    assert_type(step.task("resize", "media.resize", timeout="1 hour", retries=3), Any)
+    assert_type(step.do("charge", StepConfig(limits=[stripe]), charge, "o-1", 5), str)
+    assert_type(step.task("resize", "media.resize", timeout="1 hour", retries=3, limits=[stripe]), Any)
     assert_type(step.child("report", report, "some words", id="r-1", timeout="1 hour", labels={"of": "o-1"}), list[int])
     assert_type(step.child("again", order, event.payload, on_parent_end="continue"), str)
     assert_type(step.child("nothing given", nothing_given), Approval)
@@ -251,6 +256,8 @@ def operate(session: Session) -> None:
         assert_type(page.items[0].id, str)
         assert_type(page.cursor, str | None)
     assert_type(durable.workflows["order"], Workflow[Any, Any])
+    durable.limits["stripe"].set(at_once=40, by="eve")
+    assert_type(durable.limits["stripe"].get(key="o-1").limit.rate, str | None)
 
 
 async def operate_async() -> None:
