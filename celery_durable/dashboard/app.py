@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from celery_durable.app import Durable
 from celery_durable.commands import INSTANCE
-from celery_durable.dashboard import actions, attention, instance, instances
+from celery_durable.dashboard import actions, attention, instance, instances, waits
 from celery_durable.dashboard.rendering import STATIC_FILES, serve_static
 from celery_durable.dashboard.visits import Endpoint, Site, make_error_page
 from celery_durable.http import Authorize, Hook
@@ -51,7 +51,9 @@ def make_pages(site: Site) -> Starlette:
             route("/", attention.SHOW),
             route("/instances", instances.SHOW),
             route("/instances/change", instances.PREVIEW, instances.CHANGE),
+            route("/waits", waits.SHOW),
             route(INSTANCE, instance.SHOW),
+            route(f"{INSTANCE}/answer", waits.ASK, waits.ANSWER),
             route(f"{INSTANCE}/stream", instance.STREAM),
             route(f"{INSTANCE}/{{command}}", actions.ASK, actions.CHANGE),
             Route(f"/{STATIC_FILES}/{{version}}/{{name}}", serve_static),

@@ -66,8 +66,7 @@ class Change:
 
     def format_command_of(self, target: Target, *arguments: str) -> str:
         """Return the command line that changes one instance."""
-        words = [self.name.replace("_", "-"), target.workflow, target.instance_id, *arguments]
-        return f"{_PROGRAM} {shlex.join(words)}" + (" --reason REASON" if self.takes_reason else "")
+        return format_command(self.name, target, *arguments) + (" --reason REASON" if self.takes_reason else "")
 
     def format_command(self, *, where: str) -> str:
         """Return the command line that changes all instances of a filter."""
@@ -101,6 +100,12 @@ STEP_CHANGES = {
 INSTANCE_CHANGES = CHANGES | STEP_CHANGES
 
 
+def format_command(name: str, target: Target, *arguments: str) -> str:
+    """Return the command line of a command on one instance."""
+    words = [name.replace("_", "-"), target.workflow, target.instance_id, *arguments]
+    return f"{_PROGRAM} {shlex.join(words)}"
+
+
 def find_change(name: str) -> Change:
     """Return the change of this name; raises ValueRefused."""
     if name not in CHANGES:
@@ -116,6 +121,12 @@ class Remedy:
     change: Change | None
     form: Mapping[str, str] | None = None
     """The query of the form that is the same, if it needs more than a reason; ``command`` is its name."""
+
+    @property
+    def operation(self) -> str:
+        """The operation of the form, as the hooks know it."""
+        name = (self.form or {}).get("command", "")
+        return "send_event" if name == "answer" else name
 
     @property
     def is_command(self) -> bool:
@@ -137,6 +148,11 @@ def read_remedies(actions: Sequence[str]) -> list[Remedy]:
         is_plain = len(words) == 3  # the command, the workflow and the id
         found.append(Remedy(action, CHANGES.get(name) if is_plain else None, form))
     return found
+
+
+def log_answer(actor: str | None, what: str) -> None:
+    """Record in the log who answered which question. The name is stored with the answer, too."""
+    logger.info("answer by %s: %s", actor or "an unnamed user", what)
 
 
 def log_change(actor: str | None, change: Change, what: str, reason: str) -> None:

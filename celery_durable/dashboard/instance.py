@@ -165,5 +165,5 @@ async def _stream(visit: Visit) -> Response:
     )
 
 
-SHOW = Endpoint(_show, "get", offers=tuple(INSTANCE_CHANGES))
+SHOW = Endpoint(_show, "get", offers=(*INSTANCE_CHANGES, "send_event"))
 STREAM = Endpoint(_stream, "stream")

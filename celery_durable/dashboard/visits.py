@@ -101,7 +101,7 @@ class Visit:
     @property
     def pages(self) -> Sequence[tuple[str, str]]:
         """The pages of the menu, with their paths."""
-        return [("Attention", self.path()), ("Instances", self.path("instances"))]
+        return [("Attention", self.path()), ("Instances", self.path("instances")), ("Waits", self.path("waits"))]
 
     def redaction(self, workflow: str, instance_id: str) -> Redaction:
         """Return what applies the ``redact`` function to the records of one instance."""

@@ -18,7 +18,13 @@ from tests.dashboard.conftest import Browser
 from tests.http.conftest import Shop
 
 INSTANCE = "/workflows/order/instances/o-0"
-ALIKE = [("/", "/stats"), ("/instances", "/instances"), (INSTANCE, INSTANCE), (INSTANCE, f"{INSTANCE}/explain")]
+ALIKE = [
+    ("/", "/stats"),
+    ("/instances", "/instances"),
+    ("/waits", "/waits"),
+    (INSTANCE, INSTANCE),
+    (INSTANCE, f"{INSTANCE}/explain"),
+]
 """A page, and a route of the API that shows the same."""
 
 
@@ -176,6 +182,8 @@ def read_every_page(pages: Browser) -> dict[str, str]:
     paths = [
         "/",
         "/instances",
+        "/waits",
+        "/waits?show=all",
         "/instances?where=status%3Derrored",
         "/instances/change?where=status%3Derrored&command=retry",
         INSTANCE,
