@@ -186,7 +186,10 @@ def test_a_server_that_is_not_there_is_no_traceback() -> None:
     assert said.err.endswith("hint: Is the server running, and is the base URL right?\n")
 
 
-def test_each_request_is_told_as_a_line_for_curl_without_what_may_be_secret(shop: Shop) -> None:
+def test_each_request_is_told_as_a_line_for_curl_without_what_may_be_secret(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
     with served(shop) as api:
         secrets = ("-H", "X-Api-Key: sesame", "-H", "Authorization: Bearer sesame")
         said = remote("-b", api.url, *secrets, "-v", "start", "echo", "--params", '"it\'s"', "--id", "e-1")
@@ -195,7 +198,8 @@ def test_each_request_is_told_as_a_line_for_curl_without_what_may_be_secret(shop
         body = shlex.quote('{"id": "e-1", "params": "it\'s"}')
         assert said.err == f"{hidden} --json {body} {api.url}/workflows/echo/instances\n"
         said = remote("-b", api.url, *secrets, "-v", "terminate", "echo", "e-1")
-        assert said.err == f"{hidden} -X POST {api.url}/workflows/echo/instances/e-1/terminate\n"
+        body = shlex.quote('{"by": "ann"}')
+        assert said.err == f"{hidden} --json {body} {api.url}/workflows/echo/instances/e-1/terminate\n"
         said = remote("-b", api.url, *secrets, "-v", "ls", "-w", "echo", "-s", "waiting", "--limit", "3")
         path = "/workflows/echo/instances?status=waiting&pageSize=3"
         assert said.err.splitlines()[0] == f"{hidden} '{api.url}{path}'"

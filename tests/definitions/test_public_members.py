@@ -8,6 +8,7 @@ from celery_durable.testing import DurableHarness
 ATTACHING = {"app", "init_app", "close", "engine", "migrate"}
 DEFINITIONS = {"workflow", "outbound", "register", "autodiscover", "on_loop_start", "on_loop_stop"}
 INSTANCES = {"workflows", "limits", "service", "client", "tick"}
+ANSWERS = {"sign_answer", "answer_signed", "aanswer_signed", "open_question", "aopen_question"}
 TOPICS = {"emit", "aemit", "waiters", "awaiters", "waits", "awaits"}
 INTERNALS = {"internals"}
 """All parts of the engine are behind this one attribute, so that they can change in every release."""
@@ -15,7 +16,7 @@ INTERNALS = {"internals"}
 
 def test_durable_has_these_public_members_and_no_others() -> None:
     members = {name for name in dir(Durable()) if not name.startswith("_")}
-    assert members == ATTACHING | DEFINITIONS | INSTANCES | TOPICS | INTERNALS
+    assert members == ATTACHING | DEFINITIONS | INSTANCES | ANSWERS | TOPICS | INTERNALS
 
 
 RUN = {"run_until_idle", "advance", "advance_to", "tick", "deliver", "run_concurrently", "next_due"}

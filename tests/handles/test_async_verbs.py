@@ -30,6 +30,7 @@ from celery_durable.testing import DurableHarness
 CLASSES = (Durable, Workflow, WorkflowInstance)
 WITHOUT_TWIN = {
     *("autodiscover", "close", "init_app", "migrate", "outbound", "register", "service", "tick", "workflow"),  # Durable
+    *("on_loop_start", "on_loop_stop"),
     "sign_answer",  # called in steps
     *("s", "si"),  # Workflow: signatures of Celery
 }

@@ -17,7 +17,7 @@ from tests.support.lines import Line, waits_for
 from tests.support.world import World, on_one_database
 
 database = on_databases("sqlite", "postgresql", "mariadb")
-COROUTINE = "$ is a coroutine, not its result: use asyncio.run(...), or `await` in async code"
+COROUTINE = "$ is a coroutine, not its result: `await` it"
 never = StepConfig(retries=0)
 
 
