@@ -7,6 +7,8 @@ import sqlite3
 from typing import Any
 
 _ENDS = "old = 'waiting' AND old_asks IS NOT NULL"
+_WAITS_FOR_LIMITS = "old = 'waiting' AND old_asks IS NULL"
+_IS_DUE = "at >= coalesce(due, 0)"
 _FAILED = """(json_extract(payload, '$.error.name') = error
     OR payload IS NULL AND error = 'StepTimeout' AND at >= deadline AND in_time = 0)"""
 _IS_LAST = "(type = 'child' OR attempts = most OR error = 'NonRetryableError')"
@@ -23,7 +25,8 @@ QUERIES = {
               {_ENDS} AND new = 'completed' AND more = 0 AND json(payload) = json('{{"output":' || result || '}}')
            OR {_ENDS} AND new = 'errored' AND more = 0 AND {_FAILED} AND {_IS_LAST}
            OR {_ENDS} AND new = 'waiting' AND asks IS NULL AND more = 0 AND {_FAILED} AND NOT {_IS_LAST}
-           OR old = 'waiting' AND old_asks IS NULL AND new = 'waiting' AND asks IS NOT NULL AND more = 1 AND at >= due
+           OR old = 'waiting' AND old_asks IS NULL AND new = 'waiting' AND asks IS NOT NULL AND more = 1 AND {_IS_DUE}
+           OR {_WAITS_FOR_LIMITS} AND new = 'waiting' AND asks IS NULL AND more = 0 AND {_IS_DUE}
            OR old = 'waiting' AND new = 'cancelled', FALSE)""",
     "D5 an attempt of a task has a type and a deadline of its own": """
         SELECT pk, run, step_key, seq, attempts, asks, next_deadline - at, timeout FROM author_attempt

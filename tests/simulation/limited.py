@@ -17,7 +17,7 @@ from tests.support.invariants import COUNTS as _COUNTS
 
 ONE = Limit("one", at_once=1)
 TWO = Limit("two", at_once=2, fair=lambda event: event.instance_id)
-_NUMBER = re.compile(r"(?:book|plain)(\d+)")
+_NUMBER = re.compile(r"(?:book|plain|task|map)(\d+)")
 
 
 def limits_of(step: str) -> Sequence[Limit]:

@@ -274,7 +274,7 @@ def _retries(op: Op) -> Retries:
 
 
 def _task_options(op: Op) -> dict[str, Any]:
-    return {"timeout": op["seconds"], "retries": _retries(op)}
+    return {"timeout": op["seconds"], "retries": _retries(op), "limits": limits_of(op["key"])}
 
 
 def _map_options(op: Op) -> dict[str, Any]:

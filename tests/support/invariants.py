@@ -26,7 +26,9 @@ COUNTS = """(h.state = 'granted' OR h.state = 'held' AND EXISTS (
   OR EXISTS (SELECT 1 FROM workflow_item m WHERE m.instance_pk = h.instance_pk AND m.run_number = h.run_number
       AND m.step_key = h.step_key AND m.position = h.position AND m.attempt_token = h.token AND m.status = 'sent')
   OR h.token = 'child' AND EXISTS (SELECT 1 FROM workflow_step c WHERE c.instance_pk = h.instance_pk
-      AND c.run_number = h.run_number AND c.step_key = h.step_key AND c.status = 'waiting'))"""
+      AND c.run_number = h.run_number AND c.step_key = h.step_key AND c.status = 'waiting' AND NOT EXISTS (
+        SELECT 1 FROM workflow_event e WHERE e.instance_pk = c.instance_pk AND e.run_number = c.run_number
+          AND e.type = c.wait_event_type)))"""
 """A hold that counts: its owner still has it."""
 
 QUERIES = {
