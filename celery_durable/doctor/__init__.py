@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Generator, Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = ["Finding", "Level", "check_all", "check_stored"]
 _MIN_TIME_LIMIT = timedelta(hours=1)
 """A step may take this long. A shorter time limit of Celery would end passes that work correctly."""
 _MAX_LATENESS = timedelta(minutes=1)
+_MAX_LIMIT_WAIT, _SHOWN_LIMITS = timedelta(hours=1), 3
 _DATABASE_REMEDY = "Bring the database back. The dispatcher then continues by itself."
 _PICKLE = {"pickle", "application/x-python-serialize"}
 _VISIBILITY_SECONDS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
@@ -61,6 +63,7 @@ def check_stored(durable: Durable) -> Generator[Finding, None, Processes | None]
         yield from _check_outages(now, beats)
         yield _check_backlog(durable)
         yield _check_outbox(durable)
+        yield from _check_limits(durable)
     return processes
 
 
@@ -264,3 +267,19 @@ def _check_outbox(durable: Durable) -> Finding:
     what = "1 task or outbound event was" if count == 1 else f"{count} tasks or outbound events were"
     remedy = f"celery -A {APP} durable outbox --given-up shows why; then outbox --retry ID... or --drop ID..."
     return Finding(Level.WARN, "outbox", f"{what} given up.", remedy)
+
+
+def _check_limits(durable: Durable) -> Iterator[Finding]:
+    """Name the limits with the longest waits. A forgotten holder is found so, such as a run that sleeps for weeks."""
+    awaited = [(each.longest_wait or timedelta(0), each) for each in durable.internals.operations.limits.awaited()]
+    late = sorted((each for each in awaited if each[0] > _MAX_LIMIT_WAIT), key=lambda each: each[0], reverse=True)
+    for wait, found in late[:_SHOWN_LIMITS]:
+        limit = durable.internals.redaction("", "").redact_limit(found)
+        of_key = f" with the key {limit.key!r}" if limit.key else ""
+        held = f"{limit.held} held" if limit.at_once is None else f"{limit.held} of {limit.at_once} held"
+        sentence = (
+            f"The first of {limit.waiting} that wait for limit {limit.name!r}{of_key} has waited for "
+            f"{format_duration(wait, units=1)}; {held}."
+        )
+        which = shlex.join([limit.name, *(["--key", limit.key] if limit.key else [])])
+        yield Finding(Level.WARN, "limits", sentence, f"celery -A {APP} durable limits show {which}")

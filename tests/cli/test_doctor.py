@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery, Signature
 
-from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable import Durable, Limit, Step, WorkflowEvent
 from celery_durable.doctor.workers import check_node_names, leave_out_replaced
 from celery_durable.model import Heartbeat, Outage, RunRef
 from celery_durable.store import heartbeats
@@ -358,3 +358,26 @@ def test_a_run_whose_message_no_worker_has_taken_is_due_work(make: Make) -> None
         assert connection.scalar(sa.text("SELECT next_check_at - run_at FROM workflow_instance")) > 200_000_000
     level, sentence, _ = one(app, "backlog")
     assert (level, sentence) == ("WARN", "The oldest due work has been waiting for 3 min.")
+
+
+def test_a_limit_for_which_a_run_has_waited_for_hours_is_told_with_its_key(make: Make) -> None:
+    app = make()
+    durable: Durable = app.durable
+
+    @durable.workflow(name="import", limits=[Limit("import", at_once=1, by=lambda event: event.payload)])
+    def run_import(event: WorkflowEvent[str], step: Step) -> None:
+        step.sleep("rest", "1 day")
+
+    for each in ("a", "b"):
+        durable.workflows["import"].create("acme", id=each)
+        durable.tick()
+    assert "limits" not in findings(app)
+    hold = durable.internals.store.tables.hold
+    earlier = hold.c.asked_at - timedelta(hours=3) // timedelta(microseconds=1)
+    with durable.internals.store.engine.begin() as conn:
+        conn.execute(sa.update(hold).where(hold.c.state == "waiting").values(asked_at=earlier))
+    assert one(app, "limits") == (
+        "WARN",
+        "The first of 1 that wait for limit 'import' with the key 'acme' has waited for 3 h; 1 of 1 held.",
+        "celery -A <your app> durable limits show import --key acme",
+    )
