@@ -62,7 +62,7 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     print(step.map("approve", approve, [event.payload])[0].amount)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     step.map("approve", approve, [event.payload], countdown=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     step.task("resize", "media.resize", countdown=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    step.wait_for_event("ask", "approval", ask=7)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
+    step.wait_for_event("ask", "approval", ask=7)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     answer = step.wait_for_event("wait", "approval", schema=Approval)
     step.log.info("decided", by=answer.payload.by)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     print(event.payload.amount)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

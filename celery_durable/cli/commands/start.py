@@ -21,12 +21,35 @@ from celery_durable.errors import WorkflowParamsInvalid
 from celery_durable.model import IfExists, IfRunning, RunRef
 from celery_durable.values import Parameter
 from celery_durable.wire import requests
+from celery_durable.wire.responses import InstanceItem
 
 Params = Annotated[Any, Option("--params", help="The parameters as JSON, from a file, or from standard input.")]
 SingleParams = Annotated[
     tuple[str, ...],
     Option("-P", "single_params", metavar="KEY=TEXT|KEY:=JSON", help="One parameter; overrides the one in --params."),
 ]
+
+WhenExists = Annotated[
+    Any,
+    Option(
+        "--if-exists",
+        type=click.Choice(get_args(IfExists)),
+        metavar="|".join(get_args(IfExists)),
+        default="error",
+        help="If the --id exists: fail, show its status, or postpone a run that has not begun.",
+    ),
+]
+WhenRunning = Annotated[
+    Any,
+    Option(
+        "--if-running",
+        type=click.Choice(get_args(IfRunning)),
+        metavar="|".join(get_args(IfRunning)),
+        help="If the last run of the --id has not ended: do nothing, or run once more after it.",
+    ),
+]
+
+_VERBS = {"created": "Started", "restarted": "Restarted, as run {run}:", "unchanged": "Still running:"}
 
 
 @command(
@@ -51,25 +74,8 @@ def start(
         timedelta | None, Option("--max-run", help="Terminate a run that takes longer; replaces the workflow's limit.")
     ],
     delay: Annotated[timedelta | None, Option("--delay", help="How long to wait before the run starts.")],
-    if_exists: Annotated[
-        Any,
-        Option(
-            "--if-exists",
-            type=click.Choice(get_args(IfExists)),
-            metavar="|".join(get_args(IfExists)),
-            default="error",
-            help="If the --id exists: fail, show its status, or postpone a run that has not begun.",
-        ),
-    ],
-    if_running: Annotated[
-        Any,
-        Option(
-            "--if-running",
-            type=click.Choice(get_args(IfRunning)),
-            metavar="|".join(get_args(IfRunning)),
-            help="If the last run of the --id has not ended: do nothing, or run once more after it.",
-        ),
-    ],
+    if_exists: WhenExists,
+    if_running: WhenRunning,
     at_latest: Annotated[
         timedelta | None, Option("--at-latest", help="How long --if-exists postpone can postpone a run at most.")
     ],
@@ -90,9 +96,7 @@ def start(
         raise click.UsageError("--timeout needs --wait or --follow.")
     shows_status = if_exists != "error" or if_running is not None
     if restart:
-        if id is None:
-            raise click.UsageError("--restart needs --id: a random id never exists before.")
-        _check_restart(shows_status or delay is not None or at_latest is not None, max_run)
+        _check_restart(id, shows_status or delay is not None or at_latest is not None, max_run)
     if shows_status and (wait or follow):
         raise click.UsageError("--wait and --follow are for a new instance: leave out --if-exists and --if-running.")
     params_given, label_values = merged_params(params, single_params), values.parse_labels(labels)
@@ -101,8 +105,7 @@ def start(
         target, body = Target(workflow, id), requests.RestartOrCreate(params=params_given, labels=label_values)
         started = backend.call(commands.restart_or_create, target, body)
         instance_id, run, extra = id, started.run_number, [started.outcome, str(started.run_number)]
-        verbs = {"created": "Started", "restarted": f"Restarted, as run {run}:", "unchanged": "Still running:"}
-        verb = verbs[started.outcome]
+        verb = _VERBS[started.outcome].format(run=run)
     else:
         new = requests.CreateInstance(
             params=params_given,
@@ -114,14 +117,7 @@ def start(
             max_run_ms=_milliseconds(max_run),
             labels=label_values,
         )
-        try:
-            made = backend.call(commands.create, Target(workflow, id or ""), new)
-        except (CliError, WorkflowParamsInvalid) as exc:
-            if params_given is None and exc.code == WorkflowParamsInvalid.code:
-                _name_params(ctx, backend, workflow)
-                options = f"-P key=text -P key:=JSON, or --params JSON, or: {command_line(ctx, 'start --help')}"
-                raise CliError(str(exc), f"It was started without parameters. Give them with {options}") from exc
-            raise
+        made = _create(ctx, backend, workflow, new)
         status = str(made.details.status)
         instance_id, run = made.id, 1
         extra, verb = ([status], f"Now {status}:") if shows_status else ([], "Started")
@@ -135,7 +131,20 @@ def start(
         _follow_to_end(console, Follower(backend, RunRef(workflow, instance_id, run)), timeout, shown=follow)
 
 
-def _check_restart(has_other_options: bool, max_run: timedelta | None) -> None:
+def _create(ctx: Context, backend: Backend, workflow: str, new: requests.CreateInstance) -> InstanceItem:
+    try:
+        return backend.call(commands.create, Target(workflow, new.id or ""), new)
+    except (CliError, WorkflowParamsInvalid) as exc:
+        if new.params is None and exc.code == WorkflowParamsInvalid.code:
+            _name_params(ctx, backend, workflow)
+            options = f"-P key=text -P key:=JSON, or --params JSON, or: {command_line(ctx, 'start --help')}"
+            raise CliError(str(exc), f"It was started without parameters. Give them with {options}") from exc
+        raise
+
+
+def _check_restart(instance_id: str | None, has_other_options: bool, max_run: timedelta | None) -> None:
+    if instance_id is None:
+        raise click.UsageError("--restart needs --id: a random id never exists before.")
     if max_run is not None:
         raise click.UsageError("--max-run is for a new instance: a restarted one keeps its limit.")
     if has_other_options:
