@@ -167,7 +167,9 @@ class QueryOperations:
         return tuple(itertools.islice(visible, 2))
 
     def _find_limit_waits(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> tuple[LimitWait, ...]:
-        if self._context.scope is not None or not any(step.waits_for_limits for step in steps):
+        if self._context.scope is not None or not any(
+            step.waits_for_limits or step.items is not None for step in steps
+        ):
             return ()
         return tuple(limit_reads.find_waits(tx, row.pk, row.run_number))
 

@@ -216,3 +216,23 @@ def test_a_workflow_s_limit_is_held_and_awaited_by_the_run(calls: Calls, connect
     assert connection("explain", "import", "b").rows[0][1] == (
         'The run waits for limit "import" (1 of 1 held; place 1, of 1; longest holder import/a, for 0 ms).'
     )
+
+
+def test_explain_says_for_what_the_items_of_a_map_wait(calls: Calls, connection: Any) -> None:
+    nap, one = calls.shop.durable.workflows["nap"], Limit("naps", at_once=1)
+
+    @calls.shop.durable.workflow(name="fan")
+    def fan(event: WorkflowEvent[None], step: Step) -> None:
+        step.map("all", nap, [None, None], limits=[one])
+
+    calls.shop.pipe("start", "fan", "--id", "f")
+    calls.shop.work("fan", "f")
+    (_, sentence), *actions = connection("explain", "fan", "f").rows
+    waits = 'Items wait for limit "naps" (1 of 1 held; place 1, of 1; longest holder fan/f, for 0 ms).'
+    assert sentence.endswith(f" {waits}")
+    assert ["action", f"{connection.name} limits show naps"] in actions
+    shown = connection("limits", "show", "naps").rows[1:]
+    assert [[row[0], *row[2:6]] for row in shown] == [
+        ["holder", "f", "1", "all", "0"],
+        ["waiting", "f", "1", "all", "1"],
+    ]

@@ -30,6 +30,7 @@ from celery_durable.model import (
     LIMITS_KEY,
     Child,
     ItemCounts,
+    LimitWait,
     Status,
     StepRecord,
     StepStatus,
@@ -116,7 +117,7 @@ def _explain_step(facts: Facts, step: StepRecord) -> Diagnosis:
         case StepType.CHILD:
             return _explain_child(facts, step, known)
         case _:
-            return _explain_items(facts, step, known) if step.items else _explain_other(facts, step, known)
+            return _explain_map(facts, step, known) if step.items else _explain_other(facts, step, known)
 
 
 def _explain_attempt(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
@@ -137,9 +138,29 @@ def _explain_attempt(facts: Facts, step: StepRecord, known: dict[str, Any]) -> D
 
 def _explain_limits(facts: Facts, step: StepRecord) -> Diagnosis:
     who = "The run" if step.step_key == LIMITS_KEY else f"Step {quote(step.name)}"
-    wait = next((each for each in facts.limit_waits if each.step_key == step.step_key), None)
+    wait = _find_limit_wait(facts, step)
     if wait is None:
         return build_diagnosis(facts, Code.LIMITED, f"{who} waits until it gets its limits.", step=step.name)
+    what, actions, known = _describe_limit(facts, wait)
+    return build_diagnosis(facts, Code.LIMITED, f"{who} waits for {what}.", *actions, step=step.name, **known)
+
+
+def _explain_map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
+    """Describe a map, and the limit for which its first waiting item waits."""
+    found, wait = _explain_items(facts, step, known), _find_limit_wait(facts, step)
+    if wait is None:
+        return found
+    what, actions, more = _describe_limit(facts, wait)
+    sentence = f"{found.sentence} Items wait for {what}."
+    return Diagnosis(found.code, sentence, {**found.facts, **more}, (*actions, *found.actions))
+
+
+def _find_limit_wait(facts: Facts, step: StepRecord) -> LimitWait | None:
+    return next((each for each in facts.limit_waits if each.step_key == step.step_key), None)
+
+
+def _describe_limit(facts: Facts, wait: LimitWait) -> tuple[str, list[str], dict[str, Any]]:
+    """Return a limit in words, the commands that show and raise it, and the facts behind."""
     limit, holder = wait.limit, wait.longest_holder
     of_key = f" with the key {quote(limit.key)}" if limit.key else ""
     parts = [] if limit.at_once is None else [f"{limit.held} of {limit.at_once} held"]
@@ -147,7 +168,6 @@ def _explain_limits(facts: Facts, step: StepRecord) -> Diagnosis:
     turn = " of its turn" if wait.has_turns else ""
     parts.append(f"place {wait.place}{turn}, of {limit.waiting}")
     known: dict[str, Any] = {
-        "step": step.name,
         "limit": limit.name,
         "key": limit.key,
         "at_once": limit.at_once,
@@ -164,8 +184,7 @@ def _explain_limits(facts: Facts, step: StepRecord) -> Diagnosis:
     actions = [f"celery -A {YOUR_APP} durable limits show {which}"]
     if limit.at_once is not None and limit.held >= limit.at_once:
         actions.append(f"celery -A {YOUR_APP} durable limits set {which} --at-once {limit.at_once + 1}")
-    sentence = f"{who} waits for limit {quote(limit.name)}{of_key} ({'; '.join(parts)})."
-    return build_diagnosis(facts, Code.LIMITED, sentence, *actions, **known)
+    return f"limit {quote(limit.name)}{of_key} ({'; '.join(parts)})", actions, known
 
 
 def _explain_tasks(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
