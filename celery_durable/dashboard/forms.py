@@ -59,9 +59,8 @@ def make_fields(schema: Mapping[str, Any] | None) -> list[Field]:
         return [_make_field("", found, schema, is_required=True, is_whole=True)]
     required = found.get("required", ())
     return [
-        _make_field(name, each, schema, is_required=name in required)
+        _make_field(name, each if isinstance(each, Mapping) else {}, schema, is_required=name in required)
         for name, each in properties.items()
-        if isinstance(each, Mapping)
     ]
 
 

@@ -34,7 +34,9 @@ class LocalServer:
         hooks = Authorize(request=hook, actor=_find_user)
         site = Site(durable, hooks, allow_anonymous=False, is_read_only=read_only, has_broker=has_broker)
         self._listening = socket.create_server((_HOST, port))
-        self._server = uvicorn.Server(uvicorn.Config(make_pages(site), log_level="warning"))
+        # An open page of an instance holds a stream, which does not end by itself.
+        config = uvicorn.Config(make_pages(site), log_level="warning", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
         self.link = hook.make_url(f"http://{_HOST}:{self._listening.getsockname()[1]}/")
 
     def run(self) -> None:
@@ -42,7 +44,7 @@ class LocalServer:
         self._server.run([self._listening])
 
     def stop(self) -> None:
-        """End `run`, after the requests that are open."""
+        """End `run`, after the requests that are open, or a second."""
         self._server.should_exit = True
 
 

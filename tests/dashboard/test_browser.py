@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from celery_durable import Step, WorkflowEvent
 from celery_durable.dashboard import dashboard, instances
 from tests.http.conftest import Shop
 from tests.support.services import missing
@@ -25,7 +26,16 @@ PAGES = [
     "/instances/change?where=status%3Derrored&command=retry",
     "/workflows/order/instances/o-0",
     "/workflows/bad/instances/b-0",
+    "/workflows/bad/instances/b-0?view=attempts",
+    "/workflows/bad/instances/b-0/set_result?step=print",
+    "/workflows/asks/instances/a-1?step=ok",
+    "/workflows/asks/instances/a-1?view=events",
+    "/workflows/asks/instances/a-1?view=log",
+    "/workflows/asks/instances/a-1?view=run",
+    "/workflows/asks/instances/a-1/answer?step=ok",
+    "/waits",
 ]
+EVIL = "<script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">" + "W" * 150
 
 
 @pytest.fixture(scope="session")
@@ -47,8 +57,19 @@ def chromium() -> Iterator[Any]:
 def address(orders: Shop) -> Iterator[str]:
     """The address of a server of the pages. Names and labels are as long as people make them."""
     orders.durable.workflows["echo"].create(1, id="a" * 100, labels={"note": "word " * 30})
+
+    @orders.durable.workflow(name="asks")
+    def asks(event: WorkflowEvent[str], step: Step) -> None:
+        step.log.info(EVIL, data=EVIL)
+        step.do(EVIL, lambda: EVIL)
+        step.wait_for_event("ok", "ok", ask={"Who": EVIL, "What": "pay"}, to="finance")
+
+    asks.create(EVIL, id="a-1")
+    orders.work()
+    asks.get("a-1").send_event("early", {"text": EVIL})
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(dashboard(orders.durable, allow_anonymous=True), log_level="warning")
+    pages = dashboard(orders.durable, allow_anonymous=True)
+    config = uvicorn.Config(pages, log_level="warning", timeout_graceful_shutdown=1)  # tabs follow runs
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
@@ -77,6 +98,7 @@ def test_pages_fit_any_width_and_load_nothing_from_elsewhere(
         page.goto(address + path)
         over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert over <= 0, f"{path} is {over} px too wide"
+        assert "pwned" not in page.title(), path
     assert [flaw for flaw in flaws if "400 (Bad Request)" not in flaw] == []
 
 
@@ -117,6 +139,23 @@ def test_a_list_refreshes_while_it_is_visible(chromium: Any, address: str, order
     assert page.get_by_role("link", name="echo/later").count() == 0
     page.clock.run_for(11_000)
     page.get_by_role("link", name="echo/later").wait_for()
+    assert flaws == []
+
+
+def test_an_instance_is_followed_while_it_is_visible(chromium: Any, address: str, orders: Shop) -> None:
+    page, flaws = open_page(chromium)
+    page.clock.install()  # it would refresh without a stream, too, but after ten seconds
+    with page.expect_request("**/stream"):
+        page.goto(f"{address}/workflows/order/instances/o-0")
+    page.clock.run_for(1_500)
+    orders.durable.workflows["order"].get("o-0").terminate()
+    for _ in range(100):
+        page.wait_for_timeout(100)
+        page.clock.run_for(50)
+        if page.get_by_role("heading", level=1).inner_text().endswith("terminated"):
+            break
+    assert page.get_by_role("heading", level=1).inner_text().endswith("terminated")
+    assert page.locator("[data-stream]").count() == 0
     assert flaws == []
 
 
