@@ -16,7 +16,8 @@ from celery_durable.store.engine import Store
 from celery_durable.store.engine.time_limits import LOOP
 from celery_durable.store.instances import limit_waits
 from celery_durable.store.runs import limits
-from celery_durable.store.runs.limits import LimitKey, Served, Waiter
+from celery_durable.store.runs.holds import LimitKey, Waiter
+from celery_durable.store.runs.limits import Served
 
 logger = logging.getLogger("celery_durable.limits")
 

@@ -13,7 +13,7 @@ from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.operations.limit_queue import LimitQueue
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import limit_reads, limit_waits
-from celery_durable.store.runs.limits import LimitKey
+from celery_durable.store.runs.holds import LimitKey
 from celery_durable.values import UNSET
 
 logger = logging.getLogger("celery_durable.limits")

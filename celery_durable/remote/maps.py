@@ -56,7 +56,7 @@ from celery_durable.runner.waits import retry_delay, wait_duration
 from celery_durable.step import MapCall
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances.item_senders import TASKS, ChildSender, ItemSender
-from celery_durable.store.runs import items, limits
+from celery_durable.store.runs import holds, items, limits
 from celery_durable.store.runs.claims import GuardResult
 from celery_durable.store.runs.items import SentItem
 from celery_durable.store.runs.limits import Request, Served
@@ -410,7 +410,7 @@ class LimitedItemsNeedPass:
         state = items.read_map_state(tx, step, now=now)
         if replace(state, ready=0).needs_pass(None):
             return True
-        queued, needs_pass = limits.read_queued_items(tx, step.pk, step.run_number, step.step_key, now_us=to_us(now))
+        queued, needs_pass = holds.read_queued_items(tx, step.pk, step.run_number, step.step_key, now_us=to_us(now))
         room = state.room(step.max_concurrency)
         return needs_pass or queued < min(state.ready, _MAX_QUEUED, state.ready if room is None else room)
 
@@ -445,7 +445,7 @@ class _LimitedItems:
     def send(self, tx: Tx, *, now: datetime) -> tuple[list[SentItem], Served]:
         """Ask for the limits of the items that may be sent, and mark those as sent that get them."""
         step, sent, served = self.map_step, list[SentItem](), Served()
-        served.unfinished |= limits.release_ended(tx, step.pk, step.run_number, step.step_key)
+        served.unfinished |= holds.release_ended(tx, step.pk, step.run_number, step.step_key)
         for _ in range(_MAX_ROUNDS):
             room = items.read_map_state(tx, step, now=now).room(step.max_concurrency)
             found = items.find_ready(tx, step, limit=_MAX_QUEUED if room is None else min(room, _MAX_QUEUED))

@@ -49,7 +49,7 @@ from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import items, outbox
 from celery_durable.store.runs.claims import GuardResult
-from celery_durable.store.runs.limits import CHILD_HOLDER
+from celery_durable.store.runs.holds import CHILD_HOLDER
 from celery_durable.values import AnswerError, Codec, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(max_attempts=1)

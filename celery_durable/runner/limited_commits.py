@@ -14,7 +14,8 @@ from celery_durable.runner.step_execution import StepExecution
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import limits
 from celery_durable.store.runs.claims import GuardResult
-from celery_durable.store.runs.limits import STEP, Reply, Waiter
+from celery_durable.store.runs.holds import STEP, Waiter
+from celery_durable.store.runs.limits import Reply
 from celery_durable.values import Limit
 
 

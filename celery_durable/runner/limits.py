@@ -11,8 +11,9 @@ from celery_durable.model import Claim, OpenWait, StepRow, from_us
 from celery_durable.runner.commit_parts import CommitPart, OpenCommit, RowKind
 from celery_durable.runner.lease import Lease
 from celery_durable.store.engine import Tx
-from celery_durable.store.runs import limits
-from celery_durable.store.runs.limits import LimitKey, Reply, Request, Served, Waiter
+from celery_durable.store.runs import holds
+from celery_durable.store.runs.holds import LimitKey, Waiter
+from celery_durable.store.runs.limits import Reply, Request, Served
 from celery_durable.values import Limit
 
 _NO_DEADLINE = timedelta(days=365)
@@ -37,7 +38,7 @@ class GrantAwaited:
 
     def is_met(self, tx: Tx, now: datetime) -> bool:
         del now
-        return limits.is_granted(tx, self.claim.pk, self.claim.ref.run_number, [self.step_key])
+        return holds.is_granted(tx, self.claim.pk, self.claim.ref.run_number, [self.step_key])
 
 
 def build_wait(claim: Claim, key: str, reply: Reply) -> OpenWait:
@@ -62,7 +63,7 @@ def release_limits(commit: OpenCommit, step_keys: Sequence[str]) -> None:
     """Give back the limits of these steps."""
     claim, freed = commit.claim, set[LimitKey]()
     for key in step_keys:
-        freed.update(limits.release(commit.tx, claim.pk, claim.ref.run_number, key))
+        freed.update(holds.release(commit.tx, claim.pk, claim.ref.run_number, key))
     ServeLimits(Served(unfinished=freed)).write(commit)
 
 
@@ -70,7 +71,7 @@ class LimitedRows(RowKind):
     """The holds of the run, and of steps that wait for limits, which end with the run."""
 
     def end_with_run(self, commit: OpenCommit) -> None:
-        freed = limits.release_all(commit.tx, commit.claim.pk)
+        freed = holds.release_all(commit.tx, commit.claim.pk)
         ServeLimits(Served(unfinished=set(freed))).write(commit)
 
 

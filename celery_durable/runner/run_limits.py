@@ -9,7 +9,7 @@ from celery_durable.definitions import Definition
 from celery_durable.errors.base import format_limit
 from celery_durable.model import Claim, OpenWait, StepRow, StepStatus
 from celery_durable.store.engine import Tx
-from celery_durable.store.runs import limits
+from celery_durable.store.runs import holds
 from celery_durable.store.runs.step_rows import RunState
 
 _MIN_CHECK_DELAY = timedelta(minutes=1)
@@ -72,7 +72,7 @@ class RunLimits:
         due = [due_at <= now for row in self._open if (due_at := row.next_retry_at or row.wake_at) is not None]
         awaiting = [row for row in self._open if row.wait_event_type is not None and row.wake_at is not None]
         limited = [row.step_key for row in self._open if row.waits_for_limits]
-        if any(due) or limits.is_granted(tx, self._claim.pk, self._claim.ref.run_number, limited):
+        if any(due) or holds.is_granted(tx, self._claim.pk, self._claim.ref.run_number, limited):
             return None
         if any(self._is_satisfied(tx, self._claim, row) for row in awaiting):
             return None

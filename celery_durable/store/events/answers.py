@@ -44,7 +44,7 @@ from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.instances.item_senders import NOTHING_SENT, TASKS, ItemSender, SentWork
-from celery_durable.store.runs import attempts, history, items, limits
+from celery_durable.store.runs import attempts, history, holds, items
 from celery_durable.values import encode_child_answer, read_answer_error
 
 
@@ -269,7 +269,7 @@ def _select_unanswered(s: Store) -> sa.Select[Any]:
     now_us = s.clock().label("now_us")
     columns = (
         st.step_key, st.max_attempts, st.timeout_ms, st.wake_at, item.attempts, item.attempt_token, now_us,
-        limits.has_hold(s, item).label("is_limited"),
+        holds.has_hold(s, item).label("is_limited"),
     )  # fmt: skip
     mine = (st.instance_pk == param("pk"), st.run_number == param("run"))
     return sa.select(*columns).select_from(items.join_step(s)).where(*mine)

@@ -24,7 +24,7 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store.engine import Tx
-from celery_durable.store.runs import limits
+from celery_durable.store.runs import holds
 
 
 def complete_step(
@@ -51,7 +51,7 @@ def complete_step(
         )
     )
     assert updated.rowcount == 1  # the row was read under the lock
-    limits.release(tx, row.pk, row.run_number, step.step_key)
+    holds.release(tx, row.pk, row.run_number, step.step_key)
     if event is not None:
         e = tx.t.event
         tx.execute(

@@ -25,7 +25,7 @@ from celery_durable.model import (
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.instances.instances import REPLAY, read_clock
-from celery_durable.store.runs import items, limits, runs, topic_waits
+from celery_durable.store.runs import holds, items, runs, topic_waits
 from celery_durable.store.runs.claims import RELEASED, RESUMING, STARTING
 from celery_durable.store.runs.runs import Continuation
 
@@ -178,7 +178,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None, is_cancel: bool =
         .values(status=StepStatus.CANCELLED.value)
     )
     topic_waits.close_all(tx, row.pk)
-    limits.release_all(tx, row.pk)
+    holds.release_all(tx, row.pk)
 
 
 def reclaim(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
@@ -247,7 +247,7 @@ def start_run(
 ) -> DueRun:
     """Start the run after the ``last`` one of a locked instance, which has ended; due now or at ``due_us``."""
     topic_waits.close_all(tx, pk)
-    limits.release_all(tx, pk)
+    holds.release_all(tx, pk)
     number, now = last.run_number + 1, tx.store.clock()
     update(
         tx,

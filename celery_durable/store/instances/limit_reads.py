@@ -19,8 +19,8 @@ from celery_durable.model import (
 )
 from celery_durable.store.engine import Tx, bounds
 from celery_durable.store.instances.instances import read_clock
-from celery_durable.store.runs import limits
-from celery_durable.store.runs.limits import STEP, LimitKey
+from celery_durable.store.runs import holds, limits
+from celery_durable.store.runs.holds import STEP, LimitKey
 
 _MAX_HOLDERS, _MAX_WAITING, _MAX_WAITS = 100, 20, 3
 
@@ -41,7 +41,7 @@ def read_limit(tx: Tx, key: LimitKey) -> LimitRecord:
     c, h = tx.t.limit.c, tx.t.hold.c
     row = tx.execute(sa.select(tx.t.limit).where(c.name == key.name, c.key == key.key)).one()
     is_its = [h.name == key.name, h.key == key.key]
-    held = sa.select(sa.func.count()).where(*is_its, limits.is_active(h), limits.counts(tx.store, h))
+    held = sa.select(sa.func.count()).where(*is_its, holds.is_active(h), holds.counts(tx.store, h))
     asked_at = [head.asked_at for head in limits.find_heads(tx, key)]
     return LimitRecord(
         name=row.name,
@@ -59,7 +59,7 @@ def read_details(tx: Tx, key: LimitKey) -> LimitDetails:
     """Return a limit and key, which exists, with its holders and the first that wait."""
     h = tx.t.hold.c
     is_its = [h.name == key.name, h.key == key.key]
-    active = [*is_its, limits.is_active(h), limits.counts(tx.store, h)]
+    active = [*is_its, holds.is_active(h), holds.counts(tx.store, h)]
     holders = _read_holds(tx, active, [h.granted_at, h.seq], _MAX_HOLDERS)
     heads = sorted(limits.find_heads(tx, key), key=lambda row: (row.turn, row.seq))
     if len(heads) == 1:
@@ -81,7 +81,7 @@ def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
         is_its = [h.name == key.name, h.key == key.key]
         before = [*is_its, _is_waiting(h), h.fair_key == row.fair_key, h.seq < row.seq]
         place = _count(tx, before)
-        active = [*is_its, limits.is_active(h), limits.counts(tx.store, h)]
+        active = [*is_its, holds.is_active(h), holds.counts(tx.store, h)]
         holders = _read_holds(tx, active, [h.granted_at, h.seq], 1)
         found.append(
             LimitWait(

@@ -16,8 +16,8 @@ from celery_durable.model import DueRun, HoldState, Status, WakeReason, duration
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.instances import instances, lifecycle
-from celery_durable.store.runs import limits
-from celery_durable.store.runs.limits import LimitKey, Waiter
+from celery_durable.store.runs import holds
+from celery_durable.store.runs.holds import LimitKey, Waiter
 from celery_durable.store.schema.step_format import is_of_step
 
 _MAX_WAIT = timedelta(hours=1)
@@ -61,22 +61,20 @@ def wake(tx: Tx, waiter: Waiter, *, grace: timedelta, lease: timedelta) -> Woken
         return Woken()
     keys = [LimitKey(row.name, row.key) for row in rows]
     if instance.run_number != waiter.run or instance.status.is_terminal:
-        limits.release_waiter(tx, waiter)
+        holds.release_waiter(tx, waiter)
         return Woken(freed=keys)
     row = rows[0]
     until_us = row.start_at + min(duration_us(lease) * 2 ** min(row.lapses, 20), duration_us(_MAX_WAIT))
     if instance.status is Status.PAUSED or row.now_us >= until_us:
         for row in rows:
             lapses = row.lapses + (instance.status is not Status.PAUSED)
-            limits.set_state(tx, row, HoldState.PARKED, lapses=lapses)
+            holds.set_state(tx, row, HoldState.PARKED, lapses=lapses)
         return Woken(freed=keys)
     # A claimed run may suspend before the step may start. Then it is woken at that time.
     is_early = instance.claim_token is not None and row.start_at > row.now_us
     check_us = row.start_at if is_early else until_us
     for row in rows:
-        limits.set_state(
-            tx, row, HoldState.GRANTED, granted_at=row.granted_at, start_at=row.start_at, check_at=check_us
-        )
+        holds.set_state(tx, row, HoldState.GRANTED, granted_at=row.granted_at, start_at=row.start_at, check_at=check_us)
     if instance.claim_token is not None or (instance.run_at is not None and to_us(instance.run_at) <= row.start_at):
         return Woken()  # its pass will see the grant before it suspends the run
     if row.start_at <= row.now_us:
@@ -135,7 +133,7 @@ def _select_examined(s: Store) -> Any:
     is_current = sa.and_(i.c.id == hold.c.instance_pk, i.c.run_number == hold.c.run_number)
     joined = hold.outerjoin(i, is_current).outerjoin(st, is_of_step(hold, st))
     columns = [*hold.c, i.c.status, i.c.claim_token, st.c.status.label("step_status")]
-    query = sa.select(*columns, limits.counts(s, hold.c).label("counts")).select_from(joined)
+    query = sa.select(*columns, holds.counts(s, hold.c).label("counts")).select_from(joined)
     return query.where(hold.c.instance_pk > after).order_by(hold.c.instance_pk).limit(param("limit", sa.Integer))
 
 
@@ -152,7 +150,7 @@ def delete_dead(tx: Tx, *, after: int, limit: int) -> tuple[int | None, set[Limi
     rows = tx.run(_select_examined, after=after, limit=limit)
     freed = set()
     for row in rows:
-        if not limits.is_alive(row) or (row.state == HoldState.HELD and not row.counts):
+        if not holds.is_alive(row) or (row.state == HoldState.HELD and not row.counts):
             identity = {name: getattr(row, name) for name in ("instance_pk", "run_number", "step_key", "position")}
             if tx.run(_delete_row, **identity, name=row.name, seq=row.seq, state=row.state).rowcount:
                 freed.add(LimitKey(row.name, row.key))

@@ -14,48 +14,29 @@ instance of another hold, in a transaction of its own.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import LIMITS_KEY, TERMINAL, HoldState, ItemStatus, Status, StepStatus
+from celery_durable.model import HoldState, Status
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.runs import holds
+from celery_durable.store.runs.holds import LimitKey, Waiter
 from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import MARIADB
-from celery_durable.store.schema.step_format import is_of_step
 from celery_durable.values import LimitUse, rate_interval_us
 
 HORIZON_US = 2_000_000
 """How long before its start a grant is given at most, so that a slot is not kept long for a rate."""
 SLACK_US = 100_000
 """How much earlier than a strict rate allows a step may start. It makes up for wake-ups that come late."""
-STEP = -1
-"""The position of a hold that belongs to the step itself. That of a task has the position of its item."""
-CHILD_HOLDER = "child"
-"""The token of a hold that belongs to the child of a step."""
 _MAX_GRANTS = 50
 """How many waiters of a key one transaction considers."""
 _RESUMED = 2**62
 """What is subtracted from the number of a waiter that has had the limit already: it goes before all new ones."""
-
-
-class LimitKey(NamedTuple):
-    """A limit, and the value of its function ``by``; empty without one."""
-
-    name: str
-    key: str
-
-
-class Waiter(NamedTuple):
-    """A step, or an item of one, that holds limits or waits for them."""
-
-    pk: int
-    run: int
-    step_key: str
-    position: int = STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,63 +78,6 @@ def _is_waiting(c: Any) -> list[sa.ColumnElement[bool]]:
     return [*_is_limit(c), c.state == sa.literal_column("'waiting'")]
 
 
-def _is_of_waiter(c: Any) -> list[sa.ColumnElement[bool]]:
-    return [*_is_of_step(c), c.position == param("position", sa.Integer)]
-
-
-def _is_of_step(c: Any) -> list[sa.ColumnElement[bool]]:
-    return [
-        c.instance_pk == param("pk", sa.BigInteger),
-        c.run_number == param("run", sa.Integer),
-        c.step_key == param("step_key", sa.String),
-    ]
-
-
-def counts(s: Store, h: Any) -> sa.ColumnElement[bool]:
-    """Build the condition that an active hold counts: it is granted, or its owner is still the one that took it."""
-    i = s.tables.instance.alias("owner").c
-    has_run = [i.id == h.instance_pk, i.run_number == h.run_number]
-    live = [i.status != sa.literal_column(f"'{status.value}'") for status in sorted(TERMINAL)]
-    is_owner = sa.or_(i.claim_token == h.token, sa.and_(h.token.is_(None), *live))  # of a workflow's: the run itself
-    return sa.or_(
-        h.state == sa.literal_column("'granted'"),
-        sa.exists(sa.select(sa.literal_column("1")).where(*has_run, is_owner)),
-        sa.and_(h.position >= sa.literal_column("0"), _is_out(s, h)),
-        sa.and_(h.token == sa.literal_column(f"'{CHILD_HOLDER}'"), _awaits_child(s, h)),
-    )
-
-
-def _is_out(s: Store, h: Any) -> sa.ColumnElement[bool]:
-    """Build the condition that the attempt of a task that holds is sent, and has no answer."""
-    item = s.tables.item.alias("owner_item").c
-    same = [item[name] == h[name] for name in ("instance_pk", "run_number", "step_key", "position")]
-    return sa.exists(
-        sa.select(sa.literal_column("1")).where(
-            *same, item.attempt_token == h.token, item.status == sa.literal_column(f"'{ItemStatus.SENT.value}'")
-        )
-    )
-
-
-def _awaits_child(s: Store, h: Any) -> sa.ColumnElement[bool]:
-    """Build the condition that the child of a step that holds has not ended."""
-    st, e = s.tables.step.alias("owner_step").c, s.tables.event.alias("owner_event").c
-    same = [st[name] == h[name] for name in ("instance_pk", "run_number", "step_key")]
-    has_ended = sa.exists(
-        sa.select(sa.literal_column("1")).where(
-            e.instance_pk == st.instance_pk, e.run_number == st.run_number, e.type == st.wait_event_type
-        )
-    )
-    is_waiting = st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'")
-    return sa.exists(
-        sa.select(sa.literal_column("1")).where(*same, is_waiting, st.wait_event_type.is_not(None), ~has_ended)
-    )
-
-
-def is_active(h: Any) -> Any:
-    """Build the condition of the partial index over the rows that may count."""
-    return h.state.in_([sa.literal_column("'held'"), sa.literal_column("'granted'")])
-
-
 @statement
 def _lock_limit(s: Store) -> Any:
     limit = s.tables.limit
@@ -188,10 +112,10 @@ def _update_limit(s: Store) -> Any:
 def _read_queue(s: Store) -> Any:
     """Read, after the lock (LAW 2b): the time, how many hold the limit, and whether anybody waits."""
     h, w = s.tables.hold.alias("h"), s.tables.hold.alias("w")
-    active = sa.select(sa.func.count()).select_from(h).where(*_is_limit(h.c), is_active(h.c))
+    active = sa.select(sa.func.count()).select_from(h).where(*_is_limit(h.c), holds.is_active(h.c))
     return sa.select(
         s.clock().label("now_us"),
-        active.where(counts(s, h.c)).scalar_subquery().label("used"),
+        active.where(holds.counts(s, h.c)).scalar_subquery().label("used"),
         active.where(h.c.state == sa.literal_column("'granted'")).scalar_subquery().label("granted"),
         sa.exists(sa.select(sa.literal_column("1")).select_from(w).where(*_is_waiting(w.c))).label("has_waiting"),
     )
@@ -200,11 +124,12 @@ def _read_queue(s: Store) -> Any:
 @statement
 def _count_by_fair_key(s: Store) -> Any:
     h = s.tables.hold.c
-    query = sa.select(h.fair_key, sa.func.count().label("n")).where(*_is_limit(h), is_active(h), counts(s, h))
+    query = sa.select(h.fair_key, sa.func.count().label("n")).where(
+        *_is_limit(h), holds.is_active(h), holds.counts(s, h)
+    )
     return query.group_by(h.fair_key)
 
 
-_STATE = ("token", "granted_at", "start_at", "check_at", "lapses")
 _WAITER = ("instance_pk", "run_number", "step_key", "position", "fair_key", "seq", "turn", "asked_at")
 
 
@@ -248,71 +173,10 @@ def _select_last_turn(s: Store) -> Any:
 
 
 @statement
-def _select_of_waiter(s: Store) -> Any:
-    """Read the rows of a waiter, in the order of its limits, with what says whether it still waits."""
-    hold, i, st = s.tables.hold, s.tables.instance, s.tables.step
-    is_current = sa.and_(i.c.id == hold.c.instance_pk, i.c.run_number == hold.c.run_number)
-    joined = hold.outerjoin(i, is_current).outerjoin(st, is_of_step(hold, st))
-    columns = [*hold.c, i.c.status.label("status"), st.c.status.label("step_status")]
-    return sa.select(*columns).select_from(joined).where(*_is_of_waiter(hold.c)).order_by(hold.c.name)
-
-
-@statement
-def _select_held_keys(s: Store) -> Any:
-    h = s.tables.hold.c
-    return sa.select(h.name, h.key).where(*_is_of_step(h))
-
-
-@statement
-def _select_keys_of_instance(s: Store) -> Any:
-    h = s.tables.hold.c
-    return sa.select(h.name, h.key).where(h.instance_pk == param("pk", sa.BigInteger))
-
-
-@statement
 def _insert_hold(s: Store) -> Any:
     hold = s.tables.hold
     values: dict[str, Any] = {column.name: param(column.name, column.type) for column in hold.c}
     return sa.insert(hold).values(values).inline()
-
-
-@statement
-def _set_state(s: Store) -> Any:
-    """Change a row as it was read: its step may have ended it meanwhile."""
-    hold = s.tables.hold
-    values = {name: param(name, hold.c[name].type) for name in _STATE}
-    is_row = [*_is_of_waiter(hold.c), hold.c.name == param("name", sa.String), hold.c.seq == param("seq")]
-    return sa.update(hold).where(*is_row).values(state=param("state", sa.String), **values)
-
-
-@statement
-def _delete_of_waiter(s: Store) -> Any:
-    return sa.delete(s.tables.hold).where(*_is_of_waiter(s.tables.hold.c))
-
-
-@statement
-def _delete_of_step(s: Store) -> Any:
-    return sa.delete(s.tables.hold).where(*_is_of_step(s.tables.hold.c))
-
-
-@statement
-def _delete_of_instance(s: Store) -> Any:
-    return sa.delete(s.tables.hold).where(s.tables.hold.c.instance_pk == param("pk", sa.BigInteger))
-
-
-@statement
-def _select_of_items(s: Store) -> Any:
-    """Read the first row of each item that a map has in queues or sent, and whether it counts."""
-    h = s.tables.hold.c
-    columns = [h.position, h.name, h.key, h.state, h.start_at, counts(s, h).label("counts")]
-    return sa.select(*columns).where(*_is_of_step(h)).order_by(h.position, h.name)
-
-
-@statement
-def _find_grant(s: Store) -> Any:
-    h = s.tables.hold.c
-    states = sa.or_(h.state == sa.literal_column("'granted'"), h.state == sa.literal_column("'parked'"))
-    return sa.select(h.seq).where(*_is_of_step(h), states).limit(sa.literal_column("1"))
 
 
 # --- the limits that a transaction has locked ----------------------------------------------------
@@ -429,10 +293,10 @@ class LockedLimits:
             self._delete(request.waiter)
             return False
         if rows[0].state == HoldState.PARKED:
-            at = next((row for row in rows if not self._limits[_key(row)].has_room), rows[0])
+            at = next((row for row in rows if not self._limits[holds.key_of(row)].has_room), rows[0])
             for row in rows:
                 self._set(row, HoldState.WAITING if row is at else HoldState.BLOCKED)
-            self._limits[_key(at)].has_waiting = True
+            self._limits[holds.key_of(at)].has_waiting = True
         return True
 
     def _find_reply(self, request: Request) -> Reply:
@@ -440,7 +304,7 @@ class LockedLimits:
         rows = self._read(request.waiter)
         if not rows or rows[0].state != HoldState.GRANTED:
             return Reply(holds=False)
-        start_us = self._start([self._limits[_key(row)] for row in rows], rows[0].start_at)
+        start_us = self._start([self._limits[holds.key_of(row)] for row in rows], rows[0].start_at)
         for row in rows:
             if start_us is None:
                 self._set(row, HoldState.HELD, token=request.token, granted_at=row.granted_at)
@@ -468,7 +332,9 @@ class LockedLimits:
             row["lapses"] = 0
             row |= {"name": use.name, "key": use.key, "fair_key": use.fair_key, "seq": seq, "asked_at": self.now_us}
             row["turn"] = self._next_turn(limit, use.fair_key)
-            self._tx.run(_insert_hold, **row, **_identity(request.waiter, _COLUMNS))
+            pk, run_number, step_key, position = request.waiter
+            row |= {"instance_pk": pk, "run_number": run_number, "step_key": step_key, "position": position}
+            self._tx.run(_insert_hold, **row)
         return Reply(full is None and start_us is None, start_us)
 
     def _next_turn(self, limit: _Limit, fair_key: str) -> int:
@@ -555,18 +421,18 @@ class LockedLimits:
         """
         waiter = Waiter(head.instance_pk, head.run_number, head.step_key, head.position)
         rows = self._read(waiter)
-        if not any(_key(row) == limit.id and row.state == HoldState.WAITING for row in rows):
+        if not any(holds.key_of(row) == limit.id and row.state == HoldState.WAITING for row in rows):
             return _Considered.LEFT  # its step has ended it meanwhile
-        if not is_alive(rows[0]):
+        if not holds.is_alive(rows[0]):
             self._delete(waiter)
             return _Considered.LEFT
         if rows[0].status == Status.PAUSED:
             for row in rows:
                 self._set(row, HoldState.PARKED)
             return _Considered.LEFT
-        if any(_key(row) not in self._limits for row in rows):
+        if any(holds.key_of(row) not in self._limits for row in rows):
             return _Considered.UNKNOWN
-        limits = [self._limits[_key(row)] for row in rows]
+        limits = [self._limits[holds.key_of(row)] for row in rows]
         full = None
         for row, each in zip(rows, limits, strict=True):
             if not each.has_room or (each is not limit and each.has_waiting and self._is_overtaking(each, row)):
@@ -577,7 +443,7 @@ class LockedLimits:
             if full.has_room:
                 self.served.unfinished.add(full.id)
             for row in rows:
-                self._set(row, HoldState.WAITING if _key(row) == full.id else HoldState.BLOCKED)
+                self._set(row, HoldState.WAITING if holds.key_of(row) == full.id else HoldState.BLOCKED)
             return _Considered.MOVED
         start_us = self._grant(limits)
         for row, each in zip(rows, limits, strict=True):
@@ -594,13 +460,13 @@ class LockedLimits:
     # --- rows -----------------------------------------------------------------------------------
 
     def _read(self, waiter: Waiter) -> list[Any]:
-        return list(self._tx.run(_select_of_waiter, **_identity(waiter)))
+        return list(self._tx.run(holds.select_of_waiter, **waiter._asdict()))
 
     def _delete(self, waiter: Waiter) -> None:
-        self._tx.run(_delete_of_waiter, **_identity(waiter))
+        self._tx.run(holds.delete_of_waiter, **waiter._asdict())
 
     def _set(self, row: Any, state: HoldState, **values: Any) -> None:
-        set_state(self._tx, row, state, **values)
+        holds.set_state(self._tx, row, state, **values)
 
     def close(self) -> Served:
         """Write what has changed in the limits, and return what others have got."""
@@ -611,34 +477,7 @@ class LockedLimits:
         return self.served
 
 
-_COLUMNS = {"pk": "instance_pk", "run": "run_number"}
-
-
-def _identity(waiter: Waiter, names: dict[str, str] | None = None) -> dict[str, Any]:
-    return {(names or {}).get(name, name): value for name, value in waiter._asdict().items()}
-
-
-def _key(row: Any) -> LimitKey:
-    return LimitKey(row.name, row.key)
-
-
-def is_alive(row: Any) -> bool:
-    """Whether the run of a row is the current one and has not ended, and its step neither."""
-    finished = row.step_status is not None and StepStatus(row.step_status) not in (
-        StepStatus.WAITING, StepStatus.PENDING,
-    )  # fmt: skip
-    is_over = finished and row.step_key != LIMITS_KEY
-    return row.status is not None and Status(row.status) not in TERMINAL and not is_over
-
-
-def set_state(tx: Tx, row: Any, state: HoldState, **values: Any) -> None:
-    """Change the state of a row as it was read, if it still exists. What ``values`` leaves out becomes NULL."""
-    given = dict.fromkeys(_STATE) | {"lapses": row.lapses} | values
-    waiter = Waiter(row.instance_pk, row.run_number, row.step_key, row.position)
-    tx.run(_set_state, **_identity(waiter), name=row.name, seq=row.seq, state=state.value, **given)
-
-
-# --- for those that ask, and those that end -------------------------------------------------------
+# --- for those that ask ---------------------------------------------------------------------------
 
 
 def ask(tx: Tx, requests: Sequence[Request]) -> tuple[list[Reply], Served]:
@@ -656,7 +495,7 @@ def serve(tx: Tx, key: LimitKey) -> Served:
     keys = {key}
     for head in heads[:5]:  # read before the locks, which must be taken in order; what is missing is served next time
         waiter = Waiter(head.instance_pk, head.run_number, head.step_key, head.position)
-        keys |= {_key(row) for row in tx.run(_select_of_waiter, **_identity(waiter))}
+        keys |= {holds.key_of(row) for row in tx.run(holds.select_of_waiter, **waiter._asdict())}
     locked = LockedLimits(tx, keys)
     locked.fill(key)
     return locked.close()
@@ -671,57 +510,3 @@ def insert_all_keys(tx: Tx, name: str, numbers: dict[str, Any]) -> None:
     """Insert the row from which new keys of a limit take what an operator has set, unless it exists."""
     given = {"at_once": None, "rate": None, "set_at_once": None, "set_rate": None, "set_by": None} | numbers
     tx.run(_insert_limit, name=name, key="", **given)
-
-
-def release(tx: Tx, pk: int, run: int, step_key: str) -> list[LimitKey]:
-    """Delete what a step of a locked instance holds or waits for, and return the limits to serve after the commit."""
-    keys = [LimitKey(*row) for row in tx.run(_select_held_keys, pk=pk, run=run, step_key=step_key)]
-    if keys:
-        tx.run(_delete_of_step, pk=pk, run=run, step_key=step_key)
-    return sorted(set(keys))
-
-
-def release_ended(tx: Tx, pk: int, run: int, step_key: str) -> set[LimitKey]:
-    """Delete what items of a map hold that are not sent any more, and return the limits to serve after the commit."""
-    ended = [
-        row
-        for row in tx.run(_select_of_items, pk=pk, run=run, step_key=step_key)
-        if row.state == HoldState.HELD and not row.counts
-    ]
-    for position in {row.position for row in ended}:
-        release_waiter(tx, Waiter(pk, run, step_key, position))
-    return {LimitKey(row.name, row.key) for row in ended}
-
-
-def read_queued_items(tx: Tx, pk: int, run: int, step_key: str, *, now_us: int) -> tuple[int, bool]:
-    """Return how many items of a map are in queues, and whether one needs a pass: it may start, or is parked."""
-    rows = [row for row in tx.run(_select_of_items, pk=pk, run=run, step_key=step_key) if row.state != HoldState.HELD]
-    needs_pass = any(
-        row.state == HoldState.PARKED or (row.state == HoldState.GRANTED and row.start_at <= now_us) for row in rows
-    )
-    return len({row.position for row in rows}), needs_pass
-
-
-def has_hold(s: Store, item: Any) -> sa.ColumnElement[bool]:
-    """Build the condition that an item of a map has limits."""
-    h = s.tables.hold.alias("item_hold").c
-    same = [h[name] == item[name] for name in ("instance_pk", "run_number", "step_key", "position")]
-    return sa.exists(sa.select(sa.literal_column("1")).where(*same))
-
-
-def release_waiter(tx: Tx, waiter: Waiter) -> None:
-    """Delete what one waiter of a locked instance has or waits for."""
-    tx.run(_delete_of_waiter, **_identity(waiter))
-
-
-def release_all(tx: Tx, pk: int) -> list[LimitKey]:
-    """Delete all holds of a locked instance, and return the limits to serve. If nobody does, a job serves them."""
-    keys = [LimitKey(*row) for row in tx.run(_select_keys_of_instance, pk=pk)]
-    if keys:
-        tx.run(_delete_of_instance, pk=pk)
-    return sorted(set(keys))
-
-
-def is_granted(tx: Tx, pk: int, run: int, step_keys: Collection[str]) -> bool:
-    """Whether one of these steps needs a pass: its limits are granted, or it has lost its place in the queue."""
-    return any(tx.run(_find_grant, pk=pk, run=run, step_key=key).first() is not None for key in step_keys)
