@@ -3,67 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import pytest
-import sqlalchemy as sa
 
 from celery_durable import Limit, Retries, Step, StepConfig, StepFailed, WorkflowEvent
-from celery_durable.errors import ConfigInvalid, LimitConflict, LimitNotFound
 from celery_durable.model import RunRef
-from celery_durable.operations.limit_queue import LimitQueue
 from tests.support.databases import on_databases
+from tests.support.limits import Bodies, define, holds, serve
 from tests.support.world import World
 
 database = on_databases("sqlite", "postgresql", "mariadb")
 
 
-def holds(world: World) -> list[tuple[str, str]]:
-    """Who has or awaits what: instance and state, in the order of the queue."""
-    h, i = world.store.tables.hold.c, world.store.tables.instance.c
-    query = sa.select(i.instance_id, h.state).join(world.store.tables.instance, i.id == h.instance_pk)
-    return [tuple(row) for row in world.rows(query.order_by(h.seq, h.name))]
-
-
-def serve(world: World) -> None:
-    """Run the job once, as a dispatcher does each second."""
-    LimitQueue(world.store, world.settings, world.messages.extend).run_job()
-
-
-class Bodies:
-    """The bodies of a world, which record who runs, and do what a test gives them for an instance."""
-
-    def __init__(self, world: World) -> None:
-        self.world, self.ran, self.running, self.most = world, list[str](), set[str](), 0
-        self.during: dict[str, Callable[[], object]] = {}
-
-    def __call__(self, id: str) -> str:
-        self.running.add(id)
-        self.most = max(self.most, len(self.running))
-        self.ran.append(id)
-        try:
-            self.during.pop(id, lambda: None)()
-        finally:
-            self.running.discard(id)
-        return id
-
-    def pass_over(self, *ids: str) -> None:
-        """Advance other instances, each on a worker of its own."""
-        for each in ids:
-            self.world.new_worker().advance(RunRef("order", each, 1))
-
-
 @pytest.fixture
 def bodies(world: World) -> Bodies:
     return Bodies(world)
-
-
-def define(world: World, bodies: Bodies, *limits: Limit, **config: object):
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("call", StepConfig(limits=limits, **config), bodies, event.instance_id)
-
-    return order
 
 
 def test_a_step_waits_until_another_one_has_given_back_its_limit(world: World, bodies: Bodies) -> None:
@@ -535,135 +489,3 @@ def test_an_attempt_whose_worker_died_while_it_waited_is_not_counted(world: Worl
     world.run_after(2 * world.settings.lease)
     assert order.of("b").output == "b"
     assert order.of("b").step("call").attempts == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "Setting Limit.at_once=None cannot be used: give at_once=, rate=, or both"),
-        ({"at_once": 0}, "Setting Limit.at_once=0 cannot be used: use a whole number from 1"),
-        ({"at_once": True}, "Setting Limit.at_once=True cannot be used: use a whole number from 1"),
-        (
-            {"rate": "90/s"},
-            "Setting Limit.rate='90/s' cannot be used: use text such as \"90 per second\"; the units are second, "
-            "minute, hour and day",
-        ),
-        (
-            {"rate": "0 per hour"},
-            "Setting Limit.rate='0 per hour' cannot be used: use a whole number from 1, and at most one million "
-            "per second",
-        ),
-        (
-            {"at_once": 1, "by": "tenant"},
-            "Setting Limit.by='tenant' cannot be used: use a function of the event, such as lambda event: "
-            "event.payload['tenant']",
-        ),
-    ],
-)
-def test_a_limit_that_cannot_be_used_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigInvalid) as refused:
-        Limit("stripe", **options)
-    assert str(refused.value) == message
-
-
-shared = Limit("defined-by-this-module", at_once=1)
-
-
-def test_other_numbers_under_the_name_of_a_modules_limit_are_a_conflict() -> None:
-    with pytest.raises(LimitConflict) as refused:
-        Limit("defined-by-this-module", at_once=2)
-    assert str(refused.value) == (
-        "Limit 'defined-by-this-module' is defined with at_once=1, rate=None, and again with at_once=2, rate=None. "
-        "Define it once and import it, or give one of them another name."
-    )
-    assert Limit("defined-by-this-module", at_once=1).at_once == shared.at_once
-
-
-def test_limits_of_a_step_are_named_once() -> None:
-    with pytest.raises(ConfigInvalid) as refused:
-        StepConfig(limits=[Limit("stripe", at_once=1), Limit("stripe", at_once=1)])
-    assert str(refused.value) == "Setting StepConfig.limits=['stripe', 'stripe'] cannot be used: name each limit once"
-
-
-# --- operators ----------------------------------------------------------------------------------
-
-
-def test_a_higher_number_is_granted_at_once_and_counts_until_it_is_reset(world: World, bodies: Bodies) -> None:
-    order = define(world, bodies, Limit("stripe", at_once=1))
-    for each in "abcd":
-        order.create(id=each)
-    seen = []
-
-    def raise_it() -> None:
-        bodies.pass_over("b", "c", "d")
-        world.operations.limits.set("stripe", at_once=2, by="ann")
-        seen.append(holds(world))
-        world.operations.limits.reset("stripe", by="ann")
-        (limit,) = world.operations.limits.list().items
-        seen.append((limit.at_once, limit.set_by, limit.held, limit.waiting.count, limit.name, limit.key))
-
-    bodies.during["a"] = raise_it
-    bodies.pass_over("a")
-    assert seen == [
-        [("a", "held"), ("b", "granted"), ("c", "waiting"), ("d", "waiting")],
-        (1, None, 2, 2, "stripe", ""),
-    ]
-    world.run_until_idle()
-    assert bodies.ran == ["a", "b", "c", "d"]
-
-
-def test_a_lower_number_stops_nobody(world: World, bodies: Bodies) -> None:
-    order = define(world, bodies, Limit("stripe", at_once=2))
-    for each in "abc":
-        order.create(id=each)
-
-    def lower_it() -> None:
-        world.operations.limits.set("stripe", at_once=1, by="ann")
-        bodies.pass_over("c")
-
-    bodies.during["b"] = lower_it
-    bodies.during["a"] = lambda: bodies.pass_over("b")
-    bodies.pass_over("a")
-    world.run_until_idle()
-    assert bodies.ran == ["a", "b", "c"]
-    assert [order.of(each).output for each in "abc"] == ["a", "b", "c"]
-    assert world.operations.limits.get("stripe").limit.set_by == "ann"
-
-
-def test_a_limit_shows_who_holds_it_and_who_waits(world: World, bodies: Bodies) -> None:
-    order = define(world, bodies, Limit("tenant", at_once=1, by=lambda event: event.payload))
-    for each in "abc":
-        order.create("acme", id=each)
-    seen = []
-
-    def look() -> None:
-        bodies.pass_over("b", "c")
-        world.advance(5)
-        seen.append(world.operations.limits.get("tenant", key="acme"))
-
-    bodies.during["a"] = look
-    bodies.pass_over("a")
-    (details,) = seen
-    assert [(hold.instance_id, hold.step_key, hold.state) for hold in details.holders] == [("a", "call", "held")]
-    assert [(hold.instance_id, hold.state) for hold in details.waiting] == [("b", "waiting"), ("c", "waiting")]
-    assert (details.limit.held, details.limit.waiting.count) == (1, 2)
-    assert details.limit.longest_wait.total_seconds() == 5
-    world.run_until_idle()
-
-
-def test_what_is_set_for_all_keys_counts_for_later_ones(world: World, bodies: Bodies) -> None:
-    order = define(world, bodies, Limit("tenant", at_once=1, by=lambda event: event.payload))
-    order.run("acme", id="a")
-    world.operations.limits.set("tenant", at_once=2, by="ann")
-    order.run("bolt", id="b")
-    world.operations.limits.set("tenant", key="acme", at_once=3, by="bob")
-    shown = {limit.key: (limit.at_once, limit.set_by) for limit in world.operations.limits.list(name="tenant").items}
-    assert shown == {"": (2, "ann"), "acme": (3, "bob"), "bolt": (2, "ann")}
-
-
-def test_a_limit_that_nothing_has_asked_for_is_not_found(world: World) -> None:
-    with pytest.raises(LimitNotFound) as refused:
-        world.operations.limits.set("strpe", at_once=2, by="ann")
-    assert str(refused.value) == (
-        "No step has asked for limit 'strpe' yet. Check the name: `durable limits` lists those that have been used."
-    )

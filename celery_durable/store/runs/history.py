@@ -20,6 +20,7 @@ from celery_durable.model import (
     EventRecord,
     InstanceRow,
     InstanceStatus,
+    ItemCounts,
     ItemFailure,
     ItemStatus,
     LogLevel,
@@ -163,7 +164,7 @@ def with_items(
     """Add the item counts to the records of maps; if wanted, also the answers, and the first failures."""
     if not any(map(items.has_items, records)):
         return list(records)
-    counts = items.count_by_step(tx, pk, run_number)
+    counts = _count_items(tx, pk, run_number)
     extended = []
     for record in records:
         result = record.result
@@ -181,6 +182,22 @@ def with_items(
             its = replace(its, children=tuple(Child(record.workflow, id_) for id_ in ids))
         extended.append(replace(record, items=its, result=result))
     return extended
+
+
+def _count_items(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
+    """Return the progress of each map of a run, by step key."""
+    item = tx.t.item.c
+    query = (
+        sa.select(
+            item.step_key,
+            sa.func.count().label("total"),
+            sa.func.count(sa.case((item.status == ItemStatus.DONE.value, 1))).label("done"),
+            sa.func.count(sa.case((item.status == ItemStatus.DEAD.value, 1))).label("failed"),
+        )
+        .where(item.instance_pk == pk, item.run_number == run_number)
+        .group_by(item.step_key)
+    )
+    return {row.step_key: ItemCounts(row.total, row.done, row.failed) for row in tx.execute(query)}
 
 
 def _read_failures(tx: Tx, pk: int, run_number: int, record: StepRecord) -> tuple[ItemFailure, ...]:

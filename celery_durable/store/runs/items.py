@@ -21,7 +21,6 @@ import sqlalchemy as sa
 from celery_durable.model import (
     OPEN_ITEMS,
     FailedItem,
-    ItemCounts,
     ItemRef,
     ItemStatus,
     MapState,
@@ -433,22 +432,6 @@ def _select_attempts(tx: Tx, pk: int, run_number: int, step_key: str) -> sa.Sele
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
     columns = (item.position, item.attempts, item.status, item.attempt_token)
     return sa.select(*columns).where(*mine).order_by(item.position)
-
-
-def count_by_step(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
-    """Return the progress of each map of a run, by step key."""
-    item = tx.t.item.c
-    query = (
-        sa.select(
-            item.step_key,
-            sa.func.count().label("total"),
-            sa.func.count(sa.case((item.status == ItemStatus.DONE.value, 1))).label("done"),
-            sa.func.count(sa.case((item.status == ItemStatus.DEAD.value, 1))).label("failed"),
-        )
-        .where(item.instance_pk == pk, item.run_number == run_number)
-        .group_by(item.step_key)
-    )
-    return {row.step_key: ItemCounts(row.total, row.done, row.failed) for row in tx.execute(query)}
 
 
 def find_sent_task(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[str | None, str] | None:
