@@ -38,7 +38,7 @@ from celery_durable.store import heartbeats
 from celery_durable.store.engine import Tx, bounds, server_info
 from celery_durable.store.instances import families, instances, limit_reads, lists
 from celery_durable.store.instances.lists import InstanceFilter, InstanceList
-from celery_durable.store.runs import attempts, history, items, outbox, runs
+from celery_durable.store.runs import attempts, history, outbox, runs
 
 _MAX_TASK_QUEUES = 10
 _MAX_WORKFLOWS = 200
@@ -178,7 +178,7 @@ class QueryOperations:
         found: dict[str, str] = {}
         waiting = [step.step_key for step in steps if step.task is not None]
         for step_key in waiting[:_MAX_TASK_QUEUES]:
-            sent = items.find_sent_task(tx, row.pk, row.run_number, step_key)
+            sent = history.find_sent_task(tx, row.pk, row.run_number, step_key)
             queue = None if sent is None else sent[0] or self._context.find_task_queue(sent[1])
             if queue is not None:
                 found[step_key] = queue

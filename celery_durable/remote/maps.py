@@ -22,6 +22,7 @@ from celery_durable.errors.base import format_limit
 from celery_durable.model import (
     Claim,
     FailedItem,
+    HoldState,
     ItemRef,
     OpenWait,
     Release,
@@ -410,9 +411,17 @@ class LimitedItemsNeedPass:
         state = items.read_map_state(tx, step, now=now)
         if replace(state, ready=0).needs_pass(None):
             return True
-        queued, needs_pass = holds.read_queued_items(tx, step.pk, step.run_number, step.step_key, now_us=to_us(now))
         room = state.room(step.max_concurrency)
-        return needs_pass or queued < min(state.ready, _MAX_QUEUED, state.ready if room is None else room)
+        if room == 0:
+            return False
+        queued = holds.read_queued_items(tx, step.pk, step.run_number, step.step_key)
+        may_ask = len(queued) < min(state.ready, _MAX_QUEUED, state.ready if room is None else room)
+        return may_ask or any(_needs_pass(row, now) for row in queued.values())
+
+
+def _needs_pass(row: Any, now: datetime) -> bool:
+    """Whether an item in a queue may start, or has lost its place."""
+    return bool(row.state == HoldState.PARKED or (row.state == HoldState.GRANTED and row.start_at <= to_us(now)))
 
 
 def _wait_for_items(execution: StepExecution, map_step: TaskSendingStep, due_at: datetime) -> OpenWait:
@@ -448,7 +457,9 @@ class _LimitedItems:
         served.unfinished |= holds.release_ended(tx, step.pk, step.run_number, step.step_key)
         for _ in range(_MAX_ROUNDS):
             room = items.read_map_state(tx, step, now=now).room(step.max_concurrency)
-            found = items.find_ready(tx, step, limit=_MAX_QUEUED if room is None else min(room, _MAX_QUEUED))
+            queued = holds.read_queued_items(tx, step.pk, step.run_number, step.step_key)
+            limit = _MAX_QUEUED if room is None else min(room, _MAX_QUEUED)
+            found = items.find_ready_in_queues(tx, step, queued, limit=limit)
             if not found:
                 break
             requests = [self._ask_for(row) for row in found]

@@ -241,6 +241,29 @@ def test_a_map_keeps_to_its_own_concurrency_too(world: World) -> None:
     assert holds(world) == []
 
 
+def test_an_item_that_has_its_grant_goes_before_a_retry_that_has_come_due(world: World) -> None:
+    @world.workflow
+    def narrow(event: WorkflowEvent, step: Step):
+        limit = Limit("items", at_once=1)
+        return step.map("thumbs", "media.resize", range(event.payload), retries=1, max_concurrency=1, limits=[limit])
+
+    first, second = narrow.run(2, id="a"), narrow.run(1, id="b")
+    assert answer(world, world.sent[0], error=KeyError("away"))
+    world.run_until_idle()
+    serve(world)
+    world.run_until_idle()  # the other map has the limit, and the second item waits for it
+    assert answer(world, world.sent[1], 1)
+    serve(world)
+    world.run_after(30)  # the pass that finds the grant also finds that the retry of the first item is due
+    for number in (2, 3):
+        assert answer(world, world.sent[number], number)
+        world.run_until_idle()
+        serve(world)
+        world.run_until_idle()
+    assert (first.output, second.output) == ([3, 2], [1])
+    assert holds(world) == []
+
+
 def test_a_long_map_queues_some_items_at_a_time(world: World) -> None:
     @world.workflow
     def mapping(event: WorkflowEvent, step: Step):

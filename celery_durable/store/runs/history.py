@@ -349,3 +349,12 @@ def read_logs(
 def to_error_info(name: str | None, message: str | None) -> ErrorInfo | None:
     """Return a stored error, or None if there is no name."""
     return None if name is None else ErrorInfo(name, message or "")
+
+
+def find_sent_task(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[str | None, str] | None:
+    """Return queue and encoded task of one sent task of a step. Queue None: the application's routes decide."""
+    item = tx.t.item.c
+    is_sent = (item.step_key == step_key, item.status == ItemStatus.SENT.value)
+    query = sa.select(item.queue, item.task).where(item.instance_pk == pk, item.run_number == run_number, *is_sent)
+    row = tx.execute(query.limit(1)).first()
+    return None if row is None else (row.queue, row.task)

@@ -208,13 +208,13 @@ def release_ended(tx: Tx, pk: int, run: int, step_key: str) -> set[LimitKey]:
     return {LimitKey(row.name, row.key) for row in ended}
 
 
-def read_queued_items(tx: Tx, pk: int, run: int, step_key: str, *, now_us: int) -> tuple[int, bool]:
-    """Return how many items of a map are in queues, and whether one needs a pass: it may start, or is parked."""
+def read_queued_items(tx: Tx, pk: int, run: int, step_key: str) -> dict[int, Any]:
+    """Return a row of each item of a map that is in queues, by position: those first that the queue has let go."""
     rows = [row for row in tx.run(_select_of_items, pk=pk, run=run, step_key=step_key) if row.state != HoldState.HELD]
-    needs_pass = any(
-        row.state == HoldState.PARKED or (row.state == HoldState.GRANTED and row.start_at <= now_us) for row in rows
-    )
-    return len({row.position for row in rows}), needs_pass
+    return {row.position: row for row in sorted(rows, key=lambda row: row.state in _IN_QUEUE)}
+
+
+_IN_QUEUE = (HoldState.WAITING, HoldState.BLOCKED)
 
 
 def has_hold(s: Store, item: Any) -> sa.ColumnElement[bool]:

@@ -11,7 +11,7 @@ ends a map's step or its run cancels the open items (`map_ends`): a later result
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -98,6 +98,11 @@ def _select_ready(s: Store) -> Any:
 
 
 @statement
+def _select_ready_item(s: Store) -> Any:
+    return _select_ready.build(s).where(s.tables.item.c.position == param("position", sa.Integer))
+
+
+@statement
 def _mark_sent(s: Store) -> Any:
     item = s.tables.item
     new: dict[str, Any] = {name: param(name, column.type) for name, column in _sent_columns(item).items()}
@@ -149,6 +154,14 @@ def find_ready(tx: Tx, step: TaskSendingStep, *, limit: int | None) -> Sequence[
     """Return the rows of ready items, at most ``limit`` of them, for `mark_as_sent`."""
     limit = _MAX_INTEGER if limit is None else limit
     return tx.run(_select_ready, **key_parameters(step), limit=limit) if limit else []
+
+
+def find_ready_in_queues(tx: Tx, step: TaskSendingStep, queued: Iterable[int], *, limit: int) -> Sequence[Any]:
+    """The same, of a map with limits: first the items in queues, in this order, so that no grant is passed over."""
+    key = key_parameters(step)
+    rows = [row for each in queued for row in tx.run(_select_ready_item, **key, position=each, limit=1)]
+    others = find_ready(tx, step, limit=limit + len(rows))
+    return [*rows, *(row for row in others if row.position not in {each.position for each in rows})][:limit]
 
 
 def mark_as_sent(
@@ -432,15 +445,6 @@ def _select_attempts(tx: Tx, pk: int, run_number: int, step_key: str) -> sa.Sele
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
     columns = (item.position, item.attempts, item.status, item.attempt_token)
     return sa.select(*columns).where(*mine).order_by(item.position)
-
-
-def find_sent_task(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[str | None, str] | None:
-    """Return queue and encoded task of one sent task of a step. Queue None: the application's routes decide."""
-    item = tx.t.item.c
-    is_sent = (item.step_key == step_key, item.status == ItemStatus.SENT.value)
-    query = sa.select(item.queue, item.task).where(item.instance_pk == pk, item.run_number == run_number, *is_sent)
-    row = tx.execute(query.limit(1)).first()
-    return None if row is None else (row.queue, row.task)
 
 
 # Attempts that are out: rows of tasks that were sent and have not ended, with the steps that wait for them.
