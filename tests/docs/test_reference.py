@@ -20,6 +20,7 @@ from celery_durable.cli import durable
 from celery_durable.config import Settings
 from celery_durable.contrib import fastapi as contrib_fastapi
 from celery_durable.contrib import flask as contrib_flask
+from celery_durable.contrib import pydantic_ai as contrib_pydantic_ai
 from celery_durable.handles import Workflow, WorkflowInstance
 from celery_durable.insight.explain.codes import MEANINGS, Code
 from celery_durable.testing import (
@@ -37,6 +38,7 @@ from tests.docs.explain_codes import insert_table
 
 DEBUGGING = ROOT / "docs" / "how-to" / "debugging.md"
 OWNERS: dict[str, tuple[object, ...]] = {
+    "agents.md": (contrib_pydantic_ai,),
     "cancel.md": (celery_durable.CurrentStep,),
     "http.md": (http, celery_durable.Durable),
     "fastapi.md": (fastapi, contrib_fastapi),
