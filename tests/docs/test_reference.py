@@ -15,7 +15,7 @@ from celery.app.control import Control
 from django.db import transaction
 
 import celery_durable
-from celery_durable import Step, StepTx, errors, http, testing
+from celery_durable import Step, StepTx, dashboard, errors, http, testing
 from celery_durable.cli import durable
 from celery_durable.config import Settings
 from celery_durable.contrib import fastapi as contrib_fastapi
@@ -40,6 +40,7 @@ DEBUGGING = ROOT / "docs" / "how-to" / "debugging.md"
 OWNERS: dict[str, tuple[object, ...]] = {
     "agents.md": (contrib_pydantic_ai,),
     "cancel.md": (celery_durable.CurrentStep,),
+    "dashboard.md": (dashboard,),
     "http.md": (http, celery_durable.Durable),
     "fastapi.md": (fastapi, contrib_fastapi),
     "django.md": (transaction, testing),
