@@ -87,7 +87,7 @@ news: .venv/dev #: Show what the next release will say in CHANGELOG.md
 	@$(BIN)/towncrier build --draft
 
 clean: ## Remove everything make has made, .venv included
-	rm -rf .coverage .coverage.* .venv .nox build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf demo.sqlite3 .coverage .coverage.* .venv .nox build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # Stamps, so that the demo does not wait for the tools, nor the tools for the systems of the benchmarks.

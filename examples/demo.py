@@ -1,7 +1,8 @@
 """Kill a worker during a payment, and watch the order finish: `make demo`, or `python examples/demo.py`.
 
 It runs order_approval.py on real `celery worker` processes, with SQLite and messages in files: no server needed.
-The counts at the end come from the databases. If a count is wrong, it exits with 1.
+The counts at the end come from the databases. If a count is wrong, it exits with 1. It leaves the database of the order
+in demo.sqlite3, for the dashboard.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
+LEFT = ROOT / "demo.sqlite3"
 ORDER = "order-1001"
 LEASE_SECONDS = 2
 PATIENCE_SECONDS = 30
@@ -253,6 +255,15 @@ def prove(story: Story, here: World) -> bool:
     return all(is_so for _, is_so in facts)
 
 
+def leave_database(here: World) -> str:
+    """Copy the database of the order, and return the command that shows it in a browser."""
+    LEFT.unlink(missing_ok=True)
+    with closing(sqlite3.connect(here.folder / "durable.sqlite3")) as made, closing(sqlite3.connect(LEFT)) as left:
+        made.backup(left)
+    program = os.path.relpath(Path(sys.executable).with_name("celery-durable"), ROOT)
+    return f"{program} dashboard --database-url sqlite:///{LEFT.name}"
+
+
 def main() -> int:
     sys.path[0] = str(ROOT)
     story = Story()
@@ -264,6 +275,8 @@ def main() -> int:
         if not prove(story, here):
             story.say(f"\nA count is wrong. The end of the worker's log:\n\n{here.log_tail()}")
             return 1
+        dashboard = leave_database(here)
+    story.say(f"\nSee the order in a browser: {dashboard}")
     story.say(f"\nThat took {time.monotonic() - story.began:.0f} s. Next: README.md")
     return 0
 

@@ -73,6 +73,11 @@ def test_the_demo_kills_a_worker_in_a_payment_and_proves_that_nothing_happened_t
     assert not is_alive(int(first))
     assert not is_alive(int(second))
     assert list(tmp_path.iterdir()) == []
+    url = output.partition("dashboard --database-url ")[2].split()[0]
+    with closing(sqlite3.connect(ROOT / url.removeprefix("sqlite:///"))) as left:
+        assert left.execute("SELECT instance_id, status FROM workflow_instance").fetchall() == [
+            (demo.ORDER, "complete")
+        ]
 
 
 @pytest.mark.gate
