@@ -94,7 +94,7 @@ def build(config: Config) -> Celery:
     def note_late(self: Any, number: int, seconds: float = 0.0) -> int:
         return traces.note(self.request.id, number, seconds)
 
-    for flow in (lifecycle, chain, once, long, nap, sprint, slow, notes, errands, leave, refuse, metered):
+    for flow in (lifecycle, chain, once, long, nap, sprint, slow, notes, errands, leave, refuse, metered, crowd, paced):
         durable.workflow(name=flow.__name__)(_with(flow, traces))
     traces.errand = durable.workflow(name=errand.__name__)(_with(errand, traces))
     _delegate(app, durable)
@@ -231,6 +231,17 @@ calls = Limit("calls", at_once=1)
 def metered(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
     """Calls a server that counts its callers, under a limit."""
     return step.do("call", StepConfig(limits=[calls]), _call_server, event.payload, event.instance_id)
+
+
+def crowd(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    return step.do(
+        "call", StepConfig(limits=[Limit("crowd", at_once=3)]), _call_server, event.payload, event.instance_id
+    )
+
+
+def paced(event: WorkflowEvent[Any], step: Step, traces: Traces) -> Any:
+    config = StepConfig(limits=[Limit("paced", rate="90 per second")])
+    return step.do("call", config, _call_server, event.payload, event.instance_id)
 
 
 def _call_server(port: int, name: str) -> str:

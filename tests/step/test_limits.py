@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 
 from celery_durable import Limit, Retries, Step, StepConfig, StepFailed, WorkflowEvent
 from celery_durable.model import RunRef
+from celery_durable.store.runs import holds as hold_rows
+from celery_durable.store.runs.holds import LimitKey
 from tests.support.databases import on_databases
 from tests.support.limits import Bodies, define, holds, serve
 from tests.support.world import World
@@ -489,3 +492,25 @@ def test_an_attempt_whose_worker_died_while_it_waited_is_not_counted(world: Worl
     world.run_after(2 * world.settings.lease)
     assert order.of("b").output == "b"
     assert order.of("b").step("call").attempts == 1
+
+
+def test_a_limit_that_is_released_twice_is_granted_once(world: World, bodies: Bodies) -> None:
+    order = define(world, bodies, Limit("stripe", at_once=1))
+    for each in "abc":
+        order.create(id=each)
+    freed = []
+
+    def release_twice() -> None:
+        bodies.pass_over("b", "c")
+        release = functools.partial(hold_rows.release, pk=order.of("a").row.id, run=1, step_key="call")
+        for _ in range(2):
+            freed.append(world.store.transact(release))
+            world.operations.limits.queue.serve([LimitKey("stripe", "")])
+
+    bodies.during["a"] = release_twice
+    bodies.pass_over("a")  # its commit releases for the third time
+    assert freed == [[LimitKey("stripe", "")], []]
+    assert holds(world) == [("b", "granted"), ("c", "waiting")]
+    world.run_until_idle()
+    assert bodies.ran == ["a", "b", "c"]
+    assert holds(world) == []
