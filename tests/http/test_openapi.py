@@ -72,7 +72,7 @@ OPERATIONS = [
 def make_possible(_: Any, case: Any, __: Any) -> None:
     """Mend what no schema can say: a cursor is one that a list gave, params are the workflow's, a start is in a year.
 
-    Of several labels with one name, the first is kept.
+    Of several labels with one name, the first is kept, and of fields that exclude each other, one.
     """
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
@@ -87,8 +87,15 @@ def make_possible(_: Any, case: Any, __: Any) -> None:
     if case.operation.path.endswith(("/instances", "/batch", "/restart-or-create")):
         for body in case.body.get("instances", [case.body]):
             body["params"] = {"order_id": "42", "cents": 1999}
-    if case.operation.path.endswith(("/set-result", "/skip")):
+    if case.operation.path.endswith(("/set-result", "/skip", "/limits/{limitName}")):
         case.body["by"] = case.body.get("by") or "eve"  # no hook tells it here
+    if case.operation.path.endswith("/limits/{limitName}"):  # a change has new numbers, or takes them back
+        case.body["atOnce"], case.body["rate"] = (None, None) if case.body.get("reset") else (5, "9 per minute")
+    if case.operation.path.endswith("/events"):  # an answer, or an event
+        if case.body.get("answers") is not None:
+            case.body = {"answers": case.body["answers"], "by": "eve", "payload": case.body.get("payload")}
+        else:
+            case.body["type"] = case.body.get("type") or "approval"
     for name in ("runAt", "delayMs", "atLatestMs", "ifRunning"):  # some of them exclude others
         case.body.pop(name, None)
     if case.body.get("ifExists") == "postpone":

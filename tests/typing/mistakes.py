@@ -49,7 +49,7 @@ def order(event: WorkflowEvent[OrderIn], step: Step) -> str:
     step.do("charge", charge, "o-1", "five")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     step.do("charge", charge, "o-1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     step.do("charge", charge, "o-1", 5, 6)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
-    step.do("charge", charge, "o-1", dollars=5)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue]
+    step.do("charge", charge, "o-1", dollars=5)  # type: ignore[arg-type,call-arg]  # pyright: ignore[reportCallIssue]
     step.do("count", count("text"))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
     step.do("count", {"retries": 3}, count, "text")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue,reportArgumentType]
     step.do("count", count, "text").upper()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
