@@ -202,6 +202,8 @@ class ReplayContext:
         entry = context.replay_state.call(name, kind.type, identity.work, repeat=repeat)
         if entry.row is None:
             kind.check_new(identity, settings, self._now)
+            if policy.limits:
+                self._check_limits(name, policy.limits)
         if entry.is_repeated:
             context.add_log(
                 LogLevel.WARNING,
@@ -211,6 +213,15 @@ class ReplayContext:
             row = context.replay_state.rows.get(entry.key)
             entry = StepEntry(entry.key, entry.name, entry.seq, row, is_repeated=True)
         return StepExecution(kind, call, entry, policy, identity.fn)
+
+    def _check_limits(self, step: str, limits: Sequence[Limit]) -> None:
+        """Check that a step asks for no limit that its run holds: it would wait for its own run."""
+        held = {limit.name for limit in self._definition.limits}
+        if taken := sorted(held.intersection(limit.name for limit in limits)):
+            raise DefinitionInvalid(
+                f"Step {step!r} asks for the limit {taken[0]!r}, which its run holds from its beginning to its end: "
+                "leave it out of the step."
+            )
 
     def _take_branches(self, futures: tuple[StepFuture[Any], ...]) -> list[StepExecution]:
         """Return the branches of these futures, and release their names: the code may use them again."""

@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import sqlalchemy as sa
 
 from celery_durable import Cancelled, Limit, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.errors import ConfigInvalid
 from celery_durable.insight.recorded_run import read_run
 from celery_durable.insight.replay_check import check_replay
-from celery_durable.operations.limit_queue import LimitQueue
 from tests.support.databases import on_databases
+from tests.support.limits import holds, serve
 from tests.support.world import World
 
 database = on_databases("sqlite", "postgresql", "mariadb")
-
-
-def holds(world: World) -> list[tuple[str, str]]:
-    h, i = world.store.tables.hold.c, world.store.tables.instance.c
-    query = sa.select(i.instance_id, h.state).join(world.store.tables.instance, i.id == h.instance_pk)
-    return [tuple(row) for row in world.rows(query.order_by(h.seq, h.name))]
-
-
-def serve(world: World) -> None:
-    LimitQueue(world.store, world.settings, world.messages.extend).run_job()
 
 
 @pytest.fixture
@@ -192,3 +181,18 @@ def test_the_replay_check_goes_on_without_limits(world: World, importing) -> Non
         read = world.store.read(lambda tx, name=instance.id: read_run(tx, "imports", name, None))
         result = check_replay(world.worker.runner, read)
         assert (result.differences, result.uncalled) == ((), ())
+
+
+def test_a_step_that_asks_for_a_limit_of_its_own_run_is_refused(world: World) -> None:
+    """It would wait for its own run."""
+
+    limit = Limit("import", at_once=1)
+
+    @world.workflow(limits=[limit])
+    def order(event: WorkflowEvent, step: Step):
+        return step.do("import", StepConfig(limits=[limit]), lambda: "imported")
+
+    run = order.run()
+    assert run.status == "errored"
+    assert run.error.startswith("DefinitionInvalid: ")
+    assert holds(world) == []

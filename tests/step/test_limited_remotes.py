@@ -8,24 +8,13 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Limit, Step, StepFailed, WorkflowEvent
-from celery_durable.operations.limit_queue import LimitQueue
 from tests.support.answers import answer
 from tests.support.databases import on_databases
+from tests.support.limits import holds, serve
 from tests.support.world import World
 
 database = on_databases("sqlite", "postgresql", "mariadb")
 MEDIA = Limit("media", at_once=1)
-
-
-def holds(world: World) -> list[tuple[str, str]]:
-    """What each instance has or awaits, as far as it counts."""
-    h, i = world.store.tables.hold.c, world.store.tables.instance.c
-    query = sa.select(i.instance_id, h.state).join(world.store.tables.instance, i.id == h.instance_pk)
-    return [tuple(row) for row in world.rows(query.order_by(h.seq, h.name))]
-
-
-def serve(world: World) -> None:
-    LimitQueue(world.store, world.settings, world.messages.extend).run_job()
 
 
 @pytest.fixture
