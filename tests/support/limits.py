@@ -47,8 +47,8 @@ class Bodies:
             self.world.new_worker().advance(RunRef("order", each, 1))
 
 
-def define(world: World, bodies: Bodies, *limits: Limit, **config: object):
-    @world.workflow
+def define(world: World, bodies: Bodies, *limits: Limit, name: str = "order", **config: object):
+    @world.workflow(name=name)
     def order(event: WorkflowEvent, step: Step):
         return step.do("call", StepConfig(limits=limits, **config), bodies, event.instance_id)
 
