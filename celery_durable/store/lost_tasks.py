@@ -138,9 +138,12 @@ def read_bodies(tx: Tx, tasks: Sequence[SentTask]) -> dict[StepKey, str]:
 
 
 def read_last_answered(tx: Tx, steps: Sequence[StepKey]) -> dict[tuple[StepKey, datetime], int]:
-    """Return the last position among the answered items of each map that were sent at the same time."""
+    """Return the last position among the answered items of each map that were sent at the same time, and once.
+
+    Of several deliveries, the answer may be an older one's.
+    """
     item = tx.t.item.c
-    is_answered = (item.status != ItemStatus.SENT.value, item.sent_at.is_not(None))
+    is_answered = (item.status != ItemStatus.SENT.value, item.sent_at.is_not(None), item.loss_count == 0)
     query = sa.select(*_key(item), item.sent_at, sa.func.max(item.position).label("last")).where(*is_answered)
     rows = _select_among(tx, query.group_by(*_key(item), item.sent_at), _key(item), steps)
     return {((row.instance_pk, row.run_number, row.step_key), from_us(row.sent_at)): row.last for row in rows}

@@ -44,8 +44,8 @@ _BATCH_SIZE = 50
 _WHY = "no worker holds it, and its message is gone"
 
 Lost = tuple[TaskReference, datetime]
-Hands = frozenset[tuple[RunRef, str]]
-"""The attempts of the tasks that living workers hold."""
+Hands = Mapping[tuple[RunRef, str], int]
+"""The attempts of the tasks that living workers hold, each with its newest delivery there."""
 
 
 class LostTaskSearch:
@@ -90,9 +90,11 @@ class LostTaskSearch:
         if sent or any(each.has_list for each in dead):
             held = self._store.read(lambda tx: heartbeats.read_held(tx, [each.id for each in workers]))
             living = [each for each in workers if each not in dead]
-            in_hands = frozenset(each.attempt for worker in living for each in held.get(worker.id, ()))
-            for each in dead:
-                self._report_list(each, held.get(each.id, ()), in_hands)
+            in_hands: dict[tuple[RunRef, str], int] = {}
+            for each in (task for worker in living for task in held.get(worker.id, ())):
+                in_hands[each.attempt] = max(each.delivery, in_hands.get(each.attempt, 0))
+            for worker in dead:
+                self._report_list(worker, held.get(worker.id, ()), in_hands)
             self._check_sent(sent, living, in_hands)
         if is_due:
             took = self._runtime.monotonic() - began
@@ -163,7 +165,8 @@ class LostTaskSearch:
 
     def _find_missing(self, queue: str, sent: Sequence[SentTask], in_hands: Hands) -> list[SentTask]:
         """The tasks of one destination that no worker holds and whose message has left the queue."""
-        taken = [each for each in sent if each.reference.attempt in in_hands]
+        # Only the newest delivery was sent at that time. A worker that was frozen may hold an older one.
+        taken = [each for each in sent if in_hands.get(each.reference.attempt) == each.reference.delivery]
         rest = [each for each in sent if each.reference.attempt not in in_hands]
         if not rest or self._queue_length(queue) == 0:
             return rest

@@ -236,6 +236,26 @@ def test_in_a_long_queue_only_what_was_sent_before_a_task_that_was_taken_is_lost
     assert scene.lost == [0]
 
 
+@pytest.mark.parametrize("is_answered", [False, True], ids=["held", "answered"])
+def test_an_old_delivery_says_nothing_about_what_was_sent_before_the_new_one(scene: Scene, is_answered: bool) -> None:
+    """A frozen worker comes back with its tasks, which have been sent again: these messages wait behind others."""
+    first, second, third = scene.world.sent
+    scene.broker.length = 500
+    scene.worker("a", *([third] if is_answered else [first]))
+    frozen = scene.worker("b", *([first, second] if is_answered else [second]))
+    scene.drive(40)
+    scene.peers.remove(frozen)
+    scene.drive(DEAD_SECONDS + 1)
+    sent_again = [0, 1] if is_answered else [1]
+    assert scene.lost == sent_again
+    if is_answered:
+        assert answer(scene.world, second, "by the frozen one")
+    else:
+        scene.peers.append(frozen)
+    scene.drive(100)
+    assert scene.lost == sent_again
+
+
 def test_a_task_that_was_sent_long_before_one_of_another_step_is_lost_if_that_one_was_taken(scene: Scene) -> None:
     scene.broker.length = 500
     for seconds, name in ((20, "soon"), (20, "late")):
