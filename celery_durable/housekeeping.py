@@ -138,12 +138,25 @@ class HasParentState(Protocol):
         """Forget what is the parent's. Its threads do not exist here, and its locks may be held."""
 
 
+class HasFiles(Protocol):
+    """What closes files before a fork."""
+
+    def prepare_fork(self) -> None:
+        """Close the files that no thread is using. A child would inherit them, and may close them under their user."""
+
+
 _to_reset: weakref.WeakSet[HasParentState] = weakref.WeakSet()
+_to_prepare: weakref.WeakSet[HasFiles] = weakref.WeakSet()
 
 
 def reset_in_child(it: HasParentState) -> None:
     """Call ``it.reset_in_child()`` in each forked child, for as long as ``it`` exists."""
     _to_reset.add(it)
+
+
+def prepare_forks(it: HasFiles) -> None:
+    """Call ``it.prepare_fork()`` before each fork, when no job is running, for as long as ``it`` exists."""
+    _to_prepare.add(it)
 
 
 @contextmanager
@@ -275,6 +288,12 @@ def _start_thread(run: Callable[[], None], job: Job, name: str) -> bool:
     return True
 
 
+def _before_fork() -> None:
+    _process.pause()
+    for each in list(_to_prepare):
+        each.prepare_fork()
+
+
 def _in_child() -> None:
     _process.reset()
     for each in list(_to_reset):
@@ -282,4 +301,4 @@ def _in_child() -> None:
 
 
 _process = _Process()
-os.register_at_fork(before=_process.pause, after_in_parent=_process.resume, after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_process.resume, after_in_child=_in_child)

@@ -22,7 +22,8 @@ _INTERNAL_PREFIX = "celery_durable."
 class DurableStep(bootsteps.StartStopStep):
     """Keeps a worker off the workflow queue if its pool runs no workflows, and starts this library's jobs."""
 
-    requires = ("celery.worker.components:Pool",)
+    # A beat inside the worker is forked before our jobs use the database.
+    requires = ("celery.worker.components:Pool", "celery.worker.components:Beat")
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         self._internals: Any = parent.app.durable.internals

@@ -122,6 +122,32 @@ def test_a_store_that_was_used_before_a_fork_serves_parent_and_children(store_ur
     assert printed == "22\n"
 
 
+@pytest.mark.parametrize("is_ours", [True, False], ids=["own engine", "application's engine"])
+def test_a_store_that_was_used_before_a_fork_serves_a_child_that_closes_all_files(
+    store_url: str, is_ours: bool
+) -> None:
+    """So do the beat inside a worker, and daemons. SQLite counts on the parent's files for its locks."""
+    printed = run(
+        f"""
+        import sqlalchemy
+        app = make("app")
+        durable = Durable(app{"" if is_ours else ", engine=sqlalchemy.create_engine(sys.argv[1])"})
+        order.create(id="before")
+        child = os.fork()
+        if child == 0:
+            os.closerange(3, 1024)
+            order.create(id="child")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        order.create(id="after")
+        print(sorted(each.id for each in order.list().items))
+        durable.close()
+        """,
+        store_url,
+    )
+    assert printed == "['after', 'before', 'child']\n"
+
+
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_beat_does_not_start_under_settings_that_cannot_be_used(tmp_path: Path, store_url: str) -> None:
     """It would run on without a dispatcher, and nobody would notice before a sleep does not end."""

@@ -75,9 +75,8 @@ def test_the_commands_in_its_docstring_name_routes_that_exist(site: Flask) -> No
 @pytest.mark.parametrize(
     "pool",
     [
-        # Once in three gates SQLite answered "locking protocol" to the beat in this worker: not found why.
-        pytest.param("prefork", marks=pytest.mark.slow),
-        pytest.param("threads", marks=pytest.mark.gate),
+        pytest.param("prefork", marks=pytest.mark.gate),
+        pytest.param("threads", marks=pytest.mark.slow),
         pytest.param("solo", marks=pytest.mark.slow),
     ],
 )

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from celery_durable.errors import StoreUnavailable
-from celery_durable.housekeeping import Job, reset_in_child
+from celery_durable.housekeeping import Job, prepare_forks, reset_in_child
 from celery_durable.runtime import real_monotonic
 from celery_durable.store.engine.drivers import MODES
 from celery_durable.store.engine.faults import CommitInDoubt, is_connection_useless
@@ -71,6 +71,7 @@ class Connections:
         """When the pool was last used; infinite if the pool is empty."""
         _all_connections.add(self)
         reset_in_child(self)
+        prepare_forks(self)
 
     # --- kept connections ----------------------------------------------------------------------------------------
 
@@ -265,6 +266,15 @@ class Connections:
     def close(self) -> None:
         """Close the idle connections. No other thread may be using them."""
         self._close_all_idle()
+
+    def prepare_fork(self) -> None:
+        """Close SQLite's idle connections: it locks by files that all connections of a process share.
+
+        The beat inside a worker is a fork that closes all inherited files. Its own connections would then fail.
+        """
+        if not self.has_sockets and isinstance(self._engine.pool, sa.QueuePool):
+            self._close_all_idle()
+            self._engine.dispose()
 
     def reset_in_child(self) -> None:
         """Stop using the parent's connections in a forked child, without closing them."""
