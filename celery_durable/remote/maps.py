@@ -49,7 +49,7 @@ from celery_durable.runner.commit_parts import (
 )
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import FailedAttempt, record_task_timeout
-from celery_durable.runner.limits import ServeLimits, build_request
+from celery_durable.runner.limits import NO_DEADLINE, ServeLimits, build_request
 from celery_durable.runner.step_commit import Decision, StepCommit
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, build_failure, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
@@ -286,9 +286,8 @@ def _check_items(context: ExecutionContext, execution: StepExecution, call: MapC
         if not state.is_finished:
             # An item that has failed since it was read above is left to the next pass, which is due at once.
             next_at = state.next_at if len(known) == len(locked_items) else guard_result.now
-            if next_at is None:  # no item is out: all of them wait for their limits
-                assert limited is not None
-                next_at = guard_result.now + map_step.timeout
+            if next_at is None:  # no item is out: all of them wait for their limits, and a grant wakes the run
+                next_at = guard_result.now + NO_DEADLINE
             return Decision([build_write(StepStatus.WAITING, wake_at=next_at, keeps_limits=True)], parts)
         failure = _find_failure(context, tx, call, map_step)
         end = build_write(StepStatus.COMPLETED) if failure is None else build_write(StepStatus.ERRORED, **failure)

@@ -16,7 +16,7 @@ from celery_durable.store.runs.holds import LimitKey, Waiter
 from celery_durable.store.runs.limits import Reply, Request, Served
 from celery_durable.values import Limit
 
-_NO_DEADLINE = timedelta(days=365)
+NO_DEADLINE = timedelta(days=365)
 """How long a step waits for limits at most before its run checks them by itself."""
 
 
@@ -45,7 +45,7 @@ def build_wait(claim: Claim, key: str, reply: Reply) -> OpenWait:
     """Build the wait of a step that does not hold its limits: until it may start, or until they are granted."""
     if reply.start_us is not None:
         return OpenWait(from_us(reply.start_us))
-    return OpenWait(claim.claimed_at + _NO_DEADLINE, condition=GrantAwaited(claim, key), is_checked_again=False)
+    return OpenWait(claim.claimed_at + NO_DEADLINE, condition=GrantAwaited(claim, key), is_checked_again=False)
 
 
 @dataclass(eq=False)

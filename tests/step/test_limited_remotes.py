@@ -299,3 +299,22 @@ def test_children_of_a_map_hold_a_limit_each(world: World) -> None:
         world.run_until_idle()
     assert instance.output == [0, 1, 2]
     assert holds(world) == []
+
+
+def test_a_map_whose_items_all_wait_for_a_limit_is_not_woken_before_one_may_start(world: World, resizing) -> None:
+    passes = []
+
+    @world.workflow
+    def album(event: WorkflowEvent, step: Step):
+        passes.append(event.instance_id)
+        return step.map("thumbs", "media.resize", [1, 2], timeout=5, limits=[MEDIA])
+
+    resizing.run(id="a")
+    waiting = album.run(id="b")
+    world.run_after(5)
+    before = len(passes)
+    for _ in range(10):
+        world.run_after(5)
+    assert len(passes) == before
+    answer_all(world, 3)
+    assert waiting.output == [1, 2]
