@@ -46,6 +46,7 @@ copybutton_prompt_is_regexp = True
 suppress_warnings = ["ref.python"]  # an error is documented in two modules that export it
 
 KEYWORDS = {
+    "agents": ["coding agent", "llms.txt", "skill"],
     "explanation/comparison": ["temporal", "dbos", "hatchet", "restate", "prefect", "inngest", "alternatives"],
     "explanation/events": ["sleep", "event", "signal a workflow", "topic"],
     "explanation/failures": ["retry", "retries", "timeout", "backoff"],
@@ -103,6 +104,12 @@ def write_openapi(app: Sphinx) -> None:
     Path(app.srcdir, "reference", "openapi.json").write_text(describe_api(), encoding="utf-8")
 
 
+def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
+    """Offer the page for coding agents where they look for it."""
+    if error is None:
+        Path(app.outdir, "llms.txt").write_bytes(Path(app.srcdir, "agents.md").read_bytes())
+
+
 def add_keywords(app: Sphinx, doctree: nodes.document) -> None:
     """Make the keywords of a page main entries of the index."""
     words = KEYWORDS.get(app.env.current_document.docname, [])
@@ -134,3 +141,4 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_openapi)
     app.connect("doctree-read", add_keywords)
     app.connect("html-page-context", add_metatags)
+    app.connect("build-finished", write_llms_txt)

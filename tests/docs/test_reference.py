@@ -38,7 +38,7 @@ from tests.docs.explain_codes import insert_table
 
 DEBUGGING = ROOT / "docs" / "how-to" / "debugging.md"
 OWNERS: dict[str, tuple[object, ...]] = {
-    "agents.md": (contrib_pydantic_ai,),
+    "agents.md": (contrib_pydantic_ai, DurableHarness, HarnessInstance, Mocks),
     "cancel.md": (celery_durable.CurrentStep,),
     "dashboard.md": (dashboard,),
     "http.md": (http, celery_durable.Durable),
