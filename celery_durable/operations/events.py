@@ -1,4 +1,8 @@
-"""Sending events to instances, and refusing those that come after the end or do not fit the wait."""
+"""Sending events to instances, and refusing those that come after the end of the instance or do not fit the wait.
+
+An event that comes after its wait has ended is kept, and a later wait of its type takes it. Late answers of people are
+refused in `operations.asks`, late answers of tasks in `store.events.answers`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Map steps: one step that runs a Celery task, or an instance of a workflow, for each item of a list.
 
 Each item is a row (`store.runs.items`). The process that accepts an item's answer (`operations.answers`) sends the
-next; for a child, that is the process that ends it. The instance stays suspended until all items have answered, or
-until a pass must retry or fail one.
+next; for a child, that is the process that ends it (`runner.run_end`). The instance stays suspended until all items
+have answered, or until a pass must retry or fail one.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 It renews a lease while user code or its transaction runs, however long that takes, and in engine code only while the
 pass makes progress (LAW 7 of docs/design.md). Otherwise it revokes the claim: a pass that hangs would keep it forever.
+Each commit of a pass renews its lease, too (`store.runs.claims`).
 """
 
 from __future__ import annotations
