@@ -44,12 +44,13 @@ from celery_durable.runner.commit_parts import (
     CommitPart,
     FailedAttempts,
     OpenCommit,
+    ServeLimits,
     StepEffectFailed,
     encode_params,
 )
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import FailedAttempt, record_task_timeout
-from celery_durable.runner.limits import NO_DEADLINE, ServeLimits, build_request
+from celery_durable.runner.limits import NO_DEADLINE, build_request
 from celery_durable.runner.step_commit import Decision, StepCommit
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, build_failure, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
@@ -447,8 +448,7 @@ class _LimitedItems:
     def of(cls, context: ExecutionContext, execution: StepExecution, map_step: TaskSendingStep) -> _LimitedItems | None:
         if not (given := execution.policy.limits):
             return None
-        request = build_request(context.lease, context.event, execution.key, None, given)
-        return cls(context, map_step, replace(request, is_new=False))
+        return cls(context, map_step, build_request(context, execution.key, given, token=None))
 
     def send(self, tx: Tx, *, now: datetime) -> tuple[list[SentItem], Served]:
         """Ask for the limits of the items that may be sent, and mark those as sent that get them."""

@@ -6,7 +6,7 @@ wait. The commit that records the step also writes the task's message or creates
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from celery_durable.runner.commit_parts import (
 )
 from celery_durable.runner.execution_context import ExecutionContext
 from celery_durable.runner.failed_attempts import record_task_timeout
-from celery_durable.runner.limited_commits import commit_with_limits
+from celery_durable.runner.limits import LimitedCall, commit_limited
 from celery_durable.runner.step_commit import Decision, StepCommit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_duration, compare_timeout, parse_timeout
@@ -49,7 +49,7 @@ from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import items, outbox
 from celery_durable.store.runs.claims import GuardResult
-from celery_durable.store.runs.holds import CHILD_HOLDER
+from celery_durable.store.runs.holds import CHILD_HOLDER, STEP
 from celery_durable.values import AnswerError, Codec, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(max_attempts=1)
@@ -133,16 +133,7 @@ def _send_task(
         return Decision([write], [SendMessages([message])])
 
     if execution.policy.limits:
-        commit_with_limits(
-            context,
-            execution,
-            execution.policy.limits,
-            commit_id=write.commit_id,
-            attempt=attempt,
-            token=token,
-            position=0,
-            send=send,
-        )
+        _commit_limited(context, execution, write, send, token=token, position=0)
         return
     step_commit = StepCommit(write.commit_id, decide=send)
     if other_steps is OtherSteps.NONE:
@@ -281,15 +272,25 @@ def _create_with_limits(
         if context.env.stops_process(exc):
             raise
         raise StepEffectFailed(exc) from exc
-    commit_with_limits(
-        context,
-        execution,
-        execution.policy.limits,
-        commit_id=write.commit_id,
-        attempt=1,
-        token=CHILD_HOLDER,
-        send=lambda tx, guard_result: Decision([write], [child]),  # noqa: ARG005
-    )
+    send = lambda *_: Decision([write], [child])  # noqa: E731
+    _commit_limited(context, execution, write, send, token=CHILD_HOLDER)
+
+
+def _commit_limited(
+    context: ExecutionContext,
+    execution: StepExecution,
+    write: StepWrite,
+    send: Callable[[Tx, GuardResult], Decision],
+    *,
+    token: str,
+    position: int = STEP,
+) -> None:
+    """Commit that a step which has its limits sends its task or creates its child, or that it waits for them."""
+    given: dict[str, Any] = {"commit_id": write.commit_id, "attempt": write.attempts}
+    call = LimitedCall.of_step(context, execution, send, token=token, position=position, **given)
+    (wait,) = commit_limited(context, [call], write.commit_id, execution=execution)
+    if wait is not None:
+        execution.wait = wait
 
 
 def _build_child_wait(row: StepRow) -> WaitSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from typing import Any, assert_never
 
 from celery_durable import values
@@ -24,7 +23,7 @@ from celery_durable.runner.failed_attempts import (
     plan_retry,
     record_failure,
 )
-from celery_durable.runner.limits import ServeLimits, build_request, build_wait
+from celery_durable.runner.limits import LimitedCall, commit_limited
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.runner.step_commit import Decision, StepCommit, build_attempt_commit, build_suspension
@@ -32,9 +31,7 @@ from celery_durable.runner.step_execution import OtherSteps, StepExecution, deco
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
 from celery_durable.step import BodyCall, StepTx
 from celery_durable.store.engine import Tx
-from celery_durable.store.runs import limits
 from celery_durable.store.runs.claims import GuardResult
-from celery_durable.store.runs.limits import Reply
 from celery_durable.values import StepPolicy, ValidationFailed
 
 logger = logging.getLogger("celery_durable.runner")
@@ -163,28 +160,14 @@ def _take_limits(
 ) -> list[FunctionStep]:
     """Commit that limited steps take their limits or wait, and return those that run. ``counted``: as below."""
     commit_id = next(context.lease.commit_ids)
-    requests = [step.build_request() for step in limited]
+    calls = [step.build_limited_call(commit_id) for step in limited]
     rows_before = [(step.execution, context.replay_state.rows.get(step.key)) for step in (*limited, *counted)]
-    replies: list[Reply] = []
-
-    def decide(tx: Tx, guard_result: GuardResult) -> Decision:
-        replies[:], served = limits.ask(tx, requests)
-        rows = context.replay_state.rows
-        writes = []
-        for step, reply in zip(limited, replies, strict=True):
-            row = rows.get(step.key)
-            if reply.holds:
-                writes.append(step.build_count(commit_id))
-            elif row is None or not row.waits_for_limits:
-                writes.append(step.build_wait_for_limits(commit_id, guard_result.now))
-        return Decision(writes, [ServeLimits(served)])
-
     writes = [step.build_count(commit_id) for step in counted]
-    context.commit(StepCommit(commit_id, writes, decide=decide, shows_progress=False))
+    waits = commit_limited(context, calls, commit_id, writes=writes, shows_progress=False)
     context.counted_in_advance += rows_before
-    for step, reply in zip(limited, replies, strict=True):
-        step.execution.wait = None if reply.holds else build_wait(context.claim, step.key, reply)
-    return [step for step, reply in zip(limited, replies, strict=True) if reply.holds]
+    for step, wait in zip(limited, waits, strict=True):
+        step.execution.wait = wait
+    return [step for step in limited if step.execution.wait is None]
 
 
 def _count_in_advance(context: ExecutionContext, steps: Sequence[FunctionStep]) -> None:
@@ -237,24 +220,18 @@ class FunctionStep:
             self.execution, StepStatus.PENDING, attempts=self.number, commit_id=commit_id, keeps_limits=True
         )
 
-    def build_request(self) -> limits.Request:
-        context, row = self._context, self._context.replay_state.rows.get(self.key)
-        return build_request(context.lease, context.event, self.key, row, self.execution.policy.limits)
+    def build_limited_call(self, commit_id: str) -> LimitedCall:
+        def take(tx: Tx, guard_result: GuardResult) -> Decision:
+            del tx, guard_result
+            return Decision([self.build_count(commit_id)])
 
-    def build_wait_for_limits(self, commit_id: str, now: datetime) -> StepWrite:
-        """Build the row of a step that waits for its limits. It keeps what is recorded of the last attempt."""
-        row = self._context.replay_state.rows.get(self.key)
-        kept: dict[str, Any] = {}
-        if row is not None:
-            kept["error"] = None if row.error_name is None else (row.error_name, row.error_message or "")
-            kept["ran_for"] = None if row.started_at is None else now - row.started_at
-        return self._context.build_write(
+        return LimitedCall.of_step(
+            self._context,
             self.execution,
-            StepStatus.WAITING,
-            attempts=self.number - 1,
+            take,
             commit_id=commit_id,
-            keeps_limits=True,
-            **kept,
+            attempt=self.number,
+            token=self._context.claim.token,
         )
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:

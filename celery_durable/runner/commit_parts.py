@@ -43,8 +43,9 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.engine.sessions import StepTransaction, UserWrite
 from celery_durable.store.events import emissions, run_events
 from celery_durable.store.instances import families, instances, lifecycle
-from celery_durable.store.runs import attempts, outbox
+from celery_durable.store.runs import attempts, holds, outbox
 from celery_durable.store.runs.claims import GuardResult
+from celery_durable.store.runs.limits import Served
 
 
 class StepEffectFailed(Exception):
@@ -348,3 +349,27 @@ class EmitToTopics(CommitPart):
         for request, payload in zip(self.requests, self._payloads, strict=True):
             topic, id_ = request.topic, request.emission_id
             emissions.begin(commit.tx, emission_id=id_, topic=topic, payload=payload, lease=timedelta(0))
+
+
+@dataclass(eq=False)
+class ServeLimits(CommitPart):
+    """Serves, after the commit, the limits that it has freed, and wakes those that it has granted something."""
+
+    served: Served
+
+    def write(self, commit: OpenCommit) -> None:
+        if self.served.granted or self.served.unfinished:
+            commit.announcements.append(lambda: commit.env.limit_queue.serve_after_commit(self.served))
+
+
+@dataclass(eq=False)
+class ReleaseLimits(CommitPart):
+    """Gives back the limits of steps, and their places in queues. ``step_keys`` None: of the run, which ends."""
+
+    step_keys: Sequence[str] | None = None
+
+    def write(self, commit: OpenCommit) -> None:
+        pk, run_number = commit.claim.pk, commit.claim.ref.run_number
+        owners = [(pk,)] if self.step_keys is None else [(pk, run_number, key) for key in self.step_keys]
+        freed = {key for owner in owners for key in holds.release(commit.tx, *owner)}
+        ServeLimits(Served(unfinished=freed)).write(commit)

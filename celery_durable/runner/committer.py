@@ -14,7 +14,6 @@ from datetime import datetime
 from celery_durable import notify
 from celery_durable.errors import Superseded
 from celery_durable.model import (
-    LIMITS_KEY,
     DueRun,
     Release,
     ReleaseOutcome,
@@ -25,10 +24,9 @@ from celery_durable.model import (
     StepWrite,
 )
 from celery_durable.runner import lanes
-from celery_durable.runner.commit_parts import CommitPart, OpenCommit, RowKinds, StepEffectFailed
+from celery_durable.runner.commit_parts import CommitPart, OpenCommit, ReleaseLimits, RowKinds, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.failed_attempts import log_attempts, log_end
-from celery_durable.runner.limits import LIMITED_ROWS, release_limits
 from celery_durable.runner.published_values import PublishedValues
 from celery_durable.runner.run_end import RunEnd
 from celery_durable.runner.step_attempt import StepAttempt
@@ -51,8 +49,6 @@ class DatabaseCommitter:
             for row in run.state.steps
             if row.status is StepStatus.WAITING and (kind := kinds.of_row(row.type)).has_own_rows
         }
-        if any(row.waits_for_limits or row.step_key == LIMITS_KEY for row in run.state.steps):
-            self.kinds_with_rows.add(LIMITED_ROWS)
         """The kinds whose steps may have open rows of their own when the run ends."""
         self._write_commit = lanes.build(env, run, self)
 
@@ -165,7 +161,8 @@ class DatabaseCommitter:
             later_targets = [target for target in targets if target.pk > claim.pk]
             commit = OpenCommit(tx, self._env, claim, guard_result, writes, later_targets)
             rows = [self._write_row(commit, write) for write in writes]
-            release_limits(commit, [write.key for write in writes if write.releases_limits])
+            if ended := [write.key for write in writes if write.releases_limits]:
+                ReleaseLimits(ended).write(commit)
         outputs.write_logs(tx, claim, guard_result, step_commit.logs, remaining=self.remaining_logs)
         for part in parts:
             part.write(commit)
@@ -210,8 +207,6 @@ class DatabaseCommitter:
         kind = self._kinds.of_row(write.type)
         if kind.has_own_rows:
             self.kinds_with_rows.add(kind)
-        if write.waits_for_limits or write.key == LIMITS_KEY:
-            self.kinds_with_rows.add(LIMITED_ROWS)
         kind.prepare_write(commit, write)
         return step_rows.write_step(commit.tx, commit.claim, commit.guard_result, write)
 

@@ -17,9 +17,12 @@ from celery_durable.ancestry import AncestorRun
 from celery_durable.errors import Cancelled, Interruption, PassBroken, StepMisuse, Suspend
 from celery_durable.model import (
     CANCELLED,
+    LIMITS_KEY,
     LogLevel,
     LogLine,
     OpenWait,
+    RunOutcome,
+    Status,
     StepRow,
     StepStatus,
     StepType,
@@ -28,7 +31,7 @@ from celery_durable.model import (
 )
 from celery_durable.replay_state import ReplayState
 from celery_durable.runner.attempts import Attempts
-from celery_durable.runner.commit_parts import EndChildren, StepEffectFailed
+from celery_durable.runner.commit_parts import EndChildren, ReleaseLimits, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.published_values import encode_published_value
 from celery_durable.runner.step_attempt import StepAttempt, current_attempt
@@ -255,10 +258,18 @@ class ExecutionContext:
     def commit_last(self, step_commit: StepCommit) -> Committed:
         """Run the commit that ends the pass, with the remaining log lines."""
         step_commit.logs = [*step_commit.logs, *self.logs]
+        ending = step_commit.ending
+        if isinstance(ending, RunOutcome) and ending.status is not Status.TERMINATED and self._may_have_limits():
+            step_commit.parts = [ReleaseLimits(), *step_commit.parts]
         committed = self.committer.commit(step_commit)
         self.logs.clear()
         self.committer.announce(committed)
         return committed
+
+    def _may_have_limits(self) -> bool:
+        """Whether a run that ends may have limits, or wait for some: of its workflow, or of an open step."""
+        rows = self.replay_state.rows
+        return LIMITS_KEY in rows or not all(row.is_finished for row in rows.values())
 
     def build_uncounting_writes(self) -> list[StepWrite]:
         """Build the rows that take back the attempts that were counted before their bodies started.

@@ -36,7 +36,7 @@ from celery_durable.model import (
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.environment import encode_log_data
 from celery_durable.runner.execution_context import ExecutionContext
-from celery_durable.runner.limited_commits import take_workflow_limits
+from celery_durable.runner.limits import take_workflow_limits
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import OtherSteps, Race, RaceWon, StepExecution, build_failure
 from celery_durable.runner.step_kinds import StepKinds
@@ -175,7 +175,7 @@ class ReplayContext:
             context.is_cancelled = True
             raise context.cancellation
         with self._engine_code:
-            wait = take_workflow_limits(context, given, row, holder)
+            wait = take_workflow_limits(context, given, holder)
             if wait is not None:
                 self.waits = [wait]
                 raise context.interrupt(Suspend())
@@ -202,8 +202,7 @@ class ReplayContext:
         entry = context.replay_state.call(name, kind.type, identity.work, repeat=repeat)
         if entry.row is None:
             kind.check_new(identity, settings, self._now)
-            if policy.limits:
-                self._check_limits(name, policy.limits)
+            self._check_limits(name, policy.limits)
         if entry.is_repeated:
             context.add_log(
                 LogLevel.WARNING,

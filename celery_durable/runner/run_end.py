@@ -14,7 +14,7 @@ from celery_durable import notify, values
 from celery_durable.config import Settings
 from celery_durable.errors import Cancelled, Superseded
 from celery_durable.model import OutboxMessage, RunOutcome, RunRef, Status
-from celery_durable.runner.commit_parts import CommitPart, EndChildren, LockTarget, OpenCommit, RowKind
+from celery_durable.runner.commit_parts import CommitPart, EndChildren, LockTarget, OpenCommit, RowKind, ServeLimits
 from celery_durable.runner.environment import ClaimedRun
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import answers
@@ -22,6 +22,7 @@ from celery_durable.store.instances import instances, lifecycle, next_runs
 from celery_durable.store.instances.item_senders import ChildSender
 from celery_durable.store.instances.next_runs import NextRun
 from celery_durable.store.runs import releases
+from celery_durable.store.runs.limits import Served
 
 logger = logging.getLogger("celery_durable.runner")
 
@@ -57,7 +58,8 @@ class RunEnd(CommitPart):
         if self.outcome.status is Status.TERMINATED:
             row = instances.lock(tx, claim.ref.workflow, claim.ref.instance_id)
             next_run = next_runs.take(tx, claim.pk)
-            lifecycle.terminate(tx, row, reason=self.outcome.reason)
+            freed = lifecycle.terminate(tx, row, reason=self.outcome.reason)
+            ServeLimits(Served(unfinished=freed)).write(commit)
             if not isinstance(self.outcome.exception, Cancelled):  # then its children were cancelled when it was
                 EndChildren("terminate", self.outcome.reason).write(commit)
         else:

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Limit, Step, StepFailed, WorkflowEvent
+from celery_durable.model import RunRef
 from tests.support.answers import answer
 from tests.support.databases import on_databases
 from tests.support.limits import holds, serve
@@ -99,6 +100,35 @@ def test_a_terminated_run_leaves_its_task_and_its_limit(world: World, resizing) 
     world.run_until_idle()
     assert second.output == 400
     assert holds(world) == []
+
+
+@pytest.mark.parametrize("kind", ["task", "map", "child"])
+def test_a_run_that_ends_beside_an_open_step_gives_back_its_limit_with_its_end(world: World, kind: str) -> None:
+    @world.workflow
+    def kid(event: WorkflowEvent, step: Step):
+        step.sleep("pause", 60)
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        if kind == "task":
+            step.task("out", "media.resize", limits=[MEDIA])
+        elif kind == "map":
+            step.map("out", "media.resize", range(2), limits=[MEDIA])
+        else:
+            step.child("out", SimpleNamespace(definition=world.registry.get("kid")), None, limits=[MEDIA])
+
+    first = order.run(id="a")
+    order.run(id="b")
+    assert {("a", "held"), ("b", "waiting")} <= set(holds(world))
+
+    @world.workflow(name="order")
+    def changed(event: WorkflowEvent, step: Step):
+        raise ValueError("declined")
+
+    world.operations.lifecycle.wake("order", "a")
+    world.new_worker().advance(RunRef("order", "a", 1))
+    assert first.status == "errored"
+    assert holds(world)[0] == ("b", "granted")  # at once, without a job
 
 
 @pytest.fixture

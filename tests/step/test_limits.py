@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -206,6 +207,41 @@ def test_a_step_that_gets_room_at_one_limit_may_have_to_wait_for_another(world: 
     assert bodies.ran == ["f", "s", "both"]
     assert bodies.most == 2
     assert holds(world) == []
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_step_keeps_its_place_if_the_database_sorts_names_otherwise(world: World, bodies: Bodies) -> None:
+    order = define(world, bodies, Limit("stripe", at_once=1), Limit("Tenant", at_once=5))
+    for each in "abc":
+        order.create(id=each)
+    seen = []
+
+    def others() -> None:
+        bodies.pass_over("b", "c")
+        world.operations.lifecycle.wake("order", "b")
+        bodies.pass_over("b")
+        seen.extend(holds(world))
+
+    bodies.during["a"] = others
+    with _collation_of_names(world, "en-US-x-icu"):
+        bodies.pass_over("a")
+        world.run_until_idle()
+    assert [each for each, state in seen if state == "waiting"] == ["b", "c"]
+    assert bodies.ran == ["a", "b", "c"]
+
+
+@contextlib.contextmanager
+def _collation_of_names(world: World, collation: str) -> Iterator[None]:
+    def set_it(name: str) -> None:
+        with world.store.engine.begin() as connection:
+            change = f'ALTER TABLE workflow_hold ALTER COLUMN name TYPE varchar(100) COLLATE "{name}"'
+            connection.exec_driver_sql(change)
+
+    set_it(collation)
+    try:
+        yield
+    finally:
+        set_it("default")
 
 
 def test_each_value_of_by_has_a_limit_of_its_own(world: World, bodies: Bodies) -> None:
@@ -495,14 +531,14 @@ def test_a_limit_that_is_released_twice_is_granted_once(world: World, bodies: Bo
 
     def release_twice() -> None:
         bodies.pass_over("b", "c")
-        release = functools.partial(hold_rows.release, pk=order.of("a").row.id, run=1, step_key="call")
+        pk = order.of("a").row.id
         for _ in range(2):
-            freed.append(world.store.transact(release))
+            freed.append(world.store.transact(lambda tx: hold_rows.release(tx, pk, 1, "call")))
             world.operations.limits.queue.serve([LimitKey("stripe", "")])
 
     bodies.during["a"] = release_twice
     bodies.pass_over("a")  # its commit releases for the third time
-    assert freed == [[LimitKey("stripe", "")], []]
+    assert freed == [{LimitKey("stripe", "")}, set()]
     assert holds(world) == [("b", "granted"), ("c", "waiting")]
     world.run_until_idle()
     assert bodies.ran == ["a", "b", "c"]

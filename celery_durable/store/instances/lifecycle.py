@@ -146,10 +146,11 @@ def has_started(row: InstanceRow) -> bool:
     return row.priority != STARTING or row.crash_count > 0 or row.claim_token is not None
 
 
-def terminate(tx: Tx, row: InstanceRow, *, reason: str | None, is_cancel: bool = False) -> None:
+def terminate(tx: Tx, row: InstanceRow, *, reason: str | None, is_cancel: bool = False) -> set[holds.LimitKey]:
     """End the instance without a result. A worker that holds it is superseded, so its later writes have no effect.
 
-    ``is_cancel``: it was asked to stop, and ends without a cleanup, or before its end.
+    Returns the limits to serve after the commit. ``is_cancel``: it was asked to stop, and ends without a cleanup, or
+    before its end.
     """
     _update(
         tx,
@@ -178,7 +179,7 @@ def terminate(tx: Tx, row: InstanceRow, *, reason: str | None, is_cancel: bool =
         .values(status=StepStatus.CANCELLED.value)
     )
     topic_waits.close_all(tx, row.pk)
-    holds.release_all(tx, row.pk)
+    return holds.release(tx, row.pk)
 
 
 def reclaim(tx: Tx, row: InstanceRow, *, grace: timedelta) -> DueRun | None:
@@ -247,7 +248,7 @@ def start_run(
 ) -> DueRun:
     """Start the run after the ``last`` one of a locked instance, which has ended; due now or at ``due_us``."""
     topic_waits.close_all(tx, pk)
-    holds.release_all(tx, pk)
+    holds.release(tx, pk)
     number, now = last.run_number + 1, tx.store.clock()
     update(
         tx,

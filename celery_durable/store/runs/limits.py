@@ -13,7 +13,6 @@ instance of another hold, in a transaction of its own.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +21,9 @@ import sqlalchemy as sa
 
 from celery_durable.model import HoldState, Status
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.engine.statements import param, statement, statement_for
 from celery_durable.store.runs import holds
-from celery_durable.store.runs.holds import LimitKey, Waiter
+from celery_durable.store.runs.holds import LimitKey, Waiter, key_of, waiter_of
 from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import MARIADB
 from celery_durable.values import LimitUse, rate_interval_us
@@ -37,6 +36,8 @@ _MAX_GRANTS = 50
 """How many waiters of a key one transaction considers."""
 _RESUMED = 2**62
 """What is subtracted from the number of a waiter that has had the limit already: it goes before all new ones."""
+_FIRST = -(2**63)
+"""Less than every number in a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Request:
     uses: Sequence[LimitUse]
     token: str | None
     is_new: bool
-    resumes: bool = False
+    resumes: bool
     """Whether it has had the limits before, for example for an earlier attempt."""
 
 
@@ -69,43 +70,46 @@ class Served:
 
 # --- statements ---------------------------------------------------------------------------------
 
+_CODE, _SET = ("at_once", "rate"), ("set_at_once", "set_rate", "set_by")
+_WRITTEN = (*_CODE, "next_grant_at", "next_start_at", "last_seq", "turn")
+
 
 def _is_limit(c: Any) -> list[sa.ColumnElement[bool]]:
     return [c.name == param("name", sa.String), c.key == param("key", sa.String)]
 
 
 def _is_waiting(c: Any) -> list[sa.ColumnElement[bool]]:
-    return [*_is_limit(c), c.state == sa.literal_column("'waiting'")]
+    return [*_is_limit(c), c.state == holds.text(HoldState.WAITING)]
+
+
+def _params(table: sa.Table, names: Iterable[str]) -> dict[str, Any]:
+    return {name: param(name, table.c[name].type) for name in names}
 
 
 @statement
 def _lock_limit(s: Store) -> Any:
-    limit = s.tables.limit
-    return sa.select(*limit.c).where(*_is_limit(limit.c)).with_for_update(key_share=True)
+    c = s.tables.limit.c
+    return sa.select(*(c[name] for name in (*_WRITTEN, *_SET))).where(*_is_limit(c)).with_for_update(key_share=True)
 
 
 @statement
 def _insert_limit(s: Store) -> Any:
-    limit, given = s.tables.limit, ("name", "key", "at_once", "rate", "set_at_once", "set_rate", "set_by")
-    values: dict[str, Any] = {name: param(name, limit.c[name].type) for name in given}
-    values |= dict.fromkeys(("next_grant_at", "next_start_at", "last_seq", "turn"), sa.literal_column("0"))
-    values["updated_at"] = s.clock()
-    return dialects.insert_or_nothing(s.database, limit, values, ("name", "key"))
+    limit = s.tables.limit
+    values = dict.fromkeys(_WRITTEN, sa.literal_column("0")) | _params(limit, ("name", "key", *_CODE, *_SET))
+    return dialects.insert_or_nothing(s.database, limit, values | {"updated_at": s.clock()}, ("name", "key"))
 
 
 @statement
 def _select_set_numbers(s: Store) -> Any:
     """Read what an operator has set for all keys of a limit."""
     c = s.tables.limit.c
-    return sa.select(c.set_at_once, c.set_rate, c.set_by).where(*_is_limit(c))
+    return sa.select(*(c[name] for name in _SET)).where(*_is_limit(c))
 
 
 @statement
 def _update_limit(s: Store) -> Any:
     limit = s.tables.limit
-    names = ("at_once", "rate", "next_grant_at", "next_start_at", "last_seq", "turn")
-    values = {name: param(name, limit.c[name].type) for name in names}
-    return sa.update(limit).where(*_is_limit(limit.c)).values(**values, updated_at=s.clock())
+    return sa.update(limit).where(*_is_limit(limit.c)).values(**_params(limit, _WRITTEN), updated_at=s.clock())
 
 
 @statement
@@ -116,7 +120,7 @@ def _read_queue(s: Store) -> Any:
     return sa.select(
         s.clock().label("now_us"),
         active.where(holds.counts(s, h.c)).scalar_subquery().label("used"),
-        active.where(h.c.state == sa.literal_column("'granted'")).scalar_subquery().label("granted"),
+        active.where(h.c.state == holds.text(HoldState.GRANTED)).scalar_subquery().label("granted"),
         sa.exists(sa.select(sa.literal_column("1")).select_from(w).where(*_is_waiting(w.c))).label("has_waiting"),
     )
 
@@ -124,59 +128,38 @@ def _read_queue(s: Store) -> Any:
 @statement
 def _count_by_fair_key(s: Store) -> Any:
     h = s.tables.hold.c
-    query = sa.select(h.fair_key, sa.func.count().label("n")).where(
-        *_is_limit(h), holds.is_active(h), holds.counts(s, h)
-    )
-    return query.group_by(h.fair_key)
+    query = sa.select(h.fair_key, sa.func.count().label("n"))
+    return query.where(*_is_limit(h), holds.is_active(h), holds.counts(s, h)).group_by(h.fair_key)
 
 
-_WAITER = ("instance_pk", "run_number", "step_key", "position", "fair_key", "seq", "turn", "asked_at")
+_PLACE = (*Waiter._fields, "fair_key", "seq", "turn", "asked_at")
 
 
 @statement
 def _select_heads(s: Store) -> Any:
     """Find the first waiter of each value of ``fair``; without it, the first of all."""
-    hold = s.tables.hold
-    if s.database is MARIADB:
-        grouped = sa.select(hold.c.fair_key.label("name"), sa.func.min(hold.c.seq).label("at"))
-        heads = grouped.where(*_is_waiting(hold.c)).group_by(hold.c.fair_key).subquery()
-    else:
-        smallest = dialects.select_smallest_per_group(
-            s.database, hold, "fair_key", "seq", prefix={}, where=_is_waiting, cte="fair_keys"
-        )
-        heads = smallest.subquery()
-    h = hold.alias("h").c
+    hold, h = s.tables.hold, s.tables.hold.alias("h").c
+    query = dialects.select_smallest_per_group(
+        s.database, hold, "fair_key", "seq", prefix={}, where=_is_waiting, cte="fair_keys"
+    )
+    heads = (query.where(*_is_waiting(hold.c)) if s.database is MARIADB else query).subquery()
     is_head = sa.and_(h.fair_key == heads.c.name, h.seq == heads.c.at)
-    return sa.select(*(h[name] for name in _WAITER)).where(*_is_waiting(h), is_head)
+    return sa.select(*(h[name] for name in _PLACE)).where(*_is_waiting(h), is_head)
 
 
-@statement
-def _select_next(s: Store) -> Any:
+@statement_for
+def _select_after(s: Store, which: str) -> Any:
+    """Find the first waiter of a value of ``fair`` after a number in the queue, or the last one."""
     h = s.tables.hold.c
-    is_next = [h.fair_key == param("fair_key", sa.String), h.seq > param("after", sa.BigInteger)]
-    query = sa.select(*(h[name] for name in _WAITER)).where(*_is_waiting(h), *is_next)
-    return query.order_by(h.seq).limit(sa.literal_column("1"))
-
-
-@statement
-def _find_earlier(s: Store) -> Any:
-    h = s.tables.hold.c
-    is_before = [h.fair_key == param("fair_key", sa.String), h.seq < param("before", sa.BigInteger)]
-    return sa.select(h.seq).where(*_is_waiting(h), *is_before).limit(sa.literal_column("1"))
-
-
-@statement
-def _select_last_turn(s: Store) -> Any:
-    h = s.tables.hold.c
-    query = sa.select(h.turn).where(*_is_waiting(h), h.fair_key == param("fair_key", sa.String))
-    return query.order_by(h.seq.desc()).limit(sa.literal_column("1"))
+    query = sa.select(*(h[name] for name in _PLACE)).where(*_is_waiting(h), h.fair_key == param("fair_key", sa.String))
+    query = query.where(h.seq > param("after", sa.BigInteger)).limit(sa.literal_column("1"))
+    return query.order_by(h.seq.desc() if which == "last" else h.seq)
 
 
 @statement
 def _insert_hold(s: Store) -> Any:
     hold = s.tables.hold
-    values: dict[str, Any] = {column.name: param(column.name, column.type) for column in hold.c}
-    return sa.insert(hold).values(values).inline()
+    return sa.insert(hold).values(_params(hold, hold.c.keys())).inline()
 
 
 # --- the limits that a transaction has locked ----------------------------------------------------
@@ -189,17 +172,19 @@ class _Limit:
     id: LimitKey
     at_once: int | None
     rate: str | None
-    set_at_once: int | None
-    set_rate: str | None
     next_grant_at: int
     next_start_at: int
     last_seq: int
     turn: int
+    set_at_once: int | None
+    set_rate: str | None
+    set_by: str | None
     now_us: int
     used: int
     granted: int
     has_waiting: bool
-    is_changed: bool = False
+    is_stalled: bool = False
+    """Whether its queue was not served to its end although it has room. No new step may overtake it."""
 
     @property
     def interval_us(self) -> int | None:
@@ -219,141 +204,120 @@ class _Limit:
             return self.room > 0
         return self.next_grant_at <= self.now_us + HORIZON_US and self.granted < max(1, HORIZON_US // interval)
 
-
-class _Considered(enum.Enum):
-    """What became of a waiter."""
-
-    GRANTED = enum.auto()
-    MOVED = enum.auto()
-    """It waits for another limit now."""
-    LEFT = enum.auto()
-    """It does not wait any more."""
-    UNKNOWN = enum.auto()
-    """It needs limits that this transaction has not locked."""
+    @property
+    def written(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _WRITTEN}
 
 
 class LockedLimits:
     """The limits that a transaction has locked. It counts and decides here, and writes at the end (`close`)."""
 
     def __init__(self, tx: Tx, uses: Iterable[LimitUse | LimitKey]) -> None:
-        self._tx, self.served = tx, Served()
+        self._tx, self._served = tx, Served()
         self._limits: dict[LimitKey, _Limit] = {}
-        self._stalled: set[LimitKey] = set()
-        """The limits with room whose queue was not served to its end. No new step may overtake it."""
-        for use in sorted(uses, key=lambda use: (use.name, use.key)):
-            key = LimitKey(use.name, use.key)
-            if key not in self._limits:
-                self._lock(key, use if isinstance(use, LimitUse) else None)
+        self._before: dict[LimitKey, dict[str, Any]] = {}
+        for use in sorted(uses, key=key_of):
+            if key_of(use) not in self._limits:
+                self._lock(key_of(use), use if isinstance(use, LimitUse) else None)
 
     def _lock(self, key: LimitKey, use: LimitUse | None) -> None:
-        tx, found = self._tx, None
-        for _ in range(2):
-            found = tx.run(_lock_limit, name=key.name, key=key.key).first()
-            if found is not None:
-                break
+        tx, given = self._tx, key._asdict()
+        found = tx.run(_lock_limit, **given).first()
+        if found is None:
             if use is None:
                 return
-            given = tx.run(_select_set_numbers, name=key.name, key="").first() if key.key else None
-            numbers = {"at_once": use.at_once, "rate": use.rate}
-            for name in ("set_at_once", "set_rate", "set_by"):
-                numbers[name] = None if given is None else getattr(given, name)
-            tx.run(_insert_limit, name=key.name, key=key.key, **numbers)
-        assert found is not None
-        queue = tx.run(_read_queue, name=key.name, key=key.key).one()
-        limit = self._limits[key] = _Limit(
-            key, found.at_once, found.rate, found.set_at_once, found.set_rate, found.next_grant_at,
-            found.next_start_at, found.last_seq, found.turn, queue.now_us, queue.used, queue.granted,
-            bool(queue.has_waiting),
-        )  # fmt: skip
-        if use is not None and (use.at_once, use.rate) != (limit.at_once, limit.rate):  # the code has changed
-            limit.at_once, limit.rate, limit.is_changed = use.at_once, use.rate, True
+            of_all = tx.run(_select_set_numbers, name=key.name, key="").first() if key.key else None
+            numbers = dict.fromkeys(_SET) if of_all is None else of_all._asdict()
+            tx.run(_insert_limit, **given, at_once=use.at_once, rate=use.rate, **numbers)
+            found = tx.run(_lock_limit, **given).one()
+        limit = self._limits[key] = _Limit(key, *found, *tx.run(_read_queue, **given).one())
+        self._before[key] = limit.written
+        if use is not None:  # the numbers of the code may have changed
+            limit.at_once, limit.rate = use.at_once, use.rate
+
+    def close(self) -> Served:
+        """Write what has changed in the limits, and return what others have got."""
+        for key, limit in self._limits.items():
+            if (written := limit.written) != self._before[key]:
+                self._tx.run(_update_limit, **key._asdict(), **written)
+        return self._served
 
     @property
-    def now_us(self) -> int:
+    def _now_us(self) -> int:
         return max(limit.now_us for limit in self._limits.values())
+
+    def _of(self, rows: Iterable[Any]) -> list[_Limit]:
+        return [self._limits[key_of(row)] for row in rows]
 
     # --- a step asks ----------------------------------------------------------------------------
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Take all limits of each request, or put it into a queue. Those that wait already are served before."""
-        waiting = [request for request in requests if not request.is_new and self._is_queued(request)]
+        queued = {request.waiter for request in requests if not request.is_new and self._is_queued(request)}
         for key, limit in self._limits.items():
             if limit.has_waiting:
                 self.fill(key)
-        replies = [self._find_reply(request) if request in waiting else self._take(request) for request in requests]
-        asked = {request.waiter for request in requests}
-        self.served.granted = [each for each in self.served.granted if each not in asked]
+        replies = [self._start_granted(each) if each.waiter in queued else self._take(each) for each in requests]
+        self._served.granted = [waiter for waiter in self._served.granted if waiter not in queued]
         return replies
 
     def _is_queued(self, request: Request) -> bool:
         """Whether a step waits already, or is granted. Rows of another kind are deleted: an attempt has ended."""
-        rows = self._read(request.waiter)
-        is_same = [(row.name, row.key) for row in rows] == [(use.name, use.key) for use in request.uses]
-        if not rows or not is_same or any(row.state == HoldState.HELD for row in rows):
-            self._delete(request.waiter)
+        rows = holds.read(self._tx, *request.waiter)
+        if {key_of(row) for row in rows} != {key_of(use) for use in request.uses} or rows[0].state == HoldState.HELD:
+            holds.release(self._tx, *request.waiter)
             return False
         if rows[0].state == HoldState.PARKED:
-            at = next((row for row in rows if not self._limits[holds.key_of(row)].has_room), rows[0])
-            for row in rows:
-                self._set(row, HoldState.WAITING if row is at else HoldState.BLOCKED)
-            self._limits[holds.key_of(at)].has_waiting = True
+            at = next((each for each in self._of(rows) if not each.has_room), self._of(rows)[0])
+            self._wait_at(at, rows)
         return True
 
-    def _find_reply(self, request: Request) -> Reply:
+    def _start_granted(self, request: Request) -> Reply:
         """Return what a step has that waited before: it starts if it is granted, and its time has come."""
-        rows = self._read(request.waiter)
+        rows = holds.read(self._tx, *request.waiter)
         if not rows or rows[0].state != HoldState.GRANTED:
             return Reply(holds=False)
-        start_us = self._start([self._limits[holds.key_of(row)] for row in rows], rows[0].start_at)
-        for row in rows:
-            if start_us is None:
-                self._set(row, HoldState.HELD, token=request.token, granted_at=row.granted_at)
-            else:
-                self._set(row, HoldState.GRANTED, granted_at=row.granted_at, start_at=start_us, check_at=start_us)
+        granted_at, start_us = rows[0].granted_at, self._start(self._of(rows), rows[0].start_at)
+        if start_us is None:
+            holds.set_state(self._tx, rows[0], HoldState.HELD, token=request.token, granted_at=granted_at)
+        else:
+            self._set_granted(rows[0], granted_at, start_us)
         return Reply(start_us is None, start_us)
 
     def _take(self, request: Request) -> Reply:
         """Take the limits of a step that does not wait yet, or put it into the queue of the first one without room."""
-        limits = [self._limits[LimitKey(use.name, use.key)] for use in request.uses]
-        unserved = self._stalled | self.served.unfinished
-        full = next((each for each in limits if not each.has_room or each.id in unserved), None)
+        limits, now = self._of(request.uses), self._now_us
+        full = next((each for each in limits if not each.has_room or each.is_stalled), None)
         start_us = None if full is not None else self._start(limits, self._grant(limits))
+        row = dict.fromkeys(("token", "granted_at", "start_at", "check_at"), None) | request.waiter._asdict()
+        row |= {"asked_at": now, "lapses": 0, "state": HoldState.BLOCKED.value}
+        if full is None:
+            row |= {"granted_at": now, "start_at": start_us, "check_at": start_us, "state": HoldState.GRANTED.value}
+        if holds_now := full is None and start_us is None:
+            row |= {"token": request.token, "state": HoldState.HELD.value}
         for use, limit in zip(request.uses, limits, strict=True):
-            limit.last_seq, limit.is_changed = limit.last_seq + 1, True
-            seq = limit.last_seq - (_RESUMED if request.resumes else 0)
-            row: dict[str, Any] = dict.fromkeys(("token", "granted_at", "start_at", "check_at"))
-            if full is not None:
-                limit.has_waiting = limit.has_waiting or limit is full
-                row["state"] = (HoldState.WAITING if limit is full else HoldState.BLOCKED).value
-            else:
-                state = HoldState.HELD if start_us is None else HoldState.GRANTED
-                row |= {"state": state.value, "granted_at": self.now_us, "start_at": start_us, "check_at": start_us}
-                row["token"] = request.token if start_us is None else None
-            row["lapses"] = 0
-            row |= {"name": use.name, "key": use.key, "fair_key": use.fair_key, "seq": seq, "asked_at": self.now_us}
-            row["turn"] = self._next_turn(limit, use.fair_key)
-            pk, run_number, step_key, position = request.waiter
-            row |= {"instance_pk": pk, "run_number": run_number, "step_key": step_key, "position": position}
-            self._tx.run(_insert_hold, **row)
-        return Reply(full is None and start_us is None, start_us)
+            limit.last_seq += 1
+            row |= {"seq": limit.last_seq - (_RESUMED if request.resumes else 0)}
+            row |= {"name": use.name, "key": use.key, "fair_key": use.fair_key, "turn": self._next_turn(limit, use)}
+            self._tx.run(_insert_hold, **row | ({"state": HoldState.WAITING.value} if limit is full else {}))
+        return Reply(holds_now, start_us)
 
-    def _next_turn(self, limit: _Limit, fair_key: str) -> int:
+    def _next_turn(self, limit: _Limit, use: LimitUse) -> int:
         """Return the turn of a new waiter: after the last one of its value, and not before the turns that are over."""
-        if not fair_key:
+        if not use.fair_key:
             return limit.turn
-        last = self._tx.run(_select_last_turn, **limit.id._asdict(), fair_key=fair_key).scalar()
-        return 1 + (limit.turn if last is None else max(limit.turn, int(last)))
+        last = self._find_after(limit, use.fair_key, _FIRST, "last")
+        return 1 + (limit.turn if last is None else max(limit.turn, last.turn))
 
     # --- a grant, and a start -------------------------------------------------------------------
 
     def _grant(self, limits: Sequence[_Limit]) -> int:
         """Count a grant, and return when it may start by the rates."""
-        paced = [limit for limit in limits if limit.interval_us is not None]
-        start_us = max([self.now_us, *(limit.next_grant_at for limit in paced)])
+        start_us = max([self._now_us, *(limit.next_grant_at for limit in limits if limit.interval_us is not None)])
         for limit in limits:
             limit.used, limit.granted = limit.used + 1, limit.granted + 1
             if (interval := limit.interval_us) is not None:
-                limit.next_grant_at, limit.is_changed = start_us + interval, True
+                limit.next_grant_at = start_us + interval
         return start_us
 
     def _start(self, limits: Sequence[_Limit], start_us: int) -> int | None:
@@ -362,17 +326,16 @@ class LockedLimits:
         The rate is checked again here, by the starts themselves: after an outage of the workers, many grants whose time
         has passed would otherwise start together.
         """
-        now, paced = self.now_us, [limit for limit in limits if limit.interval_us is not None]
+        now, paced = self._now_us, [(limit, each) for limit in limits if (each := limit.interval_us) is not None]
         if start_us > now + SLACK_US:
             return start_us
-        if any(limit.next_start_at > now + SLACK_US for limit in paced):
-            start_us = max(now, *(max(limit.next_start_at - SLACK_US, limit.next_grant_at) for limit in paced))
-            for limit in paced:
-                limit.next_grant_at, limit.is_changed = start_us + (limit.interval_us or 0), True
+        if any(limit.next_start_at > now + SLACK_US for limit, _ in paced):
+            start_us = max(now, *(max(limit.next_start_at - SLACK_US, limit.next_grant_at) for limit, _ in paced))
+            for limit, interval in paced:
+                limit.next_grant_at = start_us + interval
             return start_us
-        for limit in paced:
-            limit.next_start_at = max(limit.next_start_at, now) + (limit.interval_us or 0)
-            limit.is_changed = True
+        for limit, interval in paced:
+            limit.next_start_at = max(limit.next_start_at, now) + interval
         for limit in limits:
             limit.granted -= 1
         return None
@@ -384,97 +347,81 @@ class LockedLimits:
         limit = self._limits.get(key)
         if limit is None or not limit.has_room:
             return
-        heads = {row.fair_key: row for row in self._tx.run(_select_heads, **key._asdict())}
-        held = {}
+        heads = {row.fair_key: row for row in find_heads(self._tx, key)}
+        held: dict[str, int] = {}
         if len(heads) > 1:
             held = {row.fair_key: row.n for row in self._tx.run(_count_by_fair_key, **key._asdict())}
-        considered, moved, most_moves = 0, 0, limit.room
-        while heads and limit.has_room:
-            if considered == _MAX_GRANTS:
-                self.served.unfinished.add(key)
+        moves_left = limit.room
+        for _ in range(_MAX_GRANTS):
+            if not (heads and limit.has_room):
+                limit.has_waiting = bool(heads)
                 return
-            row = min(heads.values(), key=lambda row: (held.get(row.fair_key, 0), row.turn, row.seq))
-            considered += 1
-            match self._consider(limit, row):
-                case _Considered.UNKNOWN:
-                    self.served.unfinished.add(key)
-                    return
-                case _Considered.GRANTED:
-                    held[row.fair_key] = held.get(row.fair_key, 0) + 1
-                case _Considered.MOVED:
-                    moved += 1
-                    if moved >= most_moves:  # the whole queue could go to another one at once, and come back
-                        self._stalled.add(key)
+            head = min(heads.values(), key=lambda row: (held.get(row.fair_key, 0), row.turn, row.seq))
+            rows = holds.read(self._tx, *waiter_of(head))
+            if any(key_of(row) not in self._limits for row in rows):
+                break  # it needs limits that this transaction has not locked
+            if self._still_waits(limit, rows):
+                if (full := self._find_full(limit, rows)) is None:
+                    self._grant_waiter(rows)
+                    held[head.fair_key] = held.get(head.fair_key, 0) + 1
+                else:
+                    self._wait_at(full, rows)
+                    moves_left -= 1
+                    if not moves_left:  # the whole queue could go to another one at once, and come back
+                        limit.is_stalled = True
                         return
-                case _Considered.LEFT:
-                    pass
-            following = self._tx.run(_select_next, **key._asdict(), fair_key=row.fair_key, after=row.seq).first()
-            del heads[row.fair_key]
+            following = self._find_after(limit, head.fair_key, head.seq)
+            del heads[head.fair_key]
             if following is not None:
-                heads[row.fair_key] = following
-        limit.has_waiting = bool(heads)
+                heads[head.fair_key] = following
+        self._leave_unfinished(limit)
 
-    def _consider(self, limit: _Limit, head: Any) -> _Considered:
-        """Grant all its limits to a waiter. If another one has no room, the waiter waits there from now on.
-
-        A waiter that has ended is deleted, and one that is paused is parked.
-        """
-        waiter = Waiter(head.instance_pk, head.run_number, head.step_key, head.position)
-        rows = self._read(waiter)
-        if not any(holds.key_of(row) == limit.id and row.state == HoldState.WAITING for row in rows):
-            return _Considered.LEFT  # its step has ended it meanwhile
+    def _still_waits(self, limit: _Limit, rows: Sequence[Any]) -> bool:
+        """Whether a waiter waits for a limit. One that has ended is deleted, and one that is paused is parked."""
+        if not any(key_of(row) == limit.id and row.state == HoldState.WAITING for row in rows):
+            return False  # its step has ended it meanwhile
         if not holds.is_alive(rows[0]):
-            self._delete(waiter)
-            return _Considered.LEFT
+            holds.release(self._tx, *waiter_of(rows[0]))
+            return False
         if rows[0].status == Status.PAUSED:
-            for row in rows:
-                self._set(row, HoldState.PARKED)
-            return _Considered.LEFT
-        if any(holds.key_of(row) not in self._limits for row in rows):
-            return _Considered.UNKNOWN
-        limits = [self._limits[holds.key_of(row)] for row in rows]
-        full = None
-        for row, each in zip(rows, limits, strict=True):
-            if not each.has_room or (each is not limit and each.has_waiting and self._is_overtaking(each, row)):
-                full = each
-                break
-        if full is not None:
-            full.has_waiting = True
-            if full.has_room:
-                self.served.unfinished.add(full.id)
-            for row in rows:
-                self._set(row, HoldState.WAITING if holds.key_of(row) == full.id else HoldState.BLOCKED)
-            return _Considered.MOVED
+            holds.set_state(self._tx, rows[0], HoldState.PARKED)
+            return False
+        return True
+
+    def _find_full(self, limit: _Limit, rows: Sequence[Any]) -> _Limit | None:
+        """Find the first limit that has no room for a waiter at the head of ``limit``, or has one that asked before."""
+        for row, each in zip(rows, self._of(rows), strict=True):
+            if not each.has_room:
+                return each
+            if each is not limit and each.has_waiting:
+                first = self._find_after(each, row.fair_key, _FIRST)
+                if first is not None and first.seq < row.seq:
+                    self._leave_unfinished(each)
+                    return each
+        return None
+
+    def _grant_waiter(self, rows: Sequence[Any]) -> None:
+        limits = self._of(rows)
         start_us = self._grant(limits)
         for row, each in zip(rows, limits, strict=True):
-            each.turn, each.is_changed = max(each.turn, row.turn), True
-            self._set(row, HoldState.GRANTED, granted_at=self.now_us, start_at=start_us, check_at=start_us)
-        self.served.granted.append(waiter)
-        return _Considered.GRANTED
+            each.turn = max(each.turn, row.turn)
+        self._set_granted(rows[0], self._now_us, start_us)
+        self._served.granted.append(waiter_of(rows[0]))
 
-    def _is_overtaking(self, limit: _Limit, row: Any) -> bool:
-        """Whether others that asked before wait in the queue of a limit at which this waiter is blocked."""
-        given = {"fair_key": row.fair_key, "before": row.seq}
-        return self._tx.run(_find_earlier, **limit.id._asdict(), **given).first() is not None
+    def _set_granted(self, row: Any, at_us: int, start_us: int) -> None:
+        holds.set_state(self._tx, row, HoldState.GRANTED, granted_at=at_us, start_at=start_us, check_at=start_us)
 
-    # --- rows -----------------------------------------------------------------------------------
+    def _wait_at(self, limit: _Limit, rows: Sequence[Any]) -> None:
+        """Let a waiter wait for one of its limits, and be blocked at the others."""
+        limit.has_waiting = True
+        holds.set_state(self._tx, rows[0], HoldState.BLOCKED, at=limit.id.name)
 
-    def _read(self, waiter: Waiter) -> list[Any]:
-        return list(self._tx.run(holds.select_of_waiter, **waiter._asdict()))
+    def _find_after(self, limit: _Limit, fair_key: str, seq: int, which: str = "first") -> Any:
+        return self._tx.run(_select_after(which), **limit.id._asdict(), fair_key=fair_key, after=seq).first()
 
-    def _delete(self, waiter: Waiter) -> None:
-        self._tx.run(holds.delete_of_waiter, **waiter._asdict())
-
-    def _set(self, row: Any, state: HoldState, **values: Any) -> None:
-        holds.set_state(self._tx, row, state, **values)
-
-    def close(self) -> Served:
-        """Write what has changed in the limits, and return what others have got."""
-        for limit in self._limits.values():
-            if limit.is_changed:
-                names = ("at_once", "rate", "next_grant_at", "next_start_at", "last_seq", "turn")
-                self._tx.run(_update_limit, **limit.id._asdict(), **{name: getattr(limit, name) for name in names})
-        return self.served
+    def _leave_unfinished(self, limit: _Limit) -> None:
+        limit.is_stalled = True
+        self._served.unfinished.add(limit.id)
 
 
 # --- for those that ask ---------------------------------------------------------------------------
@@ -491,11 +438,10 @@ def serve(tx: Tx, key: LimitKey) -> Served:
     """Grant what is free of one limit. Whoever calls this again until nothing is unfinished has served all."""
     if not tx.run(_read_queue, **key._asdict()).one().has_waiting:
         return Served()
-    heads = sorted(tx.run(_select_heads, **key._asdict()), key=lambda row: (row.turn, row.seq))
+    heads = sorted(find_heads(tx, key), key=lambda row: (row.turn, row.seq))
     keys = {key}
     for head in heads[:5]:  # read before the locks, which must be taken in order; what is missing is served next time
-        waiter = Waiter(head.instance_pk, head.run_number, head.step_key, head.position)
-        keys |= {holds.key_of(row) for row in tx.run(holds.select_of_waiter, **waiter._asdict())}
+        keys |= {key_of(row) for row in holds.read(tx, *waiter_of(head))}
     locked = LockedLimits(tx, keys)
     locked.fill(key)
     return locked.close()
@@ -503,10 +449,9 @@ def serve(tx: Tx, key: LimitKey) -> Served:
 
 def find_heads(tx: Tx, key: LimitKey) -> list[Any]:
     """Return the first waiter of each value of ``fair``; without it, the first of all."""
-    return list(tx.run(_select_heads, **key._asdict()))
+    return tx.run(_select_heads, **key._asdict())
 
 
 def insert_all_keys(tx: Tx, name: str, numbers: dict[str, Any]) -> None:
     """Insert the row from which new keys of a limit take what an operator has set, unless it exists."""
-    given = {"at_once": None, "rate": None, "set_at_once": None, "set_rate": None, "set_by": None} | numbers
-    tx.run(_insert_limit, name=name, key="", **given)
+    tx.run(_insert_limit, **dict.fromkeys((*_CODE, *_SET)) | {"name": name, "key": ""} | numbers)
