@@ -1,8 +1,8 @@
 """Durable agents of Pydantic AI: each model request and each tool call of a run is a step of the workflow.
 
 It implements the backend of `pydantic_ai.durable_exec`. The agent runs as a task on the event loop of the process, and
-hands each call to the thread of its pass, which runs it as a step. A tool call is named by its tool and its call id, so
-the order in which parallel calls arrive does not matter.
+hands each call to the thread of its pass, which runs the calls of one turn of the loop as branches. A tool call is
+named by its tool and its call id, so the order in which parallel calls arrive does not matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import Field, create_model
-from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.capabilities import AbstractCapability, WrapRunHandler
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -31,13 +31,14 @@ from pydantic_ai.durable_exec import (
     RoleBasedOperationConfig,
     ToolsetCallToolParams,
 )
-from pydantic_ai.exceptions import UserError
+from pydantic_ai.exceptions import UsageLimitExceeded, UserError
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDenied
 
-from celery_durable.errors import ConfigInvalid, EventTimeout, StepMisuse
+from celery_durable.errors import ConfigInvalid, EventTimeout, NonRetryableError, StepMisuse
 from celery_durable.event_loop import STOP_SECONDS, event_loop
-from celery_durable.step import Step
+from celery_durable.runner.step_attempt import current_run
+from celery_durable.step import Step, StepFuture
 from celery_durable.step.current import running_attempt
 from celery_durable.values import UNSET, StepConfig
 
@@ -46,7 +47,8 @@ __all__ = ["CeleryDurability", "RequestInput", "run_agent"]
 T = TypeVar("T")
 
 _CONFIG_KEY = "celery_durable"
-_END = object()
+_TURN, _END = object(), object()
+"""The loop has made a turn; the agent has ended."""
 
 
 class _AgentRun:
@@ -56,10 +58,10 @@ class _AgentRun:
         self.step = step
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    async def do(self, verb: Callable[[Step], T]) -> T:
-        """Have the pass's thread call a method of `Step`, and wait for its result."""
+    async def do(self, submit: Callable[[Step], StepFuture[T]]) -> T:
+        """Have the pass's thread run a branch, beside those that come in the same turn of the loop."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._calls.put((verb, future))
+        self._calls.put((submit, future))
         return await future
 
     def serve(self, run: Callable[[], Awaitable[T]]) -> T:
@@ -78,8 +80,8 @@ class _AgentRun:
 
         task = event_loop.start(guarded, report, name="the agent")
         try:
-            while (call := self._calls.get()) is not _END:
-                self._answer(*call)
+            while calls := self._take_calls():
+                self._answer(calls)
         except BaseException:  # a suspension, or the pass is interrupted: the agent's task must end before the pass
             task.cancel()
             self._drain()
@@ -89,14 +91,35 @@ class _AgentRun:
             raise error
         return cast("T", value)
 
-    def _answer(self, verb: Callable[[Step], Any], future: asyncio.Future[Any]) -> None:
-        loop = future.get_loop()
+    def _take_calls(self) -> list[_Call]:
+        """Wait for a call, and return it with those of the same turn; none if the agent has ended."""
+        calls: list[_Call] = []
+        while (call := self._calls.get()) is not _TURN:
+            if call is _END:
+                return []
+            if not calls:
+                _, future = call
+                future.get_loop().call_soon_threadsafe(self._calls.put, _TURN)
+            calls.append(call)
+        return calls
+
+    def _answer(self, calls: list[_Call]) -> None:
+        """Run these calls as branches, and pass each result to the agent when all have ended."""
+        branches: list[StepFuture[Any]] = []
+        futures: list[asyncio.Future[Any]] = []
+        for submit, future in calls:
+            try:
+                branches.append(submit(self.step))
+            except Exception as exc:  # noqa: BLE001  # raised in the agent
+                _resolve_soon(future, exc)
+            else:
+                futures.append(future)
         try:
-            value = verb(self.step)
+            results = self.step.gather(*branches, return_exceptions=True)
         except Exception as exc:  # noqa: BLE001  # raised in the agent
-            loop.call_soon_threadsafe(_resolve, future, None, exc)
-        else:
-            loop.call_soon_threadsafe(_resolve, future, value, None)
+            results = [exc] * len(futures)
+        for future, result in zip(futures, results, strict=True):
+            _resolve_soon(future, result)
 
     def _drain(self) -> None:
         try:
@@ -106,13 +129,19 @@ class _AgentRun:
             pass
 
 
-def _resolve(future: asyncio.Future[Any], value: object, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
+_Call = tuple[Callable[[Step], StepFuture[Any]], asyncio.Future[Any]]
+
+
+def _resolve_soon(future: asyncio.Future[Any], result: object) -> None:
+    def resolve() -> None:
+        if future.done():  # its task was cancelled
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    future.get_loop().call_soon_threadsafe(resolve)
 
 
 _agent_run: contextvars.ContextVar[_AgentRun | None] = contextvars.ContextVar("celery_durable_agent", default=None)
@@ -163,28 +192,40 @@ class _Backend(JournalCallableOperationBackend[StepConfig]):
         cache_key: tuple[object, ...],  # noqa: ARG002
         config: StepConfig,
     ) -> object:
-        call_id, context = _tool_call_id.get(), contextvars.copy_context()
+        call, context = _tool_call.get(), contextvars.copy_context()
+        if call is not None:
+            name = f"{name} {call.ctx.tool_call_id}"
+            if call.ctx.tool_call_approved and config.on_lost is UNSET:
+                config = dataclasses.replace(config, on_lost="fail")
+        config = dataclasses.replace(config, repeat=True)
 
         async def run_body() -> object:
             # In the agent's context, but as a step's function: what it starts is inside of this step.
             context.run(running_attempt.set, running_attempt.get())
-            return await asyncio.get_running_loop().create_task(_as_coroutine(body), context=context)
+            return await asyncio.get_running_loop().create_task(_call_body(body), context=context)
 
-        step_name = f"{name} {call_id}" if call_id else name
-        config = dataclasses.replace(config, repeat=True)
-        return await _current_run().do(lambda step: step.do(step_name, config, run_body))
+        return await _current_run().do(lambda step: step.submit(name, config, run_body))
 
 
-async def _as_coroutine(body: Callable[[], Awaitable[object]]) -> object:
-    return await body()
+async def _call_body(body: Callable[[], Awaitable[object]]) -> object:
+    try:
+        return await body()
+    except (UserError, UsageLimitExceeded) as exc:
+        raise _as_final(exc) from exc
 
 
-_tool_call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("celery_durable_tool_call", default=None)
+def _as_final(error: Exception) -> NonRetryableError:
+    """Return what fails the step at once: another attempt would end in the same way, and may be paid again."""
+    return NonRetryableError(str(error), type(error).__name__)
+
+
+_ToolCall = ToolsetCallToolParams | DynamicToolsetCallToolParams
+_tool_call: contextvars.ContextVar[_ToolCall | None] = contextvars.ContextVar("celery_durable_tool_call", default=None)
 
 
 @dataclass
 class _Operation(BoundDurableOperation[Any, Any, Any]):
-    """A bound operation that names a tool call by its id."""
+    """A bound operation that knows its tool call."""
 
     declared: DurableOperation[Any, Any, Any]
     bound: BoundDurableOperation[Any, Any, Any]
@@ -194,12 +235,11 @@ class _Operation(BoundDurableOperation[Any, Any, Any]):
         return self.declared
 
     async def __call__(self, params: Any, *, config: object | None = None) -> Any:
-        is_tool_call = isinstance(params, (ToolsetCallToolParams, DynamicToolsetCallToolParams))
-        token = _tool_call_id.set(params.ctx.tool_call_id if is_tool_call else None)
+        token = _tool_call.set(params if isinstance(params, _ToolCall) else None)
         try:
             return await self.bound(params, config=config)
         finally:
-            _tool_call_id.reset(token)
+            _tool_call.reset(token)
 
 
 def _log_usage(step: Step, response: ModelResponse) -> None:
@@ -222,7 +262,7 @@ class CeleryDurability(BaseDurabilityCapability[Any]):
     """The capability that makes each model request and each tool call of an agent a step, inside `run_agent`.
 
     A tool's ``metadata={"celery_durable": StepConfig(...)}`` configures its steps, and False runs it outside of steps,
-    again on each replay. A tool that requires approval has ``on_lost="fail"``, if its own `StepConfig` does not differ.
+    again on each replay. A call that was approved has ``on_lost="fail"``, if the tool's `StepConfig` does not differ.
 
     Args:
         step_config: How the steps run, if a tool does not say otherwise.
@@ -234,6 +274,7 @@ class CeleryDurability(BaseDurabilityCapability[Any]):
         durable_unit_noun="step",
         durable_container_noun="workflow",
         codec=JSON_CODEC,
+        serialization_failure=_as_final,
         unsupported_runtime_toolset_kinds=frozenset({"function", "mcp", "dynamic"}),
         tool_config_key=_CONFIG_KEY,
     )
@@ -241,6 +282,15 @@ class CeleryDurability(BaseDurabilityCapability[Any]):
     def __init__(self, *, step_config: StepConfig | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._step_config = step_config or StepConfig()
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: WrapRunHandler) -> Any:
+        """Refuse a run in a workflow, outside of `run_agent`: each replay would pay for its requests again."""
+        if current_run.get() is not None and _agent_run.get() is None and running_attempt.get() is None:
+            raise StepMisuse(
+                f"The agent {self.name!r} was run in a workflow, outside of run_agent(), so each replay would repeat "
+                "its requests: call run_agent(step, lambda: agent.run(...))."
+            )
+        return await super().wrap_run(ctx, handler=handler)
 
     @property
     def in_durable_context(self) -> bool:
@@ -263,8 +313,6 @@ class CeleryDurability(BaseDurabilityCapability[Any]):
             return False
         if not isinstance(given, StepConfig):
             raise ConfigInvalid(f"metadata[{_CONFIG_KEY!r}] of the tool {name}", given, "use a StepConfig, or False")
-        if tool.tool_def.kind == "unapproved" and given.on_lost is UNSET:
-            return dataclasses.replace(given, on_lost="fail")
         return given
 
 
@@ -301,7 +349,7 @@ class RequestInput(AbstractCapability[Any]):
         name = f"{self.name} {' '.join(calls)}"
         try:
             event = await _current_run().do(
-                lambda step: step.wait_for_event(
+                lambda step: step.submit_wait_for_event(
                     name, self.name, timeout=self.timeout, schema=decision, ask=question, to=self.to
                 )
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -13,6 +14,8 @@ from pydantic_ai.models.function import FunctionModel
 from celery_durable import Status, Step, StepConfig, WorkflowEvent, current_step, durable_workflow
 from celery_durable.contrib.pydantic_ai import CeleryDurability, RequestInput, run_agent
 from celery_durable.testing import DurableHarness, assert_crash_safe
+from tests.support.flows import flow_of
+from tests.support.world import World
 
 calls: Counter[str] = Counter()
 
@@ -52,6 +55,27 @@ agent.tool_plain(requires_approval=True, metadata={"celery_durable": StepConfig(
 broken = make_agent("broken")
 broken.tool_plain(metadata={"celery_durable": {"retries": 3}})(first)
 
+trio = make_agent("trio")
+
+
+@trio.tool_plain
+async def one() -> str:
+    calls["one"] += 1
+    return "one"
+
+
+@trio.tool_plain
+async def two() -> str:
+    calls["two"] += 1
+    return "two"
+
+
+@trio.tool_plain
+def three() -> str:
+    calls["three"] += 1
+    return "three"
+
+
 inner = make_agent("inner")
 outer = make_agent("outer")
 
@@ -79,7 +103,12 @@ def nested(event: WorkflowEvent[str], step: Step) -> str:
     return run_agent(step, lambda: outer.run(event.payload)).output
 
 
-pytestmark = pytest.mark.durable(workflows=[mixed, misconfigured, nested])
+@durable_workflow
+def three_tools(event: WorkflowEvent[str], step: Step) -> str:
+    return run_agent(step, lambda: trio.run(event.payload)).output
+
+
+pytestmark = pytest.mark.durable(workflows=[mixed, misconfigured, nested, three_tools])
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +165,30 @@ def test_an_agent_that_a_tool_runs_is_part_of_the_tools_step(durable_harness: Du
         tool,
         ["outer__model.request", tool, "outer__model.request\x1f2"],
     )
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_tools_of_one_response_run_at_the_same_time(world: World) -> None:
+    together, meeting = asyncio.Barrier(3), make_agent("meeting")
+
+    async def meet() -> str:
+        async with asyncio.timeout(10):
+            await together.wait()
+        return "met"
+
+    for name in ("one", "two", "three"):
+        meeting.tool_plain(name=name)(meet)
+    assert flow_of(world, lambda step: run_agent(step, lambda: meeting.run("go")).output).run().output == "met met met"
+
+
+@pytest.mark.parametrize("dies_in", ["one", "two", "three"])
+def test_a_crash_repeats_no_tool_that_was_recorded(durable_harness: DurableHarness, dies_in: str) -> None:
+    durable_harness.faults.crash_in_step(
+        f"trio__function_toolset__<agent>.call_tool:{dies_in} id-{dies_in}", when="after"
+    )
+    handle = durable_harness.instance(three_tools, three_tools.create("go", id="t-1").id)
+    durable_harness.advance("1 hour")
+    assert (handle.result(), calls) == ("one two three", {"one": 1, "two": 1, "three": 1} | {dies_in: 2})
 
 
 def test_parallel_tools_and_an_approval_are_crash_safe() -> None:
