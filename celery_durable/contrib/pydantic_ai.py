@@ -29,6 +29,7 @@ from pydantic_ai.durable_exec import (
     DynamicToolsetCallToolParams,
     JournalCallableOperationBackend,
     RoleBasedOperationConfig,
+    ToolsetCallToolId,
     ToolsetCallToolParams,
 )
 from pydantic_ai.exceptions import UsageLimitExceeded, UserError
@@ -186,15 +187,17 @@ class _Backend(JournalCallableOperationBackend[StepConfig]):
     async def execute(
         self,
         *,
-        operation_id: DurableOperationId,  # noqa: ARG002  # upstream's signature
+        operation_id: DurableOperationId,
         name: str,
         body: Callable[[], Awaitable[object]],
-        cache_key: tuple[object, ...],  # noqa: ARG002
+        cache_key: tuple[object, ...],  # noqa: ARG002  # upstream's signature
         config: StepConfig,
     ) -> object:
         call, context = _tool_call.get(), contextvars.copy_context()
         if call is not None:
-            name = f"{name} {call.ctx.tool_call_id}"
+            is_mcp_call = isinstance(operation_id, ToolsetCallToolId) and operation_id.toolset_kind == "mcp"
+            tool = f":{call.name}" if is_mcp_call else ""  # upstream names the tool of any other call
+            name = f"{name}{tool} {call.ctx.tool_call_id}"
             if call.ctx.tool_call_approved and config.on_lost is UNSET:
                 config = dataclasses.replace(config, on_lost="fail")
         config = dataclasses.replace(config, repeat=True)
@@ -275,6 +278,8 @@ class CeleryDurability(BaseDurabilityCapability[Any]):
         durable_container_noun="workflow",
         codec=JSON_CODEC,
         serialization_failure=_as_final,
+        # A replay opens no connection, and a server that is down fails a step, which is retried.
+        toolset_lifecycles={"function": "enter-always", "mcp": "enter-in-durable-unit", "dynamic": "enter-never"},
         unsupported_runtime_toolset_kinds=frozenset({"function", "mcp", "dynamic"}),
         tool_config_key=_CONFIG_KEY,
     )
