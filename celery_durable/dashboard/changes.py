@@ -39,6 +39,11 @@ class Change:
         return COMMANDS[self.name]
 
     @property
+    def about(self) -> str:
+        """What it does, in one sentence."""
+        return self.command.doc.partition("\n")[0]
+
+    @property
     def takes_reason(self) -> bool:
         """Whether the command stores a reason."""
         return "reason" in self.fields
@@ -70,7 +75,7 @@ class Change:
 
     def format_command(self, *, where: str) -> str:
         """Return the command line that changes all instances of a filter."""
-        return f"{_PROGRAM} {self.name} --where {shlex.quote(where)} --yes"
+        return f"{_PROGRAM} {self.name} --where {_quote(where)} --yes"
 
 
 CHANGES = {
@@ -104,6 +109,11 @@ def format_command(name: str, target: Target, *arguments: str) -> str:
     """Return the command line of a command on one instance."""
     words = [name.replace("_", "-"), target.workflow, target.instance_id, *arguments]
     return f"{_PROGRAM} {shlex.join(words)}"
+
+
+def _quote(text: str) -> str:
+    """Quote a filter for a shell. Its own quotation marks stay readable if no character forbids double ones."""
+    return shlex.quote(text) if "'" not in text or set(text) & set('"$`\\!') else f'"{text}"'
 
 
 def find_change(name: str) -> Change:

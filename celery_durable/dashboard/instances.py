@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -28,6 +29,8 @@ _BATCH_ROWS = 100
 _BATCH_SECONDS = 2.0
 """After so long, a request that changes instances answers, and the browser sends the next one."""
 _ANY = Condition()
+_INSTANCE = re.compile(r"([^\s=/]+)/([^\s=/]+)")
+"""A filter that is the name of one instance, as pages write it."""
 
 
 def _read_where(text: str) -> Condition:
@@ -49,6 +52,8 @@ def _read_page(visit: Visit, where: Condition, cursor: str, limit: int) -> Page[
 
 def _show(visit: Visit) -> Response:
     text, cursor = visit.query.get("where", "").strip(), visit.query.get("cursor", "")
+    if named := _INSTANCE.fullmatch(text):
+        return visit.redirect(visit.instance_path(*named.groups()))
     error, status = "", 200
     page: Page[InstanceSummary] = Page((), None)
     where = _ANY

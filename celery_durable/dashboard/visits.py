@@ -146,7 +146,7 @@ class Visit:
         return response
 
     def redirect(self, path: str) -> Response:
-        """Return a redirect after a change, so that a reload does not repeat it."""
+        """Return a redirect; after a change, so that a reload does not repeat it."""
         return RedirectResponse(path, 303)
 
 

@@ -16,9 +16,7 @@ from celery_durable.dashboard.app import make_pages
 from celery_durable.dashboard.visits import Site
 from celery_durable.http import Scope
 from celery_durable.model import OUTCOME_UNKNOWN, Outage
-from celery_durable.store import heartbeats
-from celery_durable.store.heartbeats import HeartbeatUpdate
-from tests.dashboard.conftest import Browser
+from tests.dashboard.conftest import Browser, beat
 from tests.http.conftest import Shop
 
 
@@ -33,13 +31,6 @@ def problems(page: str) -> list[str]:
 
 def failures(page: str) -> list[str]:
     return [each for each in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if "error-text" in each]
-
-
-def beat(shop: Shop, kind: Any, **given: Any) -> None:
-    """Write the heartbeat of a worker that consumes the queue, or of a dispatcher."""
-    own: Any = {"swept_ago": timedelta(0)} if kind == "dispatcher" else {"queues": ["durable"]}
-    own |= {"id": kind, "kind": kind, "node": f"{kind}@vm", "pid": 1, "workflows": sorted(shop.durable.workflows)}
-    shop.durable.internals.store.transact(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(**(own | given))))
 
 
 @pytest.fixture
@@ -65,8 +56,9 @@ def test_nothing_needs_anybody(healthy: Shop, pages: Browser) -> None:
 def test_failures_are_grouped_and_retried_together(orders: Shop, pages: Browser) -> None:
     (row,) = failures(pages.open("/"))
     assert "2 failed bad print NoPaper: paper jam in tray 7 b-1" in words(row)
-    assert "durable retry --where" in words(row)
-    preview = pages.open(html.unescape(re.search(r'class="button" href="([^"]*)"', row)[1]))
+    where = "workflow=bad status=errored error=NoPaper step=print 'message=paper jam in tray 7'"
+    assert f'celery -A shop durable retry --where "{where}" --yes' in words(row)
+    preview = pages.open(html.unescape(re.search(r'class="button[^"]*" href="([^"]*)"', row)[1]))
     assert "<h1>Retry 2 instances</h1>" in preview
     action = html.unescape(re.search(r'method="post" action="([^"]*)"', preview)[1])
     assert "Retried 2" in pages.submit(preview.replace("&#39;", "'"), action, reason="new paper").text
@@ -162,4 +154,4 @@ def test_limits_that_something_waits_for_are_listed(healthy: Shop, pages: Browse
     for number in range(3):
         pay.create(None, id=f"p-{number}")
     healthy.work()
-    assert "bank 1 of 1 2" in words(pages.open("/"))
+    assert re.search(r"bank 1 of 1 2 .*celery -A shop durable limits show bank", words(pages.open("/")))

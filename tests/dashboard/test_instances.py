@@ -39,6 +39,11 @@ def test_the_filter_is_the_text_of_the_command_line(orders: Shop, pages: Browser
         assert set(names(page)) == found, text
 
 
+def test_the_name_of_an_instance_opens_it(orders: Shop, pages: Browser) -> None:
+    assert "<h1>order/o-1" in pages.open("/instances?where=+order/o-1+")
+    assert pages.get("/instances?where=order/nobody").status_code == 404
+
+
 @pytest.mark.parametrize("text", ["state=errored", "status=sick", "older=soon", "'"])
 def test_a_filter_that_cannot_be_read_is_named(pages: Browser, text: str) -> None:
     refused = pages.get("/instances", params={"where": text})

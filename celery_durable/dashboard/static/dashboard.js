@@ -42,7 +42,12 @@ function follow() {
   }
 }
 
-document.addEventListener("visibilitychange", follow);
+document.addEventListener("visibilitychange", () => {
+  follow();
+  if (document.visibilityState === "visible") {
+    refreshSoon();
+  }
+});
 
 function prepare(root) {
   if (navigator.clipboard) {
