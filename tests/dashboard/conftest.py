@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from celery_durable.dashboard import dashboard
+from celery_durable.store import heartbeats
+from celery_durable.store.heartbeats import HeartbeatUpdate
 from tests.http.conftest import Shop, shop, time_limits
 from tests.support.databases import on_databases
 
@@ -67,3 +70,10 @@ def orders(shop: Shop) -> Shop:
         shop.durable.workflows["bad"].create(None, id=f"b-{number}")
     shop.work()
     return shop
+
+
+def beat(shop: Shop, kind: Any, **given: Any) -> None:
+    """Write the heartbeat of a worker that consumes the queue, or of a dispatcher."""
+    own: Any = {"swept_ago": timedelta(0)} if kind == "dispatcher" else {"queues": ["durable"]}
+    own |= {"id": kind, "kind": kind, "node": f"{kind}@vm", "pid": 1, "workflows": sorted(shop.durable.workflows)}
+    shop.durable.internals.store.transact(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(**(own | given))))

@@ -38,6 +38,7 @@ def require_broker(name: str, url: str | None = None) -> str:
 
 
 TOOLS = {
+    "chromium": "apt-get install chromium",
     "promtool": "apt-get install prometheus",
     "pgbouncer": "apt-get install pgbouncer",
     "galera": "apt-get install mariadb-server",
