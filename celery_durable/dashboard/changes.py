@@ -131,6 +131,8 @@ class Remedy:
     change: Change | None
     form: Mapping[str, str] | None = None
     """The query of the form that is the same, if it needs more than a reason; ``command`` is its name."""
+    target: Target | None = None
+    """The instance whose page says what the command says."""
 
     @property
     def operation(self) -> str:
@@ -156,7 +158,8 @@ def read_remedies(actions: Sequence[str]) -> list[Remedy]:
         elif options and (name in STEP_CHANGES or name == "answer"):
             form = {"command": name, "step": options[0]}
         is_plain = len(words) == 3  # the command, the workflow and the id
-        found.append(Remedy(action, CHANGES.get(name) if is_plain else None, form))
+        target = Target(words[1], words[2]) if is_plain and name == "explain" else None
+        found.append(Remedy(action, CHANGES.get(name) if is_plain else None, form, target))
     return found
 
 

@@ -15,7 +15,7 @@ from celery_durable.dashboard.visits import Endpoint, Visit
 from celery_durable.errors import CursorInvalid, DurableError, StoreUnavailable, ValueRefused
 from celery_durable.http import timeouts
 from celery_durable.insight.explain.summaries import Times
-from celery_durable.model import InstanceSummary, Page, Status
+from celery_durable.model import OUTCOME_UNKNOWN, InstanceSummary, Page, Status
 from celery_durable.wire.requests import RequestModel
 from celery_durable.wire.responses import describe_refusal
 
@@ -116,6 +116,7 @@ def _preview(visit: Visit) -> Response:
         count=len(found),
         is_exact=not cursor,
         listed=found[:_MAX_LISTED],
+        unknown=sum(each.error is not None and each.error.name == OUTCOME_UNKNOWN for each in found),
         command=visit.command_line(change.format_command(where=text)),
     )
 

@@ -78,6 +78,8 @@ def test_an_unknown_outcome_is_not_retried_in_one_go(healthy: Shop, pages: Brows
     (row,) = failures(pages.open("/"))
     assert "Retry" not in words(row)
     assert "Find out whether the function did its work." in words(row)
+    preview = words(pages.open("/instances/change?where=status%3Derrored&command=retry"))
+    assert "The outcome of 1 of them is unknown" in preview
 
 
 def test_a_run_that_nobody_takes_is_explained(healthy: Shop, pages: Browser) -> None:

@@ -56,6 +56,17 @@ def flaky(shop: Shop) -> str:
     return "/workflows/flaky/instances/f-1"
 
 
+def test_what_a_parent_waits_for_is_a_link(orders: Shop, pages: Browser) -> None:
+    @orders.durable.workflow(name="parent")
+    def parent(event: WorkflowEvent[None], step: Step) -> None:
+        step.child("order", orders.durable.workflows["order"], {"order_id": "1"}, id="its-order")
+
+    parent.create(None, id="p-1")
+    orders.work()
+    page = pages.open("/workflows/parent/instances/p-1")
+    assert '<a class="button" href="/workflows/order/instances/its-order">Open order/its-order</a>' in page
+
+
 def test_the_diagnosis_comes_with_its_remedies(orders: Shop, pages: Browser) -> None:
     page = pages.open("/workflows/bad/instances/b-0")
     assert "paper jam in tray 7" in words(re.search(r'class="diagnosis".*?</section>', page, re.DOTALL)[0])
