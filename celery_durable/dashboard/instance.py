@@ -16,10 +16,10 @@ from celery_durable.dashboard.actions import read_target
 from celery_durable.dashboard.changes import CHANGES, INSTANCE_CHANGES, STEP_CHANGES, read_remedies
 from celery_durable.dashboard.timeline import WIDTH, Phase, draw
 from celery_durable.dashboard.visits import Endpoint, Visit
-from celery_durable.errors import CursorInvalid, StepNotFound
-from celery_durable.insight.explain import Facts, explain
+from celery_durable.errors import StepNotFound
+from celery_durable.insight.explain import explain
 from celery_durable.insight.explain.summaries import Times
-from celery_durable.model import HistoryPage, Status
+from celery_durable.model import HistoryPage, InstanceHead, Status
 from celery_durable.redaction import Redaction
 from celery_durable.store.runs.history import StepFilter
 
@@ -31,14 +31,19 @@ _MAX_DIGITS = 9
 _UNCHANGEABLE = (Status.COMPLETE, Status.TERMINATED)
 
 
+_LISTS = {"steps": "steps", "step": "steps", "attempts": "attempts", "events": "events", "log": "logs", "run": "audit"}
+"""Which list of the run each view reads."""
+
+
 def _show(visit: Visit) -> Response:
     workflow, instance_id = read_target(visit.request)
-    redaction = visit.redaction(workflow, instance_id)
-    facts = visit.operations.queries.facts(workflow, instance_id).redacted(redaction)
+    redaction = _find_redaction(visit)
+    facts = visit.operations.queries.facts(workflow, instance_id)
     view = "step" if "step" in visit.query else visit.query.get("view", "")
-    view = view if view in _VIEWS else "steps"
-    run = _read_run(visit, facts, redaction, view)
-    diagnosis = explain(facts)
+    view = view if view in _LISTS else "steps"
+    run = redaction.redact_page(_read_run(visit, facts.head, view))
+    diagnosis = explain(facts.redacted(redaction))
+    show = _VIEWS.get(view)
     return visit.show(
         "instance.html",
         row=facts.instance,
@@ -53,101 +58,79 @@ def _show(visit: Visit) -> Response:
         changes=[
             each for name, each in CHANGES.items() if name in visit.offers and each.is_possible(facts.instance.status)
         ],
-        **_VIEWS[view](visit, facts, redaction, run),
+        **({} if show is None else show(visit, facts.head, run)),
     )
 
 
-def _read_run(visit: Visit, facts: Facts, redaction: Redaction, view: str) -> HistoryPage:
+def _read_run(visit: Visit, head: InstanceHead, view: str) -> HistoryPage:
     """Return the run that the address names, with the list of this view."""
-    number, cursor = visit.query.get("run", ""), visit.query.get("cursor") or None
-    run = int(number) if number.isdecimal() and len(number) <= _MAX_DIGITS else facts.instance.run_number
-    page = visit.operations.history.page(
-        facts.instance.workflow,
-        facts.instance.instance_id,
-        run=run,
-        limit=_ROWS,
-        newest_first=True,
-        with_steps=False,
-        with_events=view == "events",
-        with_logs=view == "log",
-        with_attempts=view == "attempts",
-        with_audit=view == "run",
-        events_cursor=cursor if view == "events" else None,
-        logs_cursor=cursor if view == "log" else None,
-        attempts_cursor=cursor if view == "attempts" else None,
+    number, cursor, shown = visit.query.get("run", ""), visit.query.get("cursor") or None, _LISTS[view]
+    return visit.operations.history.page(
+        head.instance.workflow,
+        head.instance.instance_id,
+        run=int(number) if number.isdecimal() and len(number) <= _MAX_DIGITS else None,
+        head=head,
+        limit=_STEPS if view == "steps" else _ROWS,
+        newest_first=shown != "steps",
+        where=StepFilter(key=visit.query["step"]) if view == "step" else _read_filter(visit),
+        with_results=view == "step",
+        **{f"with_{each}": each == shown for each in _LISTS.values()},  # type: ignore[arg-type]
+        **({} if shown == "audit" else {f"{shown}_cursor": cursor}),  # type: ignore[arg-type]
     )
-    return redaction.redact_page(page)
+
+
+def _find_redaction(visit: Visit) -> Redaction:
+    return visit.redaction(*read_target(visit.request))
+
+
+def _read_filter(visit: Visit) -> StepFilter:
+    return StepFilter(text=visit.query.get("find", "").strip(), has_error=visit.query.get("only") == "failed")
 
 
 # --- the views ------------------------------------------------------------------------------------
 
 
-def _show_steps(visit: Visit, facts: Facts, redaction: Redaction, run: HistoryPage) -> dict[str, Any]:
-    where = facts.instance.workflow, facts.instance.instance_id
-    history, after = visit.operations.history, visit.query.get("cursor", "")
-    chosen = StepFilter(text=visit.query.get("find", "").strip(), has_error=visit.query.get("only") == "failed")
-    found = history.steps(
-        *where,
-        run=run.run_number,
-        after=_read_position(after) if after else None,
-        limit=_STEPS + 1,
-        where=chosen,
-        with_results=False,
-    )
-    steps = [redaction.redact_step(step) for _, step in found[:_STEPS]]
-    attempts = history.attempts(*where, run=run.run_number, limit=_MAX_ATTEMPTS)
-    running = facts.instance.running if run.run_number == facts.instance.run_number else None
-    last = found[_STEPS - 1] if len(found) > _STEPS else None
+def _show_steps(visit: Visit, head: InstanceHead, run: HistoryPage) -> dict[str, Any]:
+    steps, is_current = run.steps.items, run.run_number == head.instance.run_number
+    failed = [step.step_key for step in steps if step.error is not None or step.attempts > 1]
+    attempts = []
+    if failed:
+        attempts = visit.operations.history.attempts(
+            *read_target(visit.request), run=run.run_number, steps=failed, limit=_MAX_ATTEMPTS, head=head
+        )
+    running = head.instance.running if is_current else None
     return {
         "steps": steps,
-        "timeline": draw(run, steps, attempts, running, facts.now, is_first_page=not after),
+        "timeline": draw(run, steps, attempts, running, head.now, is_first_page="cursor" not in visit.query),
         "phases": list(Phase),
         "bar_width": WIDTH,
-        "chosen": chosen,
-        "cursor": "" if last is None else f"{last[0]}.{last[1].step_key}",
+        "chosen": _read_filter(visit),
     }
 
 
-def _read_position(text: str) -> tuple[int, str]:
-    """Read the position after which a page of steps begins; raises CursorInvalid."""
-    seq, dot, key = text.partition(".")
-    if not (seq.isdecimal() and len(seq) <= _MAX_DIGITS and dot):
-        raise CursorInvalid(text)
-    return int(seq), key
-
-
-def _show_step(visit: Visit, facts: Facts, redaction: Redaction, run: HistoryPage) -> dict[str, Any]:
-    key, where = visit.query["step"], (facts.instance.workflow, facts.instance.instance_id)
-    history = visit.operations.history
-    found = history.steps(*where, run=run.run_number, limit=1, where=StepFilter(key=key))
-    if not found:
+def _show_step(visit: Visit, head: InstanceHead, run: HistoryPage) -> dict[str, Any]:
+    key, where, redaction = visit.query["step"], read_target(visit.request), _find_redaction(visit)
+    if not run.steps.items:
         raise StepNotFound(*where, run.run_number, key, [])
-    attempts = history.attempts(*where, run=run.run_number, limit=_ROWS, step_key=key)
-    step, status = found[0][1], facts.instance.status
-    is_completable = (step.finished_at is None or step.error is not None) and status not in _UNCHANGEABLE
+    step = run.steps.items[0]
+    attempts = visit.operations.history.attempts(*where, run=run.run_number, steps=[key], limit=_ROWS, head=head)
+    is_completable = (step.finished_at is None or step.error is not None) and head.instance.status not in _UNCHANGEABLE
     possible = {"rewind", "fork", *(["set_result", "skip"] if is_completable else [])}
     return {
-        "step": redaction.redact_step(step),
+        "step": step,
         "step_changes": [each for name, each in STEP_CHANGES.items() if name in possible & visit.offers],
         "attempts": [redaction.redact_attempt(each) for each in attempts],
     }
 
 
-def _show_run(visit: Visit, facts: Facts, redaction: Redaction, run: HistoryPage) -> dict[str, Any]:
-    where = facts.instance.workflow, facts.instance.instance_id
-    published = visit.operations.history.published(*where, run=run.run_number)
-    return {"published": redaction.redact_published(published)}
+def _show_run(visit: Visit, head: InstanceHead, run: HistoryPage) -> dict[str, Any]:
+    where = read_target(visit.request)
+    published = visit.operations.history.published(*where, run=run.run_number, head=head)
+    return {"published": _find_redaction(visit).redact_published(published)}
 
 
-View = Callable[[Visit, Facts, Redaction, HistoryPage], Mapping[str, Any]]
-_VIEWS: dict[str, View] = {
-    "steps": _show_steps,
-    "attempts": lambda *_: {},
-    "events": lambda *_: {},
-    "log": lambda *_: {},
-    "run": _show_run,
-    "step": _show_step,
-}
+View = Callable[[Visit, InstanceHead, HistoryPage], Mapping[str, Any]]
+_VIEWS: dict[str, View] = {"steps": _show_steps, "run": _show_run, "step": _show_step}
 
 
 # --- following it ----------------------------------------------------------------------------------

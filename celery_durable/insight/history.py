@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict, TypeVar, cast
 
 from celery_durable import values
-from celery_durable.errors import CursorInvalid, RunNotFound, ValueRefused
+from celery_durable.errors import CursorInvalid, ValueRefused
 from celery_durable.model import (
     AttemptRecord,
     EventRecord,
     History,
     HistoryPage,
-    InstanceRow,
+    InstanceHead,
     InstanceStatus,
     LogLevel,
     LogRecord,
@@ -22,13 +22,12 @@ from celery_durable.model import (
     Page,
     ParentStep,
     Published,
-    RunRow,
     StepRecord,
 )
 from celery_durable.operations import context
 from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.store.engine import Tx
-from celery_durable.store.instances import instances, interventions
+from celery_durable.store.instances import interventions
 from celery_durable.store.runs import attempts, history, outputs
 from celery_durable.store.runs.history import StepFilter
 from celery_durable.values import CursorPart, Cursors
@@ -53,12 +52,15 @@ class HistoryLists:
         levels: Sequence[LogLevel] | None,
         category: str | None,
         given: Mapping[str, str | None],
+        where: StepFilter,
+        with_results: bool,
     ) -> None:
         self.run = run
         """The number of the run to read; None means the current one."""
         self._context, self._limit = context, limit
         self._options: dict[str, Any] = {"newest_first": newest_first, "limit": limit + 1}
         self._log_filter: dict[str, Any] = {"levels": levels, "category": category}
+        self._step_filter: dict[str, Any] = {"where": where, "with_results": with_results}
         filters: dict[str, tuple[object, ...]] = {
             "steps": (),
             "events": (),
@@ -84,7 +86,7 @@ class HistoryLists:
     def read_steps(self, tx: Tx, pk: int, run: int) -> Page[StepRecord]:
         """Return the page of the steps, in call order."""
         after = cast("tuple[int, str] | None", tuple(self._after["steps"]) if "steps" in self._after else None)
-        found = history.read_step_page(tx, pk, run, after=after, **self._options)
+        found = history.read_step_page(tx, pk, run, after=after, **self._step_filter, **self._options)
         page = self._cut("steps", run, found, lambda item: (item[0], item[1].step_key))
         steps = [record for _, record in page.items]
         return Page(context.restrict_steps(tx, self._context.scope, steps), page.cursor)
@@ -115,7 +117,6 @@ class HistoryLists:
         return Page(items, more)
 
 
-_MAX_RUN_NUMBER = 2**31 - 1
 _MAX_NUMBER = 2**63 - 1
 
 
@@ -146,7 +147,8 @@ class HistoryOperations:
         _check_run(run)
 
         def work(tx: Tx) -> History:
-            row, record = self._read_run(tx, workflow, instance_id, run)
+            head = self._context.read_head(tx, workflow, instance_id, run)
+            row, record = head.instance, head.run
             return History(
                 workflow=workflow,
                 instance_id=instance_id,
@@ -158,7 +160,7 @@ class HistoryOperations:
                 ),
                 audit=interventions.read_audit(tx, row.pk, record.run_number),
                 attempts=tuple(attempts.read(tx, row.pk, record.run_number)),
-                **self._describe_run(tx, row, record),
+                **self._describe_run(tx, head),
             )
 
         return self._context.store.read(work)
@@ -182,8 +184,14 @@ class HistoryOperations:
         attempts_cursor: str | None = None,
         levels: Sequence[LogLevel] | None = None,
         category: str | None = None,
+        where: StepFilter | None = None,
+        with_results: bool = True,
+        head: InstanceHead | None = None,
     ) -> HistoryPage:
-        """Return a page of a run's lists, each with a cursor, which continues with its own run even after a restart."""
+        """Return a page of a run's lists, each with a cursor, which continues with its own run even after a restart.
+
+        ``head``: what the caller has read of the instance.
+        """
         check_limit(limit)
         lists = HistoryLists(
             self._context,
@@ -194,18 +202,20 @@ class HistoryOperations:
             levels=levels,
             category=category,
             given={"steps": steps_cursor, "events": events_cursor, "logs": logs_cursor, "attempts": attempts_cursor},
+            where=where or StepFilter(),
+            with_results=with_results,
         )
 
         def work(tx: Tx) -> HistoryPage:
-            row, record = self._read_run(tx, workflow, instance_id, lists.run)
-            of_run = row.pk, record.run_number
+            found = self._read_head(tx, workflow, instance_id, lists.run, head)
+            of_run = found.instance.pk, found.run.run_number
             return HistoryPage(
                 steps=lists.read_steps(tx, *of_run) if with_steps else Page((), None),
                 events=lists.read_events(tx, *of_run) if with_events else Page((), None),
                 logs=lists.read_logs(tx, *of_run) if with_logs else None,
                 audit=interventions.read_audit(tx, *of_run) if with_audit else (),
                 attempts=lists.read_attempts(tx, *of_run) if with_attempts else None,
-                **self._describe_run(tx, row, record),
+                **self._describe_run(tx, found),
             )
 
         return self._context.store.read(work)
@@ -218,16 +228,12 @@ class HistoryOperations:
         run: int,
         after: tuple[int, str] | None = None,
         limit: int = 100,
-        where: StepFilter | None = None,
-        with_results: bool = True,
     ) -> list[tuple[int, StepRecord]]:
         """Return a page of the steps of a run, in call order."""
 
         def work(tx: Tx) -> list[tuple[int, StepRecord]]:
             pk = self._context.read_row(tx, workflow, instance_id).pk
-            found = history.read_step_page(
-                tx, pk, run, after=after, limit=limit, where=where or StepFilter(), with_results=with_results
-            )
+            found = history.read_step_page(tx, pk, run, after=after, limit=limit)
             shown = context.restrict_steps(tx, self._context.scope, [record for _, record in found])
             return [(seq, record) for (seq, _), record in zip(found, shown, strict=True)]
 
@@ -265,24 +271,25 @@ class HistoryOperations:
         run: int,
         after_id: int = 0,
         limit: int = 1000,
-        step_key: str | None = None,
+        steps: Collection[str] | None = None,
+        head: InstanceHead | None = None,
     ) -> list[AttemptRecord]:
-        """Return the attempts of a run, or of one of its steps, that did not succeed."""
+        """Return the attempts of a run, or of some of its steps, that did not succeed. ``head``: as in `page`."""
 
         def work(tx: Tx) -> list[AttemptRecord]:
-            row = self._context.read_row(tx, workflow, instance_id)
-            return attempts.read(tx, row.pk, run, after_id=after_id, limit=limit, step_key=step_key)
+            found = self._read_head(tx, workflow, instance_id, run, head)
+            return attempts.read(tx, found.instance.pk, run, after_id=after_id, limit=limit, steps=steps)
 
         return self._context.store.read(work)
 
-    def published(self, workflow: str, instance_id: str, *, run: int | None = None) -> dict[str, Published]:
-        """Return the values that a run has published."""
+    def published(
+        self, workflow: str, instance_id: str, *, run: int | None = None, head: InstanceHead | None = None
+    ) -> dict[str, Published]:
+        """Return the values that a run has published. ``head``: what the caller has read of the instance."""
 
         def work(tx: Tx) -> dict[str, Published]:
-            row = self._context.read_row(tx, workflow, instance_id)
-            if run is not None:
-                get_run(tx, row, run)
-            return outputs.read_published(tx, row.pk, row.run_number if run is None else run)
+            found = self._read_head(tx, workflow, instance_id, run, head)
+            return outputs.read_published(tx, found.instance.pk, found.run.run_number)
 
         return self._context.store.read(work)
 
@@ -290,8 +297,8 @@ class HistoryOperations:
         """Return the status or the outcome of one run; raises InstanceNotFound, RunNotFound."""
 
         def work(tx: Tx) -> InstanceStatus:
-            row, record = self._read_run(tx, workflow, instance_id, run)
-            return history.build_status(history.derive_run_status(row, record), record)
+            head = self._context.read_head(tx, workflow, instance_id, run)
+            return history.build_status(history.derive_run_status(head.instance, head.run), head.run)
 
         return self._context.store.read(work)
 
@@ -299,13 +306,16 @@ class HistoryOperations:
         """Return the cursors that mark how far a client has followed an instance."""
         return self._context.cursors("stream", workflow, instance_id)
 
-    def _read_run(self, tx: Tx, workflow: str, instance_id: str, run: int | None) -> tuple[InstanceRow, RunRow]:
-        """Return the instance and one run, by default the current one; raises InstanceNotFound, RunNotFound."""
-        row = self._context.read_row(tx, workflow, instance_id)
-        return row, get_run(tx, row, row.run_number if run is None else run)
+    def _read_head(
+        self, tx: Tx, workflow: str, instance_id: str, run: int | None, known: InstanceHead | None
+    ) -> InstanceHead:
+        if known is not None and run in (None, known.run.run_number):
+            return known
+        return self._context.read_head(tx, workflow, instance_id, run)
 
-    def _describe_run(self, tx: Tx, row: InstanceRow, record: RunRow) -> _RunFields:
+    def _describe_run(self, tx: Tx, head: InstanceHead) -> _RunFields:
         """Return the fields of a run that do not depend on its lists."""
+        row, record = head.instance, head.run
         return {
             "run_number": record.run_number,
             "status": history.build_status(history.derive_run_status(row, record), record),
@@ -317,18 +327,10 @@ class HistoryOperations:
             "cancel_requested_at": record.cancel_requested_at,
             "reason": record.reason,
             "origin": context.restrict_origin(tx, self._context.scope, row, record.origin),
-            "labels": instances.read_labels(tx, row.pk),
-            "parent": context.restrict_parent(tx, self._context.scope, row),
+            "labels": head.labels,
+            "parent": head.parent,
             "max_run": row.max_run,
         }
-
-
-def get_run(tx: Tx, row: InstanceRow, number: int) -> RunRow:
-    """Return a run of an instance; raises RunNotFound."""
-    found = history.read_run(tx, row.pk, number) if number <= _MAX_RUN_NUMBER else None
-    if found is None:
-        raise RunNotFound(row.workflow, row.instance_id, number, row.run_number)
-    return found
 
 
 def _check_run(run: object) -> None:

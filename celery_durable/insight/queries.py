@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +10,16 @@ from typing import cast
 from celery_durable import values
 from celery_durable.errors import ValueRefused
 from celery_durable.insight.explain import Diagnosis, Facts, explain
-from celery_durable.insight.history import get_run
 from celery_durable.model import (
-    Child,
+    RUNNABLE,
     Count,
     InstanceDetails,
+    InstanceHead,
     InstanceMeta,
     InstanceRow,
     InstanceStatus,
     InstanceSummary,
-    LimitWait,
+    ItemStatus,
     Page,
     Status,
     StepRecord,
@@ -35,12 +34,12 @@ from celery_durable.operations.context import (
     read_status,
 )
 from celery_durable.store import heartbeats
-from celery_durable.store.engine import Tx, bounds, server_info
+from celery_durable.store.engine import Tx, server_info
 from celery_durable.store.instances import families, instances, limit_reads, lists
 from celery_durable.store.instances.lists import InstanceFilter, InstanceList
-from celery_durable.store.runs import attempts, history, outbox, runs
+from celery_durable.store.runs import attempts, history, items, outbox, runs
 
-_MAX_TASK_QUEUES = 10
+_MAX_TASK_QUEUES, _MAX_UNSENT = 10, 1_000
 _MAX_WORKFLOWS = 200
 """In how many workflows an id is searched."""
 
@@ -63,8 +62,8 @@ class QueryOperations:
         """Return an instance and its current status; raises InstanceNotFound."""
 
         def work(tx: Tx) -> Snapshot:
-            row = self._context.read_row(tx, workflow, instance_id)
-            return Snapshot(row, history.build_status(row.status, get_run(tx, row, row.run_number)))
+            head = self._context.read_head(tx, workflow, instance_id)
+            return Snapshot(head.instance, history.build_status(head.instance.status, head.run))
 
         return self._context.store.read(work)
 
@@ -80,15 +79,15 @@ class QueryOperations:
         """Return an instance's version tag, and the instance with its current run; raises InstanceNotFound."""
 
         def work(tx: Tx) -> tuple[str, InstanceDetails]:
-            versioned = self._context.read_with_tag(tx, workflow, instance_id)
-            row = versioned.instance
-            record = get_run(tx, row, row.run_number)
+            head = self._context.read_head(tx, workflow, instance_id)
+            row, record = head.instance, head.run
+            tag = instances.read_version_tag(tx, row)  # before the steps, so that it never names a step that is missing
             step = lists.find_current_step(tx, row.pk, row.run_number)
             meta = InstanceMeta(
                 workflow=workflow,
                 run_number=row.run_number,
                 params=json.loads(record.params),
-                labels=instances.read_labels(tx, row.pk),
+                labels=head.labels,
                 created_at=row.created_at,
                 updated_at=row.updated_at,
                 started_at=record.started_at,
@@ -102,7 +101,7 @@ class QueryOperations:
                 worker=row.claimed_by,
             )
             status = history.build_status(row.status, record)
-            return versioned.tag, InstanceDetails(id=instance_id, details=status, meta=meta)
+            return tag, InstanceDetails(id=instance_id, details=status, meta=meta)
 
         return self._context.store.read(work)
 
@@ -112,77 +111,63 @@ class QueryOperations:
 
     def facts(self, workflow: str, instance_id: str) -> Facts:
         """Return the facts that `explain` uses; raises InstanceNotFound."""
-        definition = self._context.registry.find(workflow)
 
         def work(tx: Tx) -> Facts:
-            row = self._context.read_row(tx, workflow, instance_id)
-            open_, last = history.read_open_steps(tx, row.pk, row.run_number)
-            open_ = context.restrict_steps(tx, self._context.scope, open_)
-            last = None if last is None else context.restrict_steps(tx, self._context.scope, [last])[0]
-            buffered = history.read_buffered_types(tx, row.pk, row.run_number)
-            run = get_run(tx, row, row.run_number)
-            last_attempt = next(iter(attempts.read(tx, row.pk, row.run_number, newest_first=True, limit=1)), None)
-            now, beats = heartbeats.read(tx)
-            return Facts(
-                now,
-                row,
-                run,
-                open_steps=open_,
-                last_step=last,
-                cancellation=runs.find_raised_cancellation(tx, row.pk, row.run_number),
-                last_attempt=last_attempt,
-                limit_waits=self._find_limit_waits(tx, row, open_),
-                buffered=buffered,
-                heartbeats=beats,
-                is_read_only=server_info.is_read_only(tx),
-                locker=server_info.find_locker(tx, row.pk),
-                dispatcher=self._context.settings.dispatcher,
-                lease=self._context.settings.lease,
-                is_execution_enabled=self._context.settings.is_execution_enabled,
-                answered=history.count_answered_tasks(tx, row.pk, row.run_number),
-                unsent=outbox.find_existing(tx, [step.task_id for step in open_ if step.task_id is not None]),
-                unsent_items=outbox.count_by_step(
-                    tx, row.pk, row.run_number, [step.step_key for step in open_ if step.items is not None]
-                ),
-                failed_children=self._find_failed_children(tx, row),
-                children=instances.read_statuses(tx, [step.child for step in open_ if step.child is not None]),
-                parent=context.restrict_parent(tx, self._context.scope, row),
-                task_queues=self._find_task_queues(tx, row, open_),
-                is_known_here=definition is not None,
-                max_run_duration=None if definition is None else definition.max_run_duration,
-            )
+            return self._read_facts(tx, self._context.read_head(tx, workflow, instance_id))
 
         return self._context.store.read(work)
 
-    def _find_failed_children(self, tx: Tx, row: InstanceRow) -> tuple[tuple[Child, Status], ...]:
-        """Return the first two children whose failure ended the run, if a retry keeps them and the caller sees them."""
-        if row.status is not Status.ERRORED:
-            return ()
-        steps = runs.read_source(tx, row).find_failed_child_steps()
-        read = (each.instance for each in families.read_children(tx, row, steps))
-        kept = (
-            (Child(each.workflow, each.instance_id), each.status) for each in read if each.status != Status.TERMINATED
+    def _read_facts(self, tx: Tx, head: InstanceHead) -> Facts:
+        """Read what can matter for the diagnosis of an instance in this state, by one statement for each kind."""
+        scope, settings, row = self._context.scope, self._context.settings, head.instance
+        of_run, is_failed = (row.pk, head.run.run_number), row.status is Status.ERRORED
+        definition = self._context.registry.find(row.workflow)
+        found = history.read_open_steps(tx, *of_run, failed=head.failed_steps if is_failed else ())
+        open_ = context.restrict_steps(tx, scope, found.open)
+        tasks = [step for step in open_ if step.task_id is not None]
+        maps = [step for step in open_ if step.items is not None and step.task is not None]
+        children = [step.child for step in open_ if step.child is not None]
+        has_error = is_failed or any(step.error is not None for step in open_)
+        is_limited = scope is None and any(step.waits_for_limits or step.items is not None for step in open_)
+        was_cancelled = head.run.cancel_requested_at is not None
+        is_due = row.status in RUNNABLE and row.claim_token is None and (row.run_at is None or row.run_at <= head.now)
+        attempt = next(iter(attempts.read(tx, *of_run, newest_first=True, limit=1)), None) if has_error else None
+        return Facts(
+            head,
+            open_steps=open_,
+            last_step=None if found.last is None else context.restrict_steps(tx, scope, [found.last])[0],
+            cancellation=runs.find_raised_cancellation(tx, *of_run) if was_cancelled else None,
+            last_attempt=attempt,
+            limit_waits=tuple(limit_reads.find_waits(tx, *of_run)) if is_limited else (),
+            buffered=history.read_buffered_types(tx, *of_run) if any(step.wait_event_type for step in open_) else (),
+            heartbeats=heartbeats.read(tx)[1],
+            is_read_only=is_due and server_info.is_read_only(tx),
+            locker=server_info.find_locker(tx, row.pk) if is_due else None,
+            dispatcher=settings.dispatcher,
+            lease=settings.lease,
+            is_execution_enabled=settings.is_execution_enabled,
+            answered=history.count_answered_tasks(tx, *of_run) if tasks else 0,
+            unsent=outbox.find_existing(tx, [step.task_id for step in tasks if step.task_id is not None]),
+            unsent_items={step.step_key: self._count_unsent(tx, of_run, step) for step in maps[:_MAX_TASK_QUEUES]},
+            failed_children=tuple(families.find_failed_children(tx, row, found.failed, scope=scope)),
+            children=instances.read_statuses(tx, children),
+            task_queues=self._find_task_queues(tx, of_run, [*tasks, *maps][:_MAX_TASK_QUEUES]),
+            is_known_here=definition is not None,
+            max_run_duration=None if definition is None else definition.max_run_duration,
         )
-        visible = (each for each in kept if bounds.filter_in_scope(tx, self._context.scope, [each[0]]))
-        return tuple(itertools.islice(visible, 2))
 
-    def _find_limit_waits(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> tuple[LimitWait, ...]:
-        if self._context.scope is not None or not any(
-            step.waits_for_limits or step.items is not None for step in steps
-        ):
-            return ()
-        return tuple(limit_reads.find_waits(tx, row.pk, row.run_number))
+    @staticmethod
+    def _count_unsent(tx: Tx, of_run: tuple[int, int], step: StepRecord) -> Count:
+        """Count the tasks of a map that are in the outbox, among the last that were stored: they are sent in order."""
+        ids = list(items.find_ids(tx, *of_run, step.step_key, ItemStatus.SENT, limit=_MAX_UNSENT, last=True))
+        count = len(outbox.find_existing(tx, ids))
+        return Count(count, count < _MAX_UNSENT)
 
-    def _find_task_queues(self, tx: Tx, row: InstanceRow, steps: Sequence[StepRecord]) -> dict[str, str]:
-        """Return the queues of the tasks of the first steps that wait for tasks, by step key, where known."""
-        found: dict[str, str] = {}
-        waiting = [step.step_key for step in steps if step.task is not None]
-        for step_key in waiting[:_MAX_TASK_QUEUES]:
-            sent = history.find_sent_task(tx, row.pk, row.run_number, step_key)
-            queue = None if sent is None else sent[0] or self._context.find_task_queue(sent[1])
-            if queue is not None:
-                found[step_key] = queue
-        return found
+    def _find_task_queues(self, tx: Tx, of_run: tuple[int, int], steps: Sequence[StepRecord]) -> dict[str, str]:
+        """Return the queues of the tasks of these steps, by step key, where known."""
+        sent = history.find_sent_tasks(tx, *of_run, [step.step_key for step in steps])
+        queues = {key: queue or self._context.find_task_queue(task) for key, queue, task in sent}
+        return {key: queue for key, queue in queues.items() if queue is not None}
 
     def list(
         self,

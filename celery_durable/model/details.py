@@ -12,7 +12,7 @@ from pydantic import Field
 from celery_durable.model.attempts import AttemptRecord
 from celery_durable.model.record import Milliseconds, Record, WorkflowName
 from celery_durable.model.records import AuditRecord, ErrorInfo, EventRecord, LogRecord, StepRecord
-from celery_durable.model.rows import Origin, RunningStep
+from celery_durable.model.rows import InstanceRow, Origin, RunningStep, RunRow
 from celery_durable.model.states import Status
 
 T_co = TypeVar("T_co", covariant=True)
@@ -106,6 +106,20 @@ class ParentStep(Record):
     run_number: int
     step_key: str
     item: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceHead:
+    """An instance and one of its runs at the database's time ``now``, without the lists of the run."""
+
+    now: datetime
+    instance: InstanceRow
+    run: RunRow
+    labels: Mapping[str, str] = field(default_factory=dict)
+    parent: ParentStep | None = None
+    """The step that created the instance. None if no step did, or if the caller may not see it."""
+    failed_steps: tuple[str, ...] = ()
+    """The keys of the steps whose failure ended the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from celery_durable.model import (
     Child,
     DueRun,
     EventRecord,
+    InstanceHead,
     InstanceRow,
     ItemCounts,
     Origin,
@@ -130,6 +131,12 @@ class OperationContext:
         row = instances.read(tx, workflow, require_possible_id(workflow, instance_id))
         self._check_in_scope(tx, row)
         return row
+
+    def read_head(self, tx: Tx, workflow: str, instance_id: str, run: int | None = None) -> InstanceHead:
+        """Return the instance with a run, None for the current one; raises InstanceNotFound, RunNotFound."""
+        name = require_possible_id(workflow, instance_id)
+        head = instances.read_head(tx, workflow, name, run=run, scope=self.scope)
+        return replace(head, parent=restrict_parent(tx, self.scope, head.parent))
 
     def read_with_tag(self, tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
         """Return the instance's row and version tag without a lock; raises InstanceNotFound."""
@@ -241,9 +248,8 @@ def restrict_origin(tx: Tx, scope: Scope | None, row: InstanceRow, origin: Origi
     return origin if instance in bounds.filter_in_scope(tx, scope, [instance]) else None
 
 
-def restrict_parent(tx: Tx, scope: Scope | None, row: InstanceRow) -> ParentStep | None:
-    """Return the step that created the instance; None if there is none, or it is outside the scope."""
-    parent = instances.find_parent_step(tx, row.pk)
+def restrict_parent(tx: Tx, scope: Scope | None, parent: ParentStep | None) -> ParentStep | None:
+    """Return the step that created an instance; None if its own instance is outside the scope."""
     if parent is None:
         return None
     instance = Child(parent.workflow, parent.instance_id)

@@ -135,11 +135,11 @@ def has_recent_sweep(tx: Tx, *, excluding: str) -> bool:
 
 def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
     """Return the database's time, and the processes, most recently seen first."""
-    now = _read_now(tx)
-    h = tx.t.heartbeat
+    h, clock = tx.t.heartbeat, sa.select(tx.store.clock().label("now_us")).subquery()
     columns = [each for each in h.c if each.name != "held_tasks"]  # it may be long
-    rows = tx.execute(sa.select(*columns).order_by(h.c.seen_at.desc(), h.c.id).limit(_MAX_ROWS))
-    return now, tuple(
+    query = sa.select(clock.c.now_us, *columns).select_from(clock.outerjoin(h, sa.true()))
+    rows = tx.execute(query.order_by(h.c.seen_at.desc(), h.c.id).limit(_MAX_ROWS)).all()
+    return from_us(rows[0].now_us), tuple(
         Heartbeat(
             id=row.id,
             kind=row.kind,
@@ -155,6 +155,7 @@ def read(tx: Tx) -> tuple[datetime, tuple[Heartbeat, ...]]:
             outages=_from_json(row.outages),
         )
         for row in rows
+        if row.id is not None
     )
 
 

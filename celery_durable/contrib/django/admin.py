@@ -188,14 +188,15 @@ class InstancePage:
     def read(cls, internals: Internals, workflow: str, instance_id: str, query: Query) -> InstancePage:
         """Read the page; raises InstanceNotFound, and RunNotFound or CursorInvalid for a query that cannot be used."""
         redaction = internals.redaction(workflow, instance_id)
-        facts = internals.operations.queries.facts(workflow, instance_id).redacted(redaction)
-        diagnosis = explain(facts)
+        facts = internals.operations.queries.facts(workflow, instance_id)
+        diagnosis = explain(facts.redacted(redaction))
         run = query.get("run", "")
         history = redaction.redact_page(
             internals.operations.history.page(
                 workflow,
                 instance_id,
                 run=int(run) if run.isdecimal() else None,
+                head=facts.head,
                 limit=_HISTORY_ROWS,
                 steps_cursor=query.get("steps") or None,
                 events_cursor=query.get("events") or None,

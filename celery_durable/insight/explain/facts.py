@@ -12,10 +12,11 @@ from celery_durable.insight.explain.codes import Code, find_python_call
 from celery_durable.model import (
     AttemptRecord,
     Child,
+    Count,
     Heartbeat,
+    InstanceHead,
     InstanceRow,
     LimitWait,
-    ParentStep,
     Record,
     RowLocker,
     RunRow,
@@ -29,9 +30,7 @@ from celery_durable.redaction import Redaction
 class Facts:
     """An instance, and the heartbeats of dispatchers and workers, as one transaction of the database read them."""
 
-    now: datetime
-    instance: InstanceRow
-    run: RunRow
+    head: InstanceHead
     open_steps: tuple[StepRecord, ...] = ()
     """The open steps of the current run, in call order."""
     last_step: StepRecord | None = None
@@ -47,7 +46,7 @@ class Facts:
     """The first steps that wait for limits. A caller with a scope is not told: limits count for all instances."""
     unsent: frozenset[str] = frozenset()
     """The ids of its Celery tasks that are still in the outbox."""
-    unsent_items: Mapping[str, int] = field(default_factory=dict)
+    unsent_items: Mapping[str, Count] = field(default_factory=dict)
     """How many tasks of each map step are still in the outbox, by step key."""
     task_queues: Mapping[str, str] = field(default_factory=dict)
     """The queues to which the tasks of open steps were sent, by step key. Steps whose queue is unknown are missing."""
@@ -66,8 +65,21 @@ class Facts:
     is_execution_enabled: bool = True
     is_read_only: bool = False
     locker: RowLocker | None = None
-    parent: ParentStep | None = None
-    """The step that created this instance as a child; None if no step did."""
+
+    @property
+    def now(self) -> datetime:
+        """The database's time."""
+        return self.head.now
+
+    @property
+    def instance(self) -> InstanceRow:
+        """The instance's row."""
+        return self.head.instance
+
+    @property
+    def run(self) -> RunRow:
+        """The instance's current run."""
+        return self.head.run
 
     @property
     def is_pausing(self) -> bool:
@@ -81,10 +93,13 @@ class Facts:
         run, last, attempt = self.run, self.last_step, self.last_attempt
         return replace(
             self,
-            run=replace(
-                run,
-                error_message=redaction.redact_value(run.error_message, "error"),
-                reason=redaction.redact_value(run.reason, "reason"),
+            head=replace(
+                self.head,
+                run=replace(
+                    run,
+                    error_message=redaction.redact_value(run.error_message, "error"),
+                    reason=redaction.redact_value(run.reason, "reason"),
+                ),
             ),
             open_steps=tuple(redaction.redact_step(step) for step in self.open_steps),
             last_step=None if last is None else redaction.redact_step(last),

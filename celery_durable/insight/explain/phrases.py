@@ -46,8 +46,8 @@ def build_diagnosis(facts: Facts, code: Code, sentence: str, *actions: str, **mo
         "last_sweep": iso_or_none(last_sweep(facts)),
         "workers": sorted({beat.node for beat in live if beat.kind == "worker"}),
     }
-    if facts.parent is not None:
-        known["parent"] = asdict(facts.parent)
+    if facts.head.parent is not None:
+        known["parent"] = asdict(facts.head.parent)
     return Diagnosis(code, sentence, known | more, actions)
 
 

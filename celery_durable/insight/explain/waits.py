@@ -29,6 +29,7 @@ from celery_durable.insight.explain.phrases import (
 from celery_durable.model import (
     LIMITS_KEY,
     Child,
+    Count,
     ItemCounts,
     LimitWait,
     Status,
@@ -255,12 +256,13 @@ def _explain_items(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Dia
             sentence += f" One that has not ended is {items.children[0].instance_id}."
             actions.insert(0, _explain_command(items.children[0]))
         return build_diagnosis(facts, Code.WAITING_CHILD, sentence, *actions, **known)
-    if unsent := facts.unsent_items.get(step.step_key, 0):
+    unsent = facts.unsent_items.get(step.step_key, Count(0))
+    if unsent.count:
         sentence += f" {unsent} have not been sent yet: the broker does not accept them, or no dispatcher sends them."
         actions = [f"celery -A {YOUR_APP} durable outbox", doctor_command()]
-    known |= {"task": step.task, "tasks_unsent": unsent}
+    known |= {"task": step.task, "tasks_unsent": unsent.count}
     code = Code.WAITING_TASKS
-    if not unsent:
+    if not unsent.count:
         code, sentence = _judge_queue(facts, step, sentence, actions, known)
     return build_diagnosis(facts, code, sentence, *actions, **known)
 

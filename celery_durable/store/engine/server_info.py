@@ -68,14 +68,14 @@ def find_locker(tx: Tx, pk: int) -> RowLocker | None:
         return _find_idle_locker(tx, pk)
     if tx.store.database is not dialects.POSTGRESQL:
         return None
-    i = tx.t.instance
-    xmax: sa.Select[tuple[str]] = sa.select(sa.literal_column("CAST(xmax AS text)")).select_from(i).where(i.c.id == pk)
     query = """
         SELECT a.pid, a.state, CAST(1000 * extract(epoch FROM clock_timestamp() - a.xact_start) AS bigint) AS age_ms
         FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-        WHERE l.locktype = 'transactionid' AND l.granted AND CAST(l.transactionid AS text) = :locker
+        WHERE l.locktype = 'transactionid' AND l.granted
+            AND CAST(l.transactionid AS text) = (SELECT CAST(xmax AS text) FROM {table} WHERE id = :pk)
     """
-    row = tx.execute(sa.text(query).bindparams(locker=tx.execute(xmax).scalar() or "")).first()
+    table = tx.conn.dialect.identifier_preparer.format_table(tx.t.instance)
+    row = tx.execute(sa.text(query.format(table=table)).bindparams(pk=pk)).first()
     if row is None or row.age_ms is None:  # another role's session, whose activity this role may not see
         return None
     end = f"psql -c 'SELECT pg_terminate_backend({row.pid})'"

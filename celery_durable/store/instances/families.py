@@ -19,10 +19,13 @@ from celery_durable import values
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import (
     TERMINAL,
+    Child,
     InstanceRow,
     ItemStatus,
     OutboxMessage,
     RunRef,
+    Scope,
+    Status,
     StepRow,
     StepType,
     is_cut,
@@ -30,7 +33,7 @@ from celery_durable.model import (
     parse_child_event_type,
     parse_children_event_type,
 )
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Store, Tx, bounds
 from celery_durable.store.engine.statements import param, statement
 from celery_durable.store.instances import instances
 from celery_durable.store.runs import items, outbox
@@ -123,13 +126,7 @@ def find_open(tx: Tx, ended: ChildrenToEnd) -> list[tuple[str, str]]:
 def read_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> Iterator[StepChild]:
     """Yield the children of these steps that still exist, of a map those that failed it, in the order of their keys."""
     i = tx.t.instance.c
-    named: list[tuple[tuple[str, str], StepRow, int | None]] = []
-    for step in steps:
-        if (child := _find_child(tx, parent.pk, step)) is not None:
-            named.append((child, step, None))
-        elif (workflow := parse_children_event_type(step.wait_event_type)) is not None:
-            found = items.find_ids(tx, parent.pk, parent.run_number, step.step_key, ItemStatus.DEAD)
-            named += [((workflow, id_), step, position) for id_, position in found.items()]
+    named = [*_name_children(tx, parent, steps)]
     for start in range(0, len(named), _BATCH):
         by_name = {name: (step, position) for name, step, position in named[start : start + _BATCH]}
         query = (
@@ -140,6 +137,30 @@ def read_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> Iter
         for row in tx.execute(query).all():
             step, position = by_name[row.workflow, row.instance_id]
             yield StepChild(step, instances.read(tx, row.workflow, row.instance_id), position)
+
+
+def find_failed_children(
+    tx: Tx, parent: InstanceRow, steps: Sequence[StepRow], *, scope: Scope | None
+) -> list[tuple[Child, Status]]:
+    """Return the first two of these children that a retry of the family keeps, with their statuses."""
+    i, names = tx.t.instance.c, [name for name, *_ in _name_children(tx, parent, steps, limit=_BATCH)]
+    is_kept = (i.parent_pk == parent.pk, i.status != Status.TERMINATED.value, *bounds.scope_conditions(tx.t, scope))
+    query = sa.select(i.workflow, i.instance_id, i.status).where(sa.tuple_(i.workflow, i.instance_id).in_(names))
+    rows = tx.execute(query.where(*is_kept).order_by(i.id).limit(2)) if names else ()
+    return [(Child(row.workflow, row.instance_id), Status(row.status)) for row in rows]
+
+
+def _name_children(
+    tx: Tx, parent: InstanceRow, steps: Sequence[StepRow], *, limit: int | None = None
+) -> Iterator[tuple[tuple[str, str], StepRow, int | None]]:
+    """Yield the names of the children of failed steps with their steps, and their positions in a map."""
+    for step in steps:
+        if (child := _find_child(tx, parent.pk, step)) is not None:
+            yield child, step, None
+        elif (workflow := parse_children_event_type(step.wait_event_type)) is not None:
+            found = items.find_ids(tx, parent.pk, parent.run_number, step.step_key, ItemStatus.DEAD, limit=limit)
+            for id_, position in found.items():
+                yield (workflow, id_), step, position
 
 
 def lock_children(tx: Tx, parent: InstanceRow, steps: Sequence[StepRow]) -> Iterator[StepChild]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
 
 from celery_durable import values
-from celery_durable.errors import InstanceNotFound
+from celery_durable.ancestry import RunFailure
+from celery_durable.errors import InstanceNotFound, RunNotFound
 from celery_durable.model import (
     Child,
+    InstanceHead,
     InstanceRow,
     Parent,
     ParentStep,
     RunningStep,
     RunPlan,
+    Scope,
     Status,
     VersionedInstance,
     WakeReason,
@@ -26,14 +31,15 @@ from celery_durable.model import (
     from_us_or_none,
     to_us,
 )
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Store, Tx, bounds
 from celery_durable.store.engine.statements import param, statement
-from celery_durable.store.runs import runs
+from celery_durable.store.runs import history, runs
 from celery_durable.store.runs.claims import FIRST_VERSION, STARTING
 from celery_durable.store.runs.runs import Continuation, RunStart
 from celery_durable.store.schema import dialects
 
 REPLAY = RunPlan()
+_MAX_RUN_NUMBER = 2**31 - 1
 
 
 # --- insert -------------------------------------------------------------------------------------
@@ -227,6 +233,55 @@ def read_with_tag(tx: Tx, workflow: str, instance_id: str) -> VersionedInstance:
     return VersionedInstance(row, _tag(row, 0 if found is None else found.steps))
 
 
+def _build_head(s: Store) -> Any:
+    i, r, p, label = s.tables.instance, s.tables.run, s.tables.instance.alias("parent"), s.tables.label.c
+    number = sa.func.coalesce(param("run", sa.Integer), i.c.run_number)
+    joined = i.outerjoin(r, sa.and_(r.c.instance_pk == i.c.id, r.c.run_number == number))
+    labels = sa.select(dialects.collect_object(s.database, label.name, label.value))
+    columns = [
+        *(i.c[name] for name in _COLUMNS),
+        *(r.c[name].label(f"run_{name}") for name in history.RUN_COLUMNS),
+        *(i.c[name] for name in ("parent_pk", "parent_run_number", "parent_step_key")),
+        p.c.workflow.label("parent_workflow"),
+        p.c.instance_id.label("parent_instance_id"),
+        labels.where(label.instance_pk == i.c.id).scalar_subquery().label("labels"),
+        s.clock().label("now_us"),
+    ]
+    is_it = (i.c.workflow == param("workflow"), i.c.instance_id == param("instance"))
+    return sa.select(*columns).select_from(joined.outerjoin(p, p.c.id == i.c.parent_pk)).where(*is_it)
+
+
+@statement
+def _read_head(s: Store) -> Any:
+    return _build_head(s)
+
+
+def read_head(
+    tx: Tx, workflow: str, instance_id: str, *, run: int | None = None, scope: Scope | None = None
+) -> InstanceHead:
+    """Return an instance in the scope with a run, None for the current one; raises InstanceNotFound, RunNotFound."""
+    given = {"workflow": workflow, "instance": instance_id, "run": None if run is None else min(run, _MAX_RUN_NUMBER)}
+    if scope is None:
+        row = tx.run(_read_head, **given).first()
+    else:
+        row = tx.execute(_build_head(tx.store).where(*bounds.scope_conditions(tx.t, scope)), **given).first()
+    instance = _instance(row, workflow, instance_id)
+    if row.run_run_number is None:
+        raise RunNotFound(workflow, instance_id, run or 0, instance.run_number)
+    of_run = SimpleNamespace(**{name: getattr(row, f"run_{name}") for name in history.RUN_COLUMNS})
+    parent, failure = None, RunFailure.parse(of_run.failed_steps)
+    if row.parent_workflow is not None:
+        parent = _to_parent_step(row, row.parent_workflow, row.parent_instance_id)
+    return InstanceHead(
+        from_us(row.now_us),
+        instance,
+        history.to_run_row(of_run),
+        dict(sorted(json.loads(row.labels or "{}").items())),
+        parent,
+        () if failure is None else failure.keys,
+    )
+
+
 def read_version_tag(tx: Tx, row: InstanceRow) -> str:
     """Return the version tag of an instance whose row is locked."""
     return _tag(row, tx.run(_count_steps, pk=row.pk, run=row.run_number).scalar_one())
@@ -268,11 +323,13 @@ def _select_parent_step(s: Store) -> Any:
 def find_parent_step(tx: Tx, pk: int) -> ParentStep | None:
     """Return the names of the step that created an instance. None if no step did, or if the parent is deleted."""
     row = tx.run(_select_parent_step, pk=pk).first()
-    if row is None:
-        return None
-    parent = Parent.read(row.parent_pk, row.parent_run_number, row.parent_step_key)
-    position = None if parent.item is None else parent.item.position
-    return ParentStep(row.workflow, row.instance_id, parent.run_number, parent.step_key, position)
+    return None if row is None else _to_parent_step(row, row.workflow, row.instance_id)
+
+
+def _to_parent_step(row: Any, workflow: str, instance_id: str) -> ParentStep:
+    step = Parent.read(row.parent_pk, row.parent_run_number, row.parent_step_key)
+    position = None if step.item is None else step.item.position
+    return ParentStep(workflow, instance_id, step.run_number, step.step_key, position)
 
 
 def find_pk(tx: Tx, workflow: str, instance_id: str) -> int | None:

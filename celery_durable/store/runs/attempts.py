@@ -5,7 +5,7 @@ A person reads them; no decision depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -150,9 +150,9 @@ def read(
     after_id: int | None = None,
     newest_first: bool = False,
     limit: int | None = None,
-    step_key: str | None = None,
+    steps: Collection[str] | None = None,
 ) -> list[AttemptRecord]:
-    """Return attempts of a run after ``after_id``, in the order of their ends, or reversed; perhaps of one step."""
+    """Return attempts of a run after ``after_id``, in the order of their ends, or reversed; perhaps of some steps."""
     a, st = tx.t.attempt, tx.t.step
     # An outer join: deaths of workers, and errors between steps, have no step.
     query = sa.select(a, st.c.name.label("step")).select_from(a.outerjoin(st, is_of_step(a, st)))
@@ -160,8 +160,8 @@ def read(
     query = query.order_by(a.c.id.desc() if newest_first else a.c.id)
     if after_id is not None:
         query = query.where(a.c.id < after_id if newest_first else a.c.id > after_id)
-    if step_key is not None:
-        query = query.where(a.c.step_key == step_key)
+    if steps is not None:
+        query = query.where(a.c.step_key.in_(steps))
     return [_to_record(row) for row in tx.execute(query)]
 
 

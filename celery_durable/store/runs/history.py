@@ -29,6 +29,7 @@ from celery_durable.model import (
     RunRow,
     Status,
     StepRecord,
+    StepRow,
     StepStatus,
     StepType,
     from_us,
@@ -50,6 +51,14 @@ _MAX_FAILURES = _MAX_CHILDREN = 10
 _OPEN = sorted(status.value for status in OPEN_STEPS)
 
 
+RUN_COLUMNS = (
+    "run_number", "params", "output", "error_name", "error_message", "reason", "created_at", "started_at",
+    "completed_at", "dropped_log_count", "forked_from_instance_id", "forked_from_run_number", "forked_from_step_key",
+    "cancel_requested_at", "failed_steps",
+)  # fmt: skip
+"""The columns of workflow_run that `to_run_row` takes, and the failed steps."""
+
+
 @statement
 def _select_run(s: Store) -> Any:
     r = s.tables.run
@@ -59,8 +68,11 @@ def _select_run(s: Store) -> Any:
 def read_run(tx: Tx, pk: int, run_number: int) -> RunRow | None:
     """Return one run of an instance, if it exists."""
     row = tx.run(_select_run, pk=pk, run=run_number).first()
-    if row is None:
-        return None
+    return None if row is None else to_run_row(row)
+
+
+def to_run_row(row: Any) -> RunRow:
+    """Convert the columns of workflow_run to the row of a run."""
     return RunRow(
         run_number=row.run_number,
         params=row.params,
@@ -148,7 +160,7 @@ def read_step_page(
         query = query.where(sa.or_(further[0], sa.and_(st.c.seq == seq, further[1])))
     rows = tx.execute(query).all()
     records = [to_step_record(row, pk, run_number) for row in rows]
-    records = with_items(tx, pk, run_number, records, with_answers=with_results, with_failures=True)
+    records = with_items(tx, pk, run_number, records, with_results=with_results, with_children=with_results)
     return [(row.seq, record) for row, record in zip(rows, records, strict=True)]
 
 
@@ -158,10 +170,10 @@ def with_items(
     run_number: int,
     records: Sequence[StepRecord],
     *,
-    with_answers: bool = False,
-    with_failures: bool = False,
+    with_results: bool = False,
+    with_children: bool = True,
 ) -> list[StepRecord]:
-    """Add the item counts to the records of maps; if wanted, also the answers, and the first failures."""
+    """Add the item counts to the records of maps; if wanted, also the answers and first failures, and open children."""
     if not any(map(items.has_items, records)):
         return list(records)
     counts = _count_items(tx, pk, run_number)
@@ -171,13 +183,13 @@ def with_items(
         if not items.has_items(record):
             extended.append(record)
             continue
-        if with_answers and record.status is StepStatus.COMPLETED and result is None:
+        if with_results and record.status is StepStatus.COMPLETED and result is None:
             found = items.read_answers(tx, pk, run_number, record.step_key)
             result = [json.loads(answer) for answer, _ in found]
         its = counts.get(record.step_key)
-        if with_failures and its is not None and its.failed:
+        if with_results and its is not None and its.failed:
             its = replace(its, failures=_read_failures(tx, pk, run_number, record))
-        if its is not None and record.workflow is not None and record.is_waiting:
+        if with_children and its is not None and record.workflow is not None and record.is_waiting:
             ids = items.find_ids(tx, pk, run_number, record.step_key, ItemStatus.SENT, limit=_MAX_CHILDREN)
             its = replace(its, children=tuple(Child(record.workflow, id_) for id_ in ids))
         extended.append(replace(record, items=its, result=result))
@@ -203,10 +215,10 @@ def _count_items(tx: Tx, pk: int, run_number: int) -> dict[str, ItemCounts]:
 def _read_failures(tx: Tx, pk: int, run_number: int, record: StepRecord) -> tuple[ItemFailure, ...]:
     key, i = record.step_key, tx.t.instance.c
     errors = items.read_errors(tx, pk, run_number, key, limit=_MAX_FAILURES)
-    dead = items.find_ids(tx, pk, run_number, key, ItemStatus.DEAD, limit=_MAX_FAILURES)
-    named = sa.select(i.instance_id).where(i.workflow == record.workflow, i.instance_id.in_(dead))
     children = {}
     if record.workflow is not None:
+        dead = items.find_ids(tx, pk, run_number, key, ItemStatus.DEAD, limit=_MAX_FAILURES)
+        named = sa.select(i.instance_id).where(i.workflow == record.workflow, i.instance_id.in_(dead))
         children = {dead[id_]: Child(record.workflow, id_) for id_ in tx.execute(named).scalars()}
     found = []
     for position, answer, attempts in errors:
@@ -216,22 +228,35 @@ def _read_failures(tx: Tx, pk: int, run_number: int, record: StepRecord) -> tupl
     return tuple(found)
 
 
-def read_open_steps(tx: Tx, pk: int, run_number: int) -> tuple[tuple[StepRecord, ...], StepRecord | None]:
-    """Return a run's unfinished steps in call order, and the last finished one; all without results."""
+@dataclass(frozen=True, slots=True)
+class OpenSteps:
+    """The unfinished steps of a run in call order, the last finished one, and those that were asked for by key."""
+
+    open: Sequence[StepRecord]
+    last: StepRecord | None
+    failed: Sequence[StepRow]
+
+
+def read_open_steps(tx: Tx, pk: int, run_number: int, *, failed: Sequence[str] = ()) -> OpenSteps:
+    """Return a run's unfinished steps, the last finished one, and those with the keys ``failed``; without results."""
     st = tx.t.step
-    query = sa.select(*STEPS.select(st, with_results=False)).where(
-        st.c.instance_pk == pk, st.c.run_number == run_number
-    )
     is_open = st.c.status.in_(_OPEN)
-    last = (
-        query.where(~is_open, st.c.status != StepStatus.LINEAR_PENDING.value)
-        .order_by(st.c.seq.desc(), st.c.step_key.desc())
-        .limit(1)
+    is_finished = sa.and_(~is_open, st.c.status != StepStatus.LINEAR_PENDING.value)
+    parts = [(is_open, None), (is_finished, 1), *([(st.c.step_key.in_(failed), None)] if failed else [])]
+    selected = []
+    for number, (condition, limit) in enumerate(parts):
+        part: sa.ColumnElement[int] = sa.literal_column(str(number)).label("part")
+        query = sa.select(*STEPS.select(st, with_results=False), part)
+        query = query.where(st.c.instance_pk == pk, st.c.run_number == run_number, condition)
+        selected.append(sa.select(query.order_by(st.c.seq.desc(), st.c.step_key.desc()).limit(limit).subquery()))
+    union = sa.union_all(*selected).subquery()
+    rows = tx.execute(sa.select(union).order_by(union.c.seq, union.c.step_key)).all()
+    of_part = [[row[:-1] for row in rows if row.part == number] for number in range(3)]
+    records = [to_step_record(row, pk, run_number) for row in of_part[0] + of_part[1]]
+    open_, last = records[: len(of_part[0])], records[len(of_part[0]) :]
+    return OpenSteps(
+        with_items(tx, pk, run_number, open_), last[0] if last else None, [STEPS.read(row) for row in of_part[2]]
     )
-    found = tx.execute(last).first()
-    rows = tx.execute(query.where(is_open).order_by(st.c.seq, st.c.step_key))
-    open_ = with_items(tx, pk, run_number, [to_step_record(row, pk, run_number) for row in rows])
-    return tuple(open_), None if found is None else to_step_record(found, pk, run_number)
 
 
 def count_answered_tasks(tx: Tx, pk: int, run_number: int) -> int:
@@ -351,10 +376,14 @@ def to_error_info(name: str | None, message: str | None) -> ErrorInfo | None:
     return None if name is None else ErrorInfo(name, message or "")
 
 
-def find_sent_task(tx: Tx, pk: int, run_number: int, step_key: str) -> tuple[str | None, str] | None:
-    """Return queue and encoded task of one sent task of a step. Queue None: the application's routes decide."""
-    item = tx.t.item.c
-    is_sent = (item.step_key == step_key, item.status == ItemStatus.SENT.value)
-    query = sa.select(item.queue, item.task).where(item.instance_pk == pk, item.run_number == run_number, *is_sent)
-    row = tx.execute(query.limit(1)).first()
-    return None if row is None else (row.queue, row.task)
+def find_sent_tasks(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) -> list[tuple[str, str | None, str]]:
+    """Return of each of these steps the key, with queue and encoded task of a sent task. Queue None: by its route."""
+    selected = []
+    for key in step_keys:
+        item = tx.t.item.alias().c
+        is_sent = (item.step_key == key, item.status == ItemStatus.SENT.value)
+        one = sa.select(item.step_key, item.queue, item.task)
+        one = one.where(item.instance_pk == pk, item.run_number == run_number, *is_sent).limit(1)
+        selected.append(sa.select(one.subquery()))
+    rows = tx.execute(sa.union_all(*selected)).all() if selected else ()
+    return [(row.step_key, row.queue, row.task) for row in rows]

@@ -369,8 +369,7 @@ def _select_answers(s: Store) -> Any:
 
 def read_answers(tx: Tx, pk: int, run_number: int, step_key: str) -> list[tuple[str, int]]:
     """Return the answer of each item as JSON text with its number of attempts, in the order of the items."""
-    rows = tx.run(_select_answers, pk=pk, run=run_number, key=step_key)
-    return [(row.answer, row.attempts) for row in rows]
+    return [(row.answer, row.attempts) for row in tx.run(_select_answers, pk=pk, run=run_number, key=step_key)]
 
 
 @statement
@@ -398,10 +397,12 @@ def read_errors(tx: Tx, pk: int, run_number: int, step_key: str, *, limit: int) 
 
 
 def find_ids(
-    tx: Tx, pk: int, run_number: int, step_key: str, status: ItemStatus, *, limit: int | None = None
+    tx: Tx, pk: int, run_number: int, step_key: str, status: ItemStatus, *, limit: int | None = None, last: bool = False
 ) -> dict[str, int]:
-    """Return the ids of the tasks or children of the first items with this status, with the positions of the items."""
-    query = _select_attempts(tx, pk, run_number, step_key).where(tx.t.item.c.status == status.value).limit(limit)
+    """Return the ids of the tasks or children of the first items with this status, or of the last, with positions."""
+    item = tx.t.item.c
+    query = _select_attempts(tx, pk, run_number, step_key).where(item.status == status.value).limit(limit)
+    query = query.order_by(None).order_by(item.position.desc()) if last else query
     runs = find_first_runs(tx, pk, run_number, step_key)
     return {
         ItemRef(pk, step_key, row.position, row.attempts).work_id(runs.get(row.position, run_number)): row.position
@@ -443,8 +444,7 @@ def _read_tokens(tx: Tx, pk: int, run_number: int, step_key: str) -> dict[int, s
 def _select_attempts(tx: Tx, pk: int, run_number: int, step_key: str) -> sa.Select[Any]:
     item = tx.t.item.c
     mine = (item.instance_pk == pk, item.run_number == run_number, item.step_key == step_key)
-    columns = (item.position, item.attempts, item.status, item.attempt_token)
-    return sa.select(*columns).where(*mine).order_by(item.position)
+    return sa.select(item.position, item.attempts, item.status, item.attempt_token).where(*mine).order_by(item.position)
 
 
 # Attempts that are out: rows of tasks that were sent and have not ended, with the steps that wait for them.

@@ -289,16 +289,6 @@ def find_existing(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
     return frozenset(tx.execute(sa.select(o.id).where(o.id.in_(ids))).scalars()) if ids else frozenset()
 
 
-def count_by_step(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) -> dict[str, int]:
-    """Count the unsent messages of each of these steps."""
-    if not step_keys:
-        return {}
-    o = tx.t.outbox.c
-    mine = (o.instance_pk == pk, o.run_number == run_number, o.step_key.in_(step_keys))
-    query = sa.select(o.step_key, sa.func.count().label("n")).where(*mine).group_by(o.step_key)
-    return {row.step_key: row.n for row in tx.execute(query)}
-
-
 def lock_entries(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
     """Lock and return the entries of these ids that exist; if a commit of the caller is in doubt, this waits for it."""
     o = tx.t.outbox.c

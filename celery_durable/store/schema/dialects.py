@@ -254,6 +254,12 @@ def ends_with(database: Database, text: sa.ColumnElement[str], end: str) -> sa.C
     return condition
 
 
+def collect_object(database: Database, name: sa.ColumnElement[str], value: sa.ColumnElement[str]) -> Any:
+    """Build the text of a JSON object with a key for each row. Without rows it is NULL, or has no keys."""
+    functions = {"postgresql": "json_object_agg", "mariadb": "json_objectagg", "sqlite": "json_group_object"}
+    return sa.cast(getattr(sa.func, functions[database.name])(name, value), sa.Text)
+
+
 def partial_index(database: Database | None, name: str, *columns: str, where: str) -> sa.Index:
     """Return an index of the rows for which ``where`` holds; of all rows on MariaDB, which has no partial indexes."""
     condition = sa.text(where)

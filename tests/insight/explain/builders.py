@@ -11,6 +11,7 @@ from celery_durable.model import (
     Child,
     ErrorInfo,
     Heartbeat,
+    InstanceHead,
     InstanceRow,
     Outage,
     RunRow,
@@ -81,7 +82,8 @@ BROKER_AWAY = Outage("broker", "redis://:**@mq:6379/0", NOW - MINUTE, "Connectio
 
 
 def told(row: InstanceRow, *, of: RunRow | None = None, **given: Any) -> Diagnosis:
-    return explain(Facts(NOW, row, of or run(), **given))
+    head = InstanceHead(NOW, row, of or run(), parent=given.pop("parent", None))
+    return explain(Facts(head, **given))
 
 
 RUNNING = {

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_durable.insight.explain import Code, Facts, explain
-from celery_durable.model import Child, ErrorInfo, Heartbeat, InstanceRow, RunRow, Status, StepRecord
+from celery_durable.model import Child, ErrorInfo, Heartbeat, InstanceHead, InstanceRow, RunRow, Status, StepRecord
 from tests.insight.explain.builders import NOW
 
 names = st.sampled_from(["order", "ordre", "approval", "aproval", "", "it's", "\0\x1b[31m"]) | st.text(max_size=8)
@@ -76,9 +76,7 @@ beats = st.builds(
 )
 facts = st.builds(
     Facts,
-    now=instants,
-    instance=rows,
-    run=runs,
+    head=st.builds(InstanceHead, now=instants, instance=rows, run=runs),
     open_steps=st.lists(steps, max_size=4).map(tuple),
     last_step=st.none() | steps,
     buffered=st.lists(names, max_size=4).map(tuple),
