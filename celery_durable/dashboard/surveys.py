@@ -37,7 +37,7 @@ _OVERDUE_AFTER = timedelta(seconds=5)
 _MAX_EXPLAINED = 3
 _MAX_GROUPS = 20
 _MAX_SCOPES = 100
-_MAX_LIMITS = 100
+_MAX_LIMITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Survey:
     limits: Sequence[LimitRecord]
     """The limits for which something waits, of all instances."""
     has_more_limits: bool
-    """Whether there are more limits than were read."""
+    """Whether something waits for more limits."""
 
 
 class Surveys:
@@ -128,9 +128,18 @@ def take_survey(operations: Operations, make_redaction: MakeRedaction) -> Survey
         counts.setdefault(each.workflow, {})[each.status] = each
     failures, others = _group(make_redaction, operations.stats.failures())
     stuck = _find_stuck(operations, make_redaction, stats.due, now)
-    limits = operations.limits.list(limit=_MAX_LIMITS)
-    awaited = [each for each in limits.items if each.waiting.count]
-    return Survey(now, counts, stats.due, stuck, failures, others, beats, awaited, limits.cursor is not None)
+    limits = operations.limits.awaited(limit=_MAX_LIMITS + 1)
+    return Survey(
+        now,
+        counts,
+        stats.due,
+        stuck,
+        failures,
+        others,
+        beats,
+        limits[:_MAX_LIMITS],
+        has_more_limits=len(limits) > _MAX_LIMITS,
+    )
 
 
 def _find_stuck(operations: Operations, make_redaction: MakeRedaction, due: DueRuns, now: datetime) -> list[Problem]:

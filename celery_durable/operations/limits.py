@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any, cast
 
 from celery_durable import values
@@ -40,14 +41,9 @@ class LimitOperations:
         more = cursors.write(items[-1].name, items[-1].key) if len(found) > limit else None
         return Page(tuple(items), more)
 
-    def awaited(self) -> tuple[LimitRecord, ...]:
-        """Return limits and keys for which steps wait, at most 100."""
-
-        def read(tx: Tx) -> tuple[LimitRecord, ...]:
-            keys = limit_waits.find_keys(tx, after=None, limit=_MAX_SERVED)
-            return tuple(limit_reads.read_limit(tx, key) for key in keys)
-
-        return self._context.read_list(read)
+    def awaited(self, *, limit: int = _MAX_SERVED) -> Sequence[LimitRecord]:
+        """Return limits and keys for which steps wait, in order."""
+        return self._context.read_list(functools.partial(limit_reads.read_limits, is_awaited=True, limit=limit))
 
     def get(self, name: str, *, key: str = "") -> LimitDetails:
         """Return one key of a limit with its holders and the first that wait; raises LimitNotFound."""

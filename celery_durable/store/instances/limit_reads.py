@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,40 +20,59 @@ from celery_durable.model import (
     from_us,
 )
 from celery_durable.store.engine import Tx, bounds
-from celery_durable.store.instances.instances import read_clock
 from celery_durable.store.runs import holds, limits
 from celery_durable.store.runs.holds import STEP, LimitKey
 
 _MAX_HOLDERS, _MAX_WAITING, _MAX_WAITS = 100, 20, 3
 
 
-def read_limits(tx: Tx, *, name: str | None = None, after: LimitKey | None = None, limit: int) -> list[LimitRecord]:
-    """Return limits in the order of their names and keys, from the first one after ``after``."""
-    c = tx.t.limit.c
-    query = sa.select(c.name, c.key).order_by(c.name, c.key).limit(limit)
+def read_limits(
+    tx: Tx, *, name: str | None = None, after: LimitKey | None = None, is_awaited: bool = False, limit: int
+) -> list[LimitRecord]:
+    """Return limits in the order of their names and keys, from the first one after ``after``.
+
+    ``is_awaited``: only those for which steps wait, among the first 10,000.
+    """
+    c, h = tx.t.limit.c, tx.t.hold.c
+    query: sa.Select[Any] = (
+        sa.select(tx.t.limit).order_by(c.name, c.key).limit(bounds.MAX_EXAMINED if is_awaited else limit)
+    )
     if name is not None:
         query = query.where(c.name == name)
     if after is not None:
         query = query.where(sa.or_(c.name > after.name, sa.and_(c.name == after.name, c.key > after.key)))
-    return [read_limit(tx, LimitKey(row.name, row.key)) for row in tx.execute(query).all()]
+    if is_awaited:
+        # A scalar subquery is one search for each limit. PostgreSQL may turn EXISTS into a join with all that wait.
+        of = query.subquery().c
+        first = sa.select(h.seq).where(h.name == of.name, h.key == of.key, _is_waiting(h)).limit(1).scalar_subquery()
+        query = sa.select(*of).where(first.is_not(None)).order_by(of.name, of.key).limit(limit)
+    return _describe(tx, tx.execute(query).all())
 
 
 def read_limit(tx: Tx, key: LimitKey) -> LimitRecord:
     """Return one limit and key, which exists."""
-    c, h = tx.t.limit.c, tx.t.hold.c
-    row = tx.execute(sa.select(tx.t.limit).where(c.name == key.name, c.key == key.key)).one()
-    is_its = [h.name == key.name, h.key == key.key]
-    held = sa.select(sa.func.count()).where(*is_its, holds.is_active(h), holds.counts(tx.store, h))
-    asked_at = [head.asked_at for head in limits.find_heads(tx, key)]
+    c = tx.t.limit.c
+    (found,) = _describe(tx, tx.execute(sa.select(tx.t.limit).where(c.name == key.name, c.key == key.key)).all())
+    return found
+
+
+def _describe(tx: Tx, rows: Sequence[Any]) -> list[LimitRecord]:
+    keys = [LimitKey(row.name, row.key) for row in rows]
+    held, waiting = _read_held(tx, keys), _count_waiting(tx, [_is_of(key) for key in keys])
+    return [_to_record(*each, held) for each in zip(rows, waiting, strict=True)]
+
+
+def _to_record(row: Any, waiting: _Waiting, held: Mapping[LimitKey, _Held]) -> LimitRecord:
+    its = held.get(LimitKey(row.name, row.key))
     return LimitRecord(
         name=row.name,
         key=row.key,
         at_once=row.set_at_once or row.at_once,
         rate=row.set_rate or row.rate,
         set_by=row.set_by,
-        held=tx.execute(held).scalar_one(),
-        waiting=_count(tx, [*is_its, _is_waiting(h)]) if asked_at else Count(0),
-        longest_wait=read_clock(tx) - from_us(min(asked_at)) if asked_at else None,
+        held=0 if its is None else its.count,
+        waiting=waiting.count,
+        longest_wait=waiting.longest,
     )
 
 
@@ -73,56 +94,110 @@ def read_details(tx: Tx, key: LimitKey) -> LimitDetails:
 
 def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
     """Return the first three steps of a run that wait for limits, and at which place."""
-    h = tx.t.hold.c
-    query = sa.select(tx.t.hold).where(h.instance_pk == pk, h.run_number == run, _is_waiting(h)).order_by(h.seq)
-    found = []
-    for row in tx.execute(query.limit(_MAX_WAITS)).all():
-        key = LimitKey(row.name, row.key)
-        is_its = [h.name == key.name, h.key == key.key]
-        before = [*is_its, _is_waiting(h), h.fair_key == row.fair_key, h.seq < row.seq]
-        place = _count(tx, before)
-        active = [*is_its, holds.is_active(h), holds.counts(tx.store, h)]
-        holders = _read_holds(tx, active, [h.granted_at, h.seq], 1)
-        found.append(
-            LimitWait(
-                row.step_key,
-                read_limit(tx, key),
-                Count(place.count + 1, place.is_exact),
-                bool(row.fair_key),
-                holders[0] if holders else None,
-            )
+    limit, hold = tx.t.limit, tx.t.hold
+    h = hold.c
+    query: sa.Select[Any] = sa.select(h.step_key, h.fair_key, h.seq, *limit.c)
+    query = query.join_from(hold, limit, sa.and_(limit.c.name == h.name, limit.c.key == h.key))
+    query = query.where(h.instance_pk == pk, h.run_number == run, _is_waiting(h)).order_by(h.seq).limit(_MAX_WAITS)
+    rows = tx.execute(query).all()
+    keys = [LimitKey(row.name, row.key) for row in rows]
+    held = _read_held(tx, keys)
+    before = [_is_of(key, fair_key=row.fair_key, before=row.seq) for key, row in zip(keys, rows, strict=True)]
+    counted = _count_waiting(tx, [*(_is_of(key) for key in keys), *before])
+    return [
+        LimitWait(
+            row.step_key,
+            _to_record(row, waiting, held),
+            Count(place.count.count + 1, place.count.is_exact),
+            bool(row.fair_key),
+            held[key].longest if key in held else None,
         )
-    return found
+        for row, key, waiting, place in zip(rows, keys, counted, counted[len(rows) :], strict=False)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    count: int
+    longest: LimitHold
+
+
+def _read_held(tx: Tx, keys: Sequence[LimitKey]) -> dict[LimitKey, _Held]:
+    """Return how many hold each of these limits, and which the longest. Limits that nothing holds are left out."""
+    h = tx.t.hold.c
+    columns = [
+        sa.func.count().over(partition_by=(h.name, h.key)).label("n"),
+        sa.func.row_number().over(partition_by=(h.name, h.key), order_by=(h.granted_at, h.seq)).label("place"),
+    ]
+    is_it = (sa.tuple_(h.name, h.key).in_(keys), holds.is_active(h), holds.counts(tx.store, h))
+    ranked = sa.select(tx.t.hold, *columns).where(*is_it).subquery()
+    query = _select_holds(tx, ranked).add_columns(ranked.c.name, ranked.c.n).where(ranked.c.place == 1)
+    rows = tx.execute(query) if keys else ()
+    return {LimitKey(row.name, row.key): _Held(row.n, _to_hold(row)) for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    count: Count
+    longest: timedelta | None
+
+
+def _is_of(key: LimitKey, *, fair_key: str | None = None, before: int | None = None) -> Callable[[Any], list[Any]]:
+    """Return what builds the conditions for what waits for a limit, or for what is before one in its queue."""
+
+    def build(h: Any) -> list[Any]:
+        is_before = [] if before is None else [h.fair_key == fair_key, h.seq < before]
+        return [h.name == key.name, h.key == key.key, _is_waiting(h), *is_before]
+
+    return build
+
+
+def _count_waiting(tx: Tx, ranges: Sequence[Callable[[Any], list[Any]]]) -> list[_Waiting]:
+    """Count what waits in each of these ranges, and find since when. The ranges share the bound."""
+    bound, parts = bounds.divide(ranges), []
+    for number, conditions in enumerate(ranges):
+        h = tx.t.hold.alias().c
+        rows = sa.select(h.asked_at).where(*conditions(h)).order_by(h.fair_key, h.seq).limit(bound).subquery()
+        part: sa.ColumnElement[int] = sa.literal_column(str(number)).label("part")
+        oldest = sa.func.min(rows.c.asked_at).label("at")
+        parts.append(sa.select(part, sa.func.count().label("n"), oldest, tx.store.clock().label("now_us")))
+    found = sorted(tx.execute(sa.union_all(*parts)).all() if parts else (), key=lambda row: row.part)
+    return [
+        _Waiting(Count(row.n, row.n < bound), None if row.at is None else from_us(row.now_us) - from_us(row.at))
+        for row in found
+    ]
 
 
 def _is_waiting(h: Any) -> sa.ColumnElement[bool]:
     return h.state == sa.literal_column("'waiting'")  # type: ignore[no-any-return]
 
 
-def _count(tx: Tx, conditions: Sequence[sa.ColumnElement[bool]]) -> Count:
-    bound = bounds.MAX_EXAMINED
-    rows = sa.select(tx.t.hold.c.seq).where(*conditions).limit(bound).subquery()
-    n = tx.execute(sa.select(sa.func.count()).select_from(rows)).scalar_one()
-    return Count(n, n < bound)
-
-
 def _read_holds(tx: Tx, conditions: Sequence[Any], order: Sequence[Any], limit: int) -> list[LimitHold]:
-    h, i = tx.t.hold, tx.t.instance
-    query = sa.select(h, i.c.workflow, i.c.instance_id.label("id")).join(i, i.c.id == h.c.instance_pk)
-    return [
-        LimitHold(
-            key=row.key,
-            workflow=row.workflow,
-            instance_id=row.id,
-            run_number=row.run_number,
-            step_key=None if row.step_key == LIMITS_KEY else row.step_key,
-            position=None if row.position == STEP else row.position,
-            state=HoldState(row.state),
-            fair_key=row.fair_key,
-            since=from_us(row.granted_at or row.asked_at),
-        )
-        for row in tx.execute(query.where(*conditions).order_by(*order).limit(limit))
-    ]
+    query = _select_holds(tx, tx.t.hold).where(*conditions).order_by(*order).limit(limit)
+    return [_to_hold(row) for row in tx.execute(query)]
+
+
+def _select_holds(tx: Tx, hold: Any) -> sa.Select[Any]:
+    i, names = (
+        tx.t.instance,
+        ("key", "run_number", "step_key", "position", "state", "fair_key", "granted_at", "asked_at"),
+    )
+    query = sa.select(*(hold.c[name] for name in names), i.c.workflow, i.c.instance_id.label("id"))
+    return query.join_from(hold, i, i.c.id == hold.c.instance_pk)
+
+
+def _to_hold(row: Any) -> LimitHold:
+    return LimitHold(
+        key=row.key,
+        workflow=row.workflow,
+        instance_id=row.id,
+        run_number=row.run_number,
+        step_key=None if row.step_key == LIMITS_KEY else row.step_key,
+        position=None if row.position == STEP else row.position,
+        state=HoldState(row.state),
+        fair_key=row.fair_key,
+        since=from_us(row.granted_at or row.asked_at),
+    )
 
 
 # --- what operators set --------------------------------------------------------------------------
