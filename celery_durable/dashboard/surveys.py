@@ -23,6 +23,7 @@ from celery_durable.model import (
     OUTCOME_UNKNOWN,
     Count,
     DueRuns,
+    EventWait,
     FailureText,
     Heartbeat,
     InstanceStatus,
@@ -37,7 +38,7 @@ _OVERDUE_AFTER = timedelta(seconds=5)
 _MAX_EXPLAINED = 3
 _MAX_GROUPS = 20
 _MAX_SCOPES = 100
-_MAX_LIMITS = 20
+_MAX_LIMITS = _MAX_WAITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class Survey:
     others: int
     """How many different failures are not listed."""
     processes: Sequence[Heartbeat]
+    waits: Sequence[EventWait]
+    """Those that have lasted for more than half of their time, earliest end first."""
     limits: Sequence[LimitRecord]
     """The limits for which something waits, of all instances."""
     has_more_limits: bool
@@ -128,6 +131,10 @@ def take_survey(operations: Operations, make_redaction: MakeRedaction) -> Survey
         counts.setdefault(each.workflow, {})[each.status] = each
     failures, others = _group(make_redaction, operations.stats.failures())
     stuck = _find_stuck(operations, make_redaction, stats.due, now)
+    waits = [
+        make_redaction(each.workflow, each.instance_id).redact_wait(each)
+        for each in operations.stats.late_waits(limit=_MAX_WAITS)
+    ]
     limits = operations.limits.awaited(limit=_MAX_LIMITS + 1)
     return Survey(
         now,
@@ -137,6 +144,7 @@ def take_survey(operations: Operations, make_redaction: MakeRedaction) -> Survey
         failures,
         others,
         beats,
+        waits,
         limits[:_MAX_LIMITS],
         has_more_limits=len(limits) > _MAX_LIMITS,
     )

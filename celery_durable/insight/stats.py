@@ -87,3 +87,8 @@ class StatsOperations:
                 tx, workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit, scope=scope
             )
         )
+
+    def late_waits(self, *, limit: int) -> list[EventWait]:
+        """Return the steps that have waited for an event for more than half of their time, earliest end first."""
+        scope = self._context.scope
+        return self._context.read_list(lambda tx: overview.read_late_waits(tx, limit=limit, scope=scope))

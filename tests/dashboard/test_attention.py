@@ -157,3 +157,20 @@ def test_limits_that_something_waits_for_are_listed(healthy: Shop, pages: Browse
         pay.create(None, id=f"p-{number}")
     healthy.work()
     assert re.search(r"bank 1 of 1 2 .*celery -A shop durable limits show bank", words(pages.open("/")))
+
+
+def test_a_wait_that_has_used_half_of_its_time_is_listed(orders: Shop, open_pages: Callable[..., Browser]) -> None:
+    @orders.durable.workflow(name="ask")
+    def ask(event: WorkflowEvent[None], step: Step) -> None:
+        step.wait_for_event("approve", "approval", timeout="20 hours", ask="Refund 1999 cents?", to="finance")
+
+    ask.create(None, id="a-1")
+    orders.work()
+    orders.clock.advance(seconds=9 * 3600)
+    assert "half of the time" not in open_pages().open("/")
+    orders.clock.advance(seconds=3600 + 60)
+    (row,) = [each for each in re.findall(r"<tr>.*?</tr>", open_pages().open("/"), re.DOTALL) if "ask/a-1" in each]
+    assert "An answer of finance: Refund 1999 cents? 10 h ago in 9 h 59 min" in words(row)
+    assert 'href="/workflows/ask/instances/a-1/answer?step=approve"' in row
+    orders.clock.advance(seconds=2 * 3600)
+    assert "order/o-2 Event approval" in words(open_pages().open("/"))

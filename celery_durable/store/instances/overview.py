@@ -269,8 +269,7 @@ def read_waits(
         found, cut = _examine_waits(tx, driving, bound)
     c = found.c
     conditions = [
-        c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN),
-        c.status.in_([each.value for each in _WAITING]),
+        *_is_awaited(c),
         *([] if workflow is None else [c.workflow == workflow]),
         *([] if event_type is None else [c.wait_event_type == event_type]),
         *([c.ask.is_not(None)] if is_asking else []),
@@ -286,6 +285,29 @@ def read_waits(
         remedy = "name a workflow or an event type. If the filter has both, try each alone"
         raise FilterTooBroad(f"{len(waits)} waits", bound, remedy)
     return waits
+
+
+def read_late_waits(tx: Tx, *, limit: int, scope: Scope | None = None) -> list[EventWait]:
+    """Return open waits for events after half of their time, those that end first in front.
+
+    Only the first waits of their index are examined; without a partial index, those of the newest open instances.
+    """
+    if tx.store.database is dialects.MARIADB:
+        found, _ = _examine_instances(tx, None)
+    else:
+        is_open: Any = sa.text(OPEN_EVENT_WAIT)
+        driving = Range({}, "wait_event_type", then="instance_pk", where=lambda _: (is_open,))
+        found, _ = _examine_waits(tx, driving, _MAX_WAITS)
+    c = found.c
+    since = sa.func.coalesce(c.started_at, c.created_at)
+    is_late = since + c.wake_at <= 2 * tx.store.statement_clock()
+    query = sa.select(found).where(*_is_awaited(c), is_late, *bounds.scope_conditions(tx.t, scope, of=c))
+    return [_to_wait(row) for row in tx.execute(query.order_by(c.wake_at, c.id, c.seq).limit(limit))]
+
+
+def _is_awaited(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return the conditions for a wait of an open instance for an event that users send."""
+    return c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN), c.status.in_([each.value for each in _WAITING])
 
 
 def _examine_waits(tx: Tx, driving: Range, bound: int) -> tuple[Any, Any]:
