@@ -187,7 +187,7 @@ class StepPolicy:
         ]
         if self.delay and factor > longest / self.delay:  # compared before the multiplication, which may overflow
             return longest
-        return min(self.delay * factor, longest)
+        return self.delay * factor
 
 
 _RETRY_FIELDS = [field.name for field in dataclasses.fields(Retries)]
