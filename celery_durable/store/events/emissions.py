@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -153,22 +153,16 @@ def _select_next_waiters(s: Store) -> Any:
 
 def read_next_waiters(tx: Tx, emission: Emission, *, limit: int) -> list[int]:
     """Return the keys of the next instances. Instances outside the emitter's scope are passed over."""
+    given = {"topic": emission.topic, "after": emission.cursor_pk, "last": emission.end_pk, "limit": limit}
     if emission.scope is None:
-        found = tx.run(
-            _select_next_waiters, topic=emission.topic, after=emission.cursor_pk, last=emission.end_pk, limit=limit
+        found: Iterable[Any] = tx.run(_select_next_waiters, **given)
+    else:
+        is_receiver = (
+            tx.t.instance.c.id == tx.t.topic_wait.c.instance_pk,
+            *bounds.scope_conditions(tx.t, emission.scope),
         )
-        return [int(row.instance_pk) for row in found]
-    w, i = tx.t.topic_wait.c, tx.t.instance.c
-    query = (
-        sa.select(w.instance_pk)
-        .join(tx.t.instance, i.id == w.instance_pk)
-        .where(w.topic == emission.topic, w.instance_pk > emission.cursor_pk, w.instance_pk <= emission.end_pk)
-        .where(*bounds.scope_conditions(tx.t, emission.scope))
-        .distinct()
-        .order_by(w.instance_pk)
-        .limit(limit)
-    )
-    return [int(pk) for pk in tx.execute(query).scalars()]
+        found = tx.execute(_select_next_waiters.build(tx.store).where(*is_receiver), **given)
+    return [int(row.instance_pk) for row in found]
 
 
 def lock_receivers(tx: Tx, pks: Sequence[int]) -> dict[int, Receiver]:
