@@ -21,6 +21,7 @@ def test_a_link_admits_the_first_browser_only(shop: Shop) -> None:
     opened = first.get(link)
     assert opened.status_code == 200
     assert "link=" not in str(opened.url)
+    assert opened.history[0].headers["set-cookie"].endswith("; HttpOnly; Path=/; SameSite=lax")
     assert first.get("/instances").status_code == 200
     refused = second.get(link)
     assert refused.status_code == 401

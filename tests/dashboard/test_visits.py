@@ -140,6 +140,13 @@ def test_a_token_without_its_cookie_is_refused(orders: Shop, pages: Browser) -> 
     assert refused.status_code == 403
 
 
+@pytest.mark.parametrize(("scheme", "more"), [("http", ""), ("https", "; Secure")])
+def test_the_cookie_of_the_forms_is_for_these_pages_alone(shop: Shop, pages: Browser, scheme: str, more: str) -> None:
+    browser = Browser(pages.app, base_url=f"{scheme}://testserver")
+    given = browser.get("/instances").headers["set-cookie"]
+    assert given == f"durable_form={browser.cookies['durable_form']}; HttpOnly; Path=/; SameSite=lax{more}"
+
+
 def test_an_old_browser_says_its_origin(orders: Shop, pages: Browser) -> None:
     pages.open(INSTANCE)
     form = {"token": pages.cookies["durable_form"]}

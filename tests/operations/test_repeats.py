@@ -236,6 +236,16 @@ def test_a_request_with_an_id_starts_one_run(world: World, sync) -> None:
 
 
 @on_one_database
+def test_a_request_that_comes_twice_postpones_the_run_that_follows_once(world: World, sync) -> None:
+    instance = sync.run("long 0")
+    asked_at = world.now
+    for _ in range(2):
+        sync.create("p1", **DEBOUNCE | {"run_at": "80 seconds"}, request_id="slot 1")
+        world.run_after(30)
+    assert (instance.row.run_number, instance.run_at) == (2, asked_at + 80 * SECOND)
+
+
+@on_one_database
 def test_each_new_run_has_its_signal(world: World, sync) -> None:
     seen: list[Any] = []
 

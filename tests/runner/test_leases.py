@@ -156,11 +156,12 @@ def test_the_commit_of_an_authors_session_is_no_standing_still(make_world: Calla
     @world.workflow
     def order(event: WorkflowEvent, step: Step) -> str:
         step.do("writes", body)
+        step.do("goes on", lambda: ran.append("more"))
         return "done"
 
     instance = order.create()
     assert instance.advance(worker) == "complete"
-    assert (ran, instance.lines()) == ([1], [])
+    assert (ran, instance.lines()) == ([1, "more"], [])
 
 
 # --- what is believed of a lease ----------------------------------------------------------------

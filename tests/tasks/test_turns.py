@@ -12,6 +12,7 @@ from celery_durable import Durable, Step, WorkflowEvent
 from celery_durable.model import DueRun, OutboxKind, OutboxMessage, RunRef
 from celery_durable.runtime import Runtime
 from celery_durable.store.runs import outbox
+from celery_durable.store.runs.claims import RESUMING
 from celery_durable.tasks.dispatcher import Sweeper
 from celery_durable.tasks.outbox import Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
@@ -87,6 +88,17 @@ def test_queues_share_a_turn(make_app: Callable[..., Celery]) -> None:
     _fill(durable, instances=3, messages=0, queue="few")
     _sweeper(durable, broker).sweep(max_rounds=1)
     assert [each.workflow for each in broker.taken if isinstance(each, RunRef)].count("few") == 3
+
+
+def test_resumed_and_new_runs_share_the_room_of_their_queue(make_app: Callable[..., Celery]) -> None:
+    durable, broker = Durable(make_app(durable_queue_high_water=10)), Broker()
+    _fill(durable, instances=16, messages=0)
+    broker.lengths["here"] = 0
+    i = durable.internals.store.tables.instance
+    with durable.internals.store.engine.begin() as connection:
+        connection.execute(sa.update(i).where(i.c.id > 8).values(priority=RESUMING))
+    assert _sweeper(durable, broker).sweep(max_rounds=1) == 10
+    assert {f"here-{number}" for number in range(8, 16)} < {each.instance_id for each in broker.taken}
 
 
 def test_what_waits_for_a_full_queue_is_not_read(make_app: Callable[..., Celery]) -> None:

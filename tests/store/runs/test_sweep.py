@@ -329,13 +329,20 @@ def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> Non
     world.release(world.claim(world.create("resumed", queue="b")))
     world.create("sent", queue="c")
     world.end_run(world.claim(world.create("over", queue="d")), RunOutcome(Status.COMPLETE, output="1"))
+    world.terminate(world.create("terminated", queue="d"))
+    world.pause(world.create("paused", queue="d"))
+    world.wait(world.claim(world.create("asleep", queue="e")), for_=60)
+    unknown = world.create("unknown", queue="f")
+    world.store.transact(lambda tx: claims.postpone(tx, unknown, delay=seconds(6)))
     found = world.store.read(schedule.read)
     assert (found.now, found.next_emission_at, found.next_outbox_at) == (now, None, None)
     assert found.queues == {
         "b": QueueAgenda({RESUMING: now + GRACE, STARTING: now + seconds(5)}, oldest_sent_at=now),
         "c": QueueAgenda({STARTING: now + GRACE}, oldest_sent_at=now),
+        "e": QueueAgenda({RESUMING: now + seconds(60)}),
+        "f": QueueAgenda({STARTING: now + seconds(6)}),
     }
-    assert (found.queues_by_due_time(STARTING), found.next_at) == (["c", "b"], now + GRACE)
+    assert (found.queues_by_due_time(STARTING), found.next_at) == (["c", "b", "f"], now + GRACE)
 
 
 # --- undo_dispatch ------------------------------------------------------------------------------
