@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 import threading
 
 import pytest
@@ -110,6 +112,31 @@ def test_the_loop_does_not_wait_for_itself() -> None:
         "Step 'ask' of order/o-1#1 is async, and was started by an async function that runs a workflow in its own "
         "process, as task_always_eager does: it would wait for itself. Call `await workflow.acreate(...)` there."
     )
+
+
+def test_if_the_thread_that_waits_is_interrupted_the_function_is_cancelled() -> None:
+    """By Ctrl-C or a soft time limit, for example."""
+    was_cancelled, waiting = threading.Event(), threading.get_ident()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def hangs() -> None:
+        while sys._current_frames()[waiting].f_code is not event_loop.run.__code__:  # noqa: ASYNC110  # nothing tells it
+            await asyncio.sleep(0)
+        signal.pthread_kill(waiting, signal.SIGUSR1)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            was_cancelled.set()
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            event_loop.run(hangs, name="a test")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert was_cancelled.wait(10)
 
 
 def test_the_end_cancels_what_runs_and_leaves_no_thread() -> None:
