@@ -282,6 +282,21 @@ def test_stopping_an_instance_discards_the_run_that_would_follow(world: World, s
     assert (instance.status, outputs(instance)) == (Status.COMPLETE, [None, "p2"])
 
 
+@on_one_database
+def test_a_cancel_of_a_run_that_a_worker_holds_discards_it_too(world: World) -> None:
+    def ask_and_cancel() -> None:
+        sync.create("p1", **QUEUE)
+        world.operations.lifecycle.cancel("sync", "i-1")
+
+    @world.workflow
+    def sync(event: WorkflowEvent[str], step: Step) -> None:
+        step.do("first", ask_and_cancel)
+        step.do("second", lambda: None)
+
+    instance = sync.run("p0")
+    assert (instance.status, instance.row.run_number) == (Status.TERMINATED, 1)
+
+
 @everywhere
 def test_a_run_that_is_asked_for_after_a_cancel_follows_the_cleanup(world: World, sync) -> None:
     instance = sync.run("long 0")
