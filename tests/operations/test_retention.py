@@ -70,6 +70,17 @@ def test_an_ended_instance_is_deleted_when_its_retention_is_over_with_all_its_ru
     assert (world.delete_expired(), rows(world)) == (1, {})
 
 
+@everywhere
+def test_a_message_that_is_not_delivered_yet_outlives_its_instance(world: World) -> None:
+    def announce(event: WorkflowEvent, step: Step) -> None:
+        step.do("announce", lambda tx: tx.send_outbound("OrderShipped", 7))
+
+    world.workflow(announce, name="order", retention="1 hour").run()
+    world.advance(timedelta(hours=1))
+    assert world.delete_expired() == 1
+    assert rows(world) == {"workflow_outbox": 1}
+
+
 @on_one_database
 def test_a_workflow_says_otherwise_than_the_app(make_world) -> None:
     world = make_world(retention_seconds=60.0)
