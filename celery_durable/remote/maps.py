@@ -285,10 +285,8 @@ def _check_items(context: ExecutionContext, execution: StepExecution, call: MapC
         parts.append(SendItems(sender, map_step, sent))
         state = items.read_map_state(tx, map_step, now=guard_result.now)
         if not state.is_finished:
-            # An item that has failed since it was read above is left to the next pass, which is due at once.
-            next_at = state.next_at if len(known) == len(locked_items) else guard_result.now
-            if next_at is None:  # no item is out: all of them wait for their limits, and a grant wakes the run
-                next_at = guard_result.now + NO_DEADLINE
+            # None: all wait for their limits, or one has failed since it was read above, and makes the run due at once.
+            next_at = state.next_at or guard_result.now + NO_DEADLINE
             return Decision([build_write(StepStatus.WAITING, wake_at=next_at, keeps_limits=True)], parts)
         failure = _find_failure(context, tx, call, map_step)
         end = build_write(StepStatus.COMPLETED) if failure is None else build_write(StepStatus.ERRORED, **failure)

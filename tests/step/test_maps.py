@@ -109,6 +109,19 @@ def test_failures_may_be_wanted(world: World) -> None:
     assert instance.output == [None, "Step 'convert[1]' failed after 1 attempt: KeyError: 'no page'"]
 
 
+def test_an_item_that_fails_while_another_is_decided_on_is_decided_on_by_the_next_pass(world: World) -> None:
+    def delay(_: int, error: BaseException) -> int:
+        if last:
+            answer(world, last.pop(), error=OSError("disk full"))
+        raise ValueError(error)
+
+    instance = mapping(world, 2, retries=Retries(limit=1, delay=delay)).run()
+    last = [world.sent[1]]
+    answer(world, world.sent[0], error=OSError("disk full"))
+    world.run_until_idle()
+    assert (last, instance.output[:2]) == ([], ["StepFailed", "RetryDelayInvalid"])
+
+
 def test_what_gets_lost_is_sent_again_when_its_time_is_over(world: World) -> None:
     instance = mapping(world, 2, timeout="1 hour", retries=Retries(limit=1, delay=0)).run()
     world.advance(600)
