@@ -55,6 +55,7 @@ def test_waiters_are_listed_page_by_page(watchers: Shop, api: TestClient) -> Non
     assert [each["instanceId"] for each in rest["waiters"]] == ["w-2"]
     assert rest["hasNextPage"] is False
     assert "cursor" not in rest
+    refused(api.get("/topics/prices/usd.eur/waiters", params={"cursor": first["cursor"]}), 400, "INVALID_CURSOR")
 
 
 def test_what_is_no_topic_is_refused(api: TestClient) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -184,16 +185,25 @@ def test_what_ignores_its_cancellation_is_abandoned(world: World, monkeypatch: p
     assert world.names() == []
 
 
-def test_a_cancel_of_the_run_cancels_the_task_of_a_step_that_may_be_abandoned(world: World) -> None:
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_cancel_of_the_run_ends_a_function_that_may_be_abandoned(world: World, is_async: bool) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    async def hangs() -> None:
+    async def hangs_async() -> None:
         started.set()
         try:
             await asyncio.sleep(NEVER_ENDS)
         finally:
             ended.set()
 
+    def hangs_here() -> None:
+        started.set()
+        try:
+            time.sleep(NEVER_ENDS)
+        finally:
+            ended.set()
+
+    hangs = hangs_async if is_async else hangs_here
     order = flow_of(world, lambda step: step.do("hangs", StepConfig(on_cancel="abandon"), hangs))
     instance = order.create()
 
@@ -208,6 +218,7 @@ def test_a_cancel_of_the_run_cancels_the_task_of_a_step_that_may_be_abandoned(wo
     world.run_until_idle()
     other.join()
     assert (instance.status, ended.is_set()) == (Status.TERMINATED, True)
+    assert world.operations.history.read("order", instance.id).attempts == ()
 
 
 def test_a_function_asks_whether_it_is_cancelled(world: World) -> None:

@@ -138,6 +138,25 @@ def test_a_heart_beats_early_for_the_first_check_and_for_a_change_of_the_outages
     assert said == ["DELETE"]
 
 
+def test_a_dispatcher_that_cannot_read_what_is_due_says_so_in_its_heartbeat(make_app: MakeApp) -> None:
+    durable = Durable(app := make_app(durable_dispatcher="worker"))
+    emission = durable.internals.store.tables.emission.name
+
+    def rename(old: str, new: str) -> None:
+        with durable.internals.store.engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}")
+
+    def outages() -> list[str]:
+        return [each.what for beat in rows(durable) for each in beat.outages]
+
+    with worker(app):
+        until(lambda: rows(durable) and rows(durable)[0].swept_at)
+        rename(emission, "away")
+        until(lambda: outages() == ["database"])
+        rename("away", emission)
+        until(lambda: outages() == [])
+
+
 def test_a_dispatcher_removes_old_rows_each_ten_minutes(durable: Durable) -> None:
     clock, said = Clock(), count_writes(durable)
     heartbeat = heart_of(durable, clock)

@@ -107,13 +107,20 @@ def test_the_wait_of_a_linear_step_is_woken(world: World) -> None:
     assert sent.due_run == DueRun(ref, "durable")
 
 
-@pytest.mark.parametrize("ended", [True, False], ids=["ended", "unknown"])
-def test_an_instance_that_takes_no_events_is_left_to_the_transaction(world: World, ended: bool) -> None:
+def wait_for_checked(world: World, ref: RunRef) -> None:
+    given = {"type": StepType.WAIT, "event_type": "approval", "payload_type": "shop:Approval", "wake_in": GRACE}
+    claim, write = world.claim(ref), step("approved", StepStatus.WAITING, **given)
+    world.store.transact(lambda tx: wait_in(tx, claim, write))
+
+
+@pytest.mark.parametrize(
+    "bring", [None, World.terminate, wait_for_checked], ids=["unknown", "ended", "checks the payload"]
+)
+def test_an_instance_that_takes_no_such_event_is_left_to_the_transaction(world: World, bring: Any) -> None:
     ref = RunRef("order", "o-2", 1)
     world.create()
-    if ended:
-        world.create("o-2")
-        world.terminate(ref)
+    if bring is not None:
+        bring(world, world.create("o-2"))
     before = world.read_all_rows()
     assert send(world, ref) is None
     assert world.read_all_rows() == before
