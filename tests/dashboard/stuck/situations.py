@@ -120,7 +120,7 @@ def open_world(folder: Path) -> Iterator[World]:
     folder.mkdir(parents=True, exist_ok=True)
     broker = RedisServer(folder)
     try:
-        with empty_database("postgresql", f"stuck_{folder.name}") as engine:
+        with empty_database("postgresql", "stuck") as engine:
             world = World(folder, broker, engine)
             try:
                 yield world
