@@ -18,7 +18,7 @@ from celery_durable import Durable
 from celery_durable.insight.explain import Code
 from celery_durable.model import Status
 from celery_durable.store.migrations import migrate
-from tests.dashboard.stuck.shop import build
+from tests.dashboard.stuck.shop import EXPIRED, GOOD, HANGS, KILLS, build
 from tests.smoke.proc import Proc, RedisServer, python, until
 from tests.support.databases import empty_database
 
@@ -106,9 +106,9 @@ class World:
     def let_be_well(self) -> tuple[Proc, Proc]:
         """Start a worker and a beat, and let some instances run and wait as usual."""
         worker, beat = self.start_worker(), self.start_beat()
-        self.create("payment", "ok", *(f"p-{number}" for number in range(6)))
+        self.create("payment", GOOD, *(f"p-{number}" for number in range(6)))
         self.create("reminder", 86_400, "r-100", "r-101")
-        self.create("order", "ok", "o-10", "o-11")
+        self.create("order", GOOD, "o-10", "o-11")
         self.wait_for("order", "o-11", Status.WAITING)
         self.wait_for("payment", "p-5", Status.COMPLETE)
         return worker, beat
@@ -161,10 +161,10 @@ def _situation(complaint: str, *, cause: str, remedy: str) -> Callable[[Callable
 )
 def dead_worker(world: World) -> None:
     worker, _ = world.let_be_well()
-    world.create("order", "hangs", "o-20")
+    world.create("order", HANGS, "o-20")
     world.wait_until_it_runs("order", "o-20")
     os.killpg(worker.pid, signal.SIGKILL)
-    world.create("order", "ok", "o-21", "o-22")
+    world.create("order", GOOD, "o-21", "o-22")
     time.sleep(_LEASE_SECONDS + _DUE_SECONDS)
 
 
@@ -204,7 +204,7 @@ def blocked_row(world: World) -> None:
 def failing_group(world: World) -> None:
     world.let_be_well()
     world.create("invoice", 1, *(f"i-{number}" for number in range(9)))
-    world.create("payment", "expired", "p-77")
+    world.create("payment", EXPIRED, "p-77")
     for number in range(9):
         world.wait_for("invoice", f"i-{number}", Status.ERRORED)
 
@@ -229,7 +229,7 @@ def no_dispatcher(world: World) -> None:
 )
 def wrong_event(world: World) -> None:
     world.let_be_well()
-    world.create("order", "ok", "o-30")
+    world.create("order", GOOD, "o-30")
     world.wait_for("order", "o-30", Status.WAITING)
     world.durable.workflows["order"].get("o-30").send_event("aproval", {"by": "ada"})
     time.sleep(_DUE_SECONDS)
@@ -242,9 +242,9 @@ def wrong_event(world: World) -> None:
 )
 def full_limit(world: World) -> None:
     world.let_be_well()
-    world.create("card_payment", "hangs", "c-40")
+    world.create("card_payment", HANGS, "c-40")
     world.wait_until_it_runs("card_payment", "c-40")
-    world.create("card_payment", "ok", "c-41", "c-42", "c-43")
+    world.create("card_payment", GOOD, "c-41", "c-42", "c-43")
     world.wait_for("card_payment", "c-43", Status.WAITING)
     time.sleep(_DUE_SECONDS)
 
@@ -267,7 +267,7 @@ def failed_item(world: World) -> None:
 )
 def failed_child(world: World) -> None:
     world.let_be_well()
-    world.create("booking", "expired", "b-3")
+    world.create("booking", EXPIRED, "b-3")
     world.wait_for("booking", "b-3", Status.ERRORED)
 
 
@@ -279,7 +279,7 @@ def failed_child(world: World) -> None:
 )
 def unknown_outcome(world: World) -> None:
     world.let_be_well()
-    world.create("bank_transfer", "kills", "t-8")
+    world.create("bank_transfer", KILLS, "t-8")
     world.wait_for("bank_transfer", "t-8", Status.ERRORED)
 
 
@@ -291,7 +291,7 @@ def unknown_outcome(world: World) -> None:
 def broker_outage(world: World) -> None:
     world.let_be_well()
     world.broker.stop()
-    world.create("order", "ok", "o-60", "o-61")
+    world.create("order", GOOD, "o-60", "o-61")
     time.sleep(_LEASE_SECONDS)
 
 
@@ -333,10 +333,10 @@ def read_only_database(world: World) -> None:
 )
 def frozen_worker(world: World) -> None:
     worker, _ = world.let_be_well()
-    world.create("order", "hangs", "o-50")
+    world.create("order", HANGS, "o-50")
     world.wait_until_it_runs("order", "o-50")
     os.killpg(worker.pid, signal.SIGSTOP)
-    world.create("order", "ok", "o-51")
+    world.create("order", GOOD, "o-51")
     time.sleep(_LEASE_SECONDS + _DUE_SECONDS)
 
 
@@ -348,8 +348,8 @@ def frozen_worker(world: World) -> None:
 def old_code(world: World) -> None:
     world.start_worker(SHOP_IS_NEW="0")
     world.start_beat()
-    world.create("payment", "ok", *(f"p-{number}" for number in range(6)))
-    world.create("refund", "ok", "rf-1", "rf-2")
+    world.create("payment", GOOD, *(f"p-{number}" for number in range(6)))
+    world.create("refund", GOOD, "rf-1", "rf-2")
     time.sleep(_DUE_SECONDS * 2)
 
 
@@ -360,7 +360,7 @@ def old_code(world: World) -> None:
 )
 def crashing_step(world: World) -> None:
     world.let_be_well()
-    world.create("payment", "kills", "p-66")
+    world.create("payment", KILLS, "p-66")
     time.sleep(_DUE_SECONDS * 2)
 
 
@@ -387,5 +387,5 @@ def switched_off(world: World) -> None:
     world.is_off = True
     world.start_worker()
     world.start_beat()
-    world.create("payment", "ok", "p-1", "p-2")
+    world.create("payment", GOOD, "p-1", "p-2")
     time.sleep(_DUE_SECONDS * 2)
