@@ -19,7 +19,9 @@ AT_ONCE = 20
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(120 + PASSES // 2)]
 
-POOLS = {"prefork": ["--max-tasks-per-child", str(PASSES // 20)], "threads": [], "solo": []}
+POOLS = {"prefork": ["--max-tasks-per-child", "10"], "threads": [], "solo": []}
+# A prefork worker takes up to a second to replace a child.
+CONCURRENCY = {"prefork": 8, "threads": 2, "solo": 1}
 
 
 class Asked(Site):
@@ -67,7 +69,7 @@ def server() -> Iterator[Server]:
 @pytest.mark.parametrize("pool", POOLS)
 def test_one_client_serves_all_passes_of_a_process(site_with: Callable[..., Site], server: Server, pool: str) -> None:
     site = site_with(kind=Asked)
-    concurrency = 1 if pool == "solo" else 2
+    concurrency = CONCURRENCY[pool]
     site.beat(wait=False)
     worker = site.worker("--pool", pool, *POOLS[pool], concurrency=concurrency)
     payload = {"passes": PASSES // AT_ONCE, "url": server.url}

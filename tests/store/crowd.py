@@ -39,8 +39,18 @@ _REST = (
                                     created_at)
     SELECT {text_id}, 'event', 'Paid', '1', id, 1, 0, CASE WHEN mod({n}, 2) = 0 THEN {later} + id END, 0
     FROM workflow_instance""",
+    """INSERT INTO workflow_hold (instance_pk, run_number, step_key, position, name, {quote}key{quote}, fair_key, seq,
+                                  turn, state, asked_at, lapses)
+    SELECT id, 1, 'charge', -1, 'bank', '', '', id, 0, 'waiting', {past}, 0 FROM workflow_instance
+    WHERE mod({n}, 30) = 3""",
+    """INSERT INTO workflow_limit (name, {quote}key{quote}, at_once, next_grant_at, next_start_at, last_seq, turn,
+                                   updated_at)
+    SELECT 'bank', '', 20, 0, 0, 0, 0, 0 FROM workflow_instance WHERE {n} = 1
+    UNION ALL SELECT 'tenant', {text_id}, 20, 0, 0, 0, 0, 0 FROM workflow_instance WHERE mod({n}, 200) = 0""",
 )
-_TABLES = "workflow_instance, workflow_run, workflow_step, workflow_label, workflow_outbox"
+_TABLES = (
+    "workflow_instance, workflow_run, workflow_step, workflow_label, workflow_outbox, workflow_hold, workflow_limit"
+)
 
 
 class Crowd:
@@ -60,7 +70,7 @@ class Crowd:
         id_, text_id = ("'s-' || n", "'m-' || id") if self.name == "sqlite" else ("concat('s-', n)", "concat('m-', id)")
         # The keys of a database that is used again do not begin with 1.
         given = {"numbers": numbers, "id": id_, "text_id": text_id, "later": _LATER, "past": _PAST}
-        given["n"] = f"created_at - {_PAST}"
+        given |= {"n": f"created_at - {_PAST}", "quote": "`" if self.name == "mariadb" else '"'}
         with self.store.engine.begin() as connection:
             for statement in (_INSTANCES, *_REST):
                 connection.exec_driver_sql(statement.format(**given))

@@ -15,7 +15,7 @@ from celery_durable import values
 from celery_durable.errors import FilterTooBroad
 from celery_durable.model import Count, EventWait, Scope, Status, StatusCount, StepStatus, StepType
 from celery_durable.store.engine import Tx, bounds
-from celery_durable.store.instances import lists, overview, retention
+from celery_durable.store.instances import limit_reads, lists, overview, retention
 from celery_durable.store.instances.lists import InstanceFilter
 from celery_durable.store.instances.retention import EndedFilter
 from celery_durable.store.runs import outbox, schedule
@@ -66,6 +66,9 @@ READS: dict[str, Callable[[Tx], Any]] = {
     "waits of both": lambda tx: _read_waits(tx, "refund", "approval"),
     "waits that ask": lambda tx: _read_waits(tx, None, None, is_asking=True),
     "waits that ask a team": lambda tx: _read_waits(tx, None, None, to="finance"),
+    "waits that have used half of their time": lambda tx: overview.read_late_waits(tx, limit=20),
+    "limits": lambda tx: limit_reads.read_limits(tx, limit=20),
+    "limits that something waits for": lambda tx: limit_reads.read_limits(tx, is_awaited=True, limit=20),
     "metrics": lambda tx: overview.count_by_status(tx, ["order", "refund"]),
     "given-up events": outbox.count_given_up,
     "outbox": lambda tx: outbox.read_entries(tx, given_up=False, limit=100),
