@@ -57,6 +57,8 @@ class _AgentRun:
 
     def __init__(self, step: Step) -> None:
         self.step = step
+        self.agents: set[str] = set()
+        """The names of the agents that run now."""
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     async def do(self, submit: Callable[[Step], StepFuture[T]]) -> T:
@@ -105,22 +107,23 @@ class _AgentRun:
         return calls
 
     def _answer(self, calls: list[_Call]) -> None:
-        """Run these calls as branches, and pass each result to the agent when all have ended."""
-        branches: list[StepFuture[Any]] = []
-        futures: list[asyncio.Future[Any]] = []
+        """Run these calls as branches, and pass the results to the agent when all have ended, in one turn of its loop.
+
+        So its next calls come in the same order on each replay.
+        """
+        results: dict[asyncio.Future[Any], object] = {}
+        branches: dict[asyncio.Future[Any], StepFuture[Any]] = {}
         for submit, future in calls:
             try:
-                branches.append(submit(self.step))
+                branches[future] = submit(self.step)
             except Exception as exc:  # noqa: BLE001  # raised in the agent
-                _resolve_soon(future, exc)
-            else:
-                futures.append(future)
+                results[future] = exc
         try:
-            results = self.step.gather(*branches, return_exceptions=True)
+            gathered = self.step.gather(*branches.values(), return_exceptions=True)
         except Exception as exc:  # noqa: BLE001  # raised in the agent
-            results = [exc] * len(futures)
-        for future, result in zip(futures, results, strict=True):
-            _resolve_soon(future, result)
+            gathered = [exc] * len(branches)
+        results.update(zip(branches, gathered, strict=True))
+        next(iter(results)).get_loop().call_soon_threadsafe(_resolve, results)
 
     def _drain(self) -> None:
         try:
@@ -133,16 +136,14 @@ class _AgentRun:
 _Call = tuple[Callable[[Step], StepFuture[Any]], asyncio.Future[Any]]
 
 
-def _resolve_soon(future: asyncio.Future[Any], result: object) -> None:
-    def resolve() -> None:
+def _resolve(results: dict[asyncio.Future[Any], object]) -> None:
+    for future, result in results.items():
         if future.done():  # its task was cancelled
-            return
+            continue
         if isinstance(result, Exception):
             future.set_exception(result)
         else:
             future.set_result(result)
-
-    future.get_loop().call_soon_threadsafe(resolve)
 
 
 _agent_run: contextvars.ContextVar[_AgentRun | None] = contextvars.ContextVar("celery_durable_agent", default=None)
@@ -289,13 +290,25 @@ class CeleryDurability(BaseDurabilityCapability[Any]):
         self._step_config = step_config or StepConfig()
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: WrapRunHandler) -> Any:
-        """Refuse a run in a workflow, outside of `run_agent`: each replay would pay for its requests again."""
-        if current_run.get() is not None and _agent_run.get() is None and running_attempt.get() is None:
+        """Refuse a run whose steps a replay would repeat, or mix up with those of another run."""
+        run, name = _agent_run.get(), self.name or ""
+        if running_attempt.get() is not None or current_run.get() is None:
+            return await super().wrap_run(ctx, handler=handler)
+        if run is None:
             raise StepMisuse(
-                f"The agent {self.name!r} was run in a workflow, outside of run_agent(), so each replay would repeat "
-                "its requests: call run_agent(step, lambda: agent.run(...))."
+                f"The agent {name!r} was run in a workflow, outside of run_agent(), so each replay would repeat its "
+                "requests: call run_agent(step, lambda: agent.run(...))."
             )
-        return await super().wrap_run(ctx, handler=handler)
+        if name in run.agents:
+            raise StepMisuse(
+                f"The agent {name!r} runs twice at the same time in one workflow, and a replay could mix up the steps "
+                "of the two runs: await one after the other, or make an agent with another name."
+            )
+        run.agents.add(name)
+        try:
+            return await super().wrap_run(ctx, handler=handler)
+        finally:
+            run.agents.discard(name)
 
     @property
     def in_durable_context(self) -> bool:

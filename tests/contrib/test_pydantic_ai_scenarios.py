@@ -289,17 +289,17 @@ def test_a_stream_is_one_step_and_its_handler_hears_it_live(durable_harness: Dur
     assert len([line for line in instance.logs() if line.category == "agent"]) == 2
 
 
-def test_two_runs_of_an_agent_at_once_are_told_apart(durable_harness: DurableHarness) -> None:
-    agent = Agent(FunctionModel(echo), name="tested", capabilities=[CeleryDurability()])
+def test_two_agents_may_run_at_the_same_time(durable_harness: DurableHarness) -> None:
+    one, two = (Agent(FunctionModel(echo), name=name, capabilities=[CeleryDurability()]) for name in ("one", "two"))
 
-    def both(step: Step) -> Any:
-        async def run_both() -> list[str]:
-            return [each.output for each in await asyncio.gather(agent.run("one"), agent.run("two"))]
+    def run_both(step: Step) -> Any:
+        async def both() -> list[str]:
+            return [each.output for each in await asyncio.gather(one.run("first"), two.run("second"))]
 
-        return run_agent(step, run_both)
+        return run_agent(step, both)
 
-    assert play(durable_harness, both).result() == ["one", "two"]
-    assert_crash_safe(plays, "both", schedules=20)
+    assert play(durable_harness, run_both).result() == ["first", "second"]
+    assert_crash_safe(plays, "run_both", schedules=20)
 
 
 def echo(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -335,6 +335,19 @@ def test_a_run_outside_of_run_agent_is_refused(durable_harness: DurableHarness) 
         "call run_agent(step, lambda: agent.run(...)).",
     )
     assert not calls
+
+
+def test_an_agent_that_runs_twice_at_the_same_time_is_refused(durable_harness: DurableHarness) -> None:
+    agent = make_agent("done")
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(agent.run("first"), agent.run("second"))
+
+    assert play_refused(durable_harness, lambda step: run_agent(step, both)) == (
+        "StepMisuse",
+        "The agent 'tested' runs twice at the same time in one workflow, and a replay could mix up the steps of the "
+        "two runs: await one after the other, or make an agent with another name.",
+    )
 
 
 def test_a_run_in_a_step_is_part_of_that_step(durable_harness: DurableHarness) -> None:

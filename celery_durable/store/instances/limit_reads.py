@@ -42,9 +42,11 @@ def read_limits(
     if after is not None:
         query = query.where(sa.or_(c.name > after.name, sa.and_(c.name == after.name, c.key > after.key)))
     if is_awaited:
-        # A scalar subquery is one search for each limit. PostgreSQL may turn EXISTS into a join with all that wait.
+        # One search of the index for each limit. Without this order PostgreSQL may read the table for each of them, and
+        # it may turn EXISTS into a join with all that wait.
         of = query.subquery().c
-        first = sa.select(h.seq).where(h.name == of.name, h.key == of.key, _is_waiting(h)).limit(1).scalar_subquery()
+        waiting = sa.select(h.seq).where(h.name == of.name, h.key == of.key, _is_waiting(h))
+        first = waiting.order_by(h.fair_key, h.seq).limit(1).scalar_subquery()
         query = sa.select(*of).where(first.is_not(None)).order_by(of.name, of.key).limit(limit)
     return _describe(tx, tx.execute(query).all())
 
