@@ -18,15 +18,16 @@ from celery_durable.store import lost_tasks
 from celery_durable.store.engine import Tx
 from celery_durable.store.engine.statements import Statement
 from celery_durable.store.events import run_events
-from celery_durable.store.instances import instances, lists
+from celery_durable.store.instances import instances, limit_waits, lists
 from celery_durable.store.lanes import groups
-from celery_durable.store.runs import claims, schedule, step_rows, sweeps
+from celery_durable.store.runs import claims, holds, limits, schedule, step_rows, sweeps
 from celery_durable.store.runs.claims import RESUMING, STARTING
 from tests.store.world import LEASE, REDISPATCH, World, step
 
 SLEEPERS = 8_000
 ON_SQLITE = f"(WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {SLEEPERS}) SELECT n FROM c) n"
 KEY = {"workflow": "order", "instance": "s-777"}
+STRIPE = {"name": "stripe", "key": ""}
 HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "sweep, resuming": (sweeps._select_due, {"priority": RESUMING, "queue": "durable", "limit": 500, "since_us": 0}),
     "sweep, starting": (sweeps._select_due, {"priority": STARTING, "queue": "durable", "limit": 500, "since_us": 0}),
@@ -59,6 +60,12 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
         KEY | {"run": 1, "step_key": None, "type": "task:777:1:1:pack"},
     ),
     "live wait": (run_events._find_open_wait, {"pk": 777, "run": 1, "type": "approval"}),
+    "limit": (limits._read_queue, STRIPE),
+    "shares of a limit": (limits._count_by_fair_key, STRIPE),
+    "waiter for a limit": (holds._select(4), dict(zip(holds.Waiter._fields, (777, 1, "approved", -1), strict=True))),
+    "keys with waiters": (limit_waits._select_next_key("same"), STRIPE),
+    "grants to check": (limit_waits._select_to_check, {"limit": 100}),
+    "dead holds": (limit_waits._select_examined, {"after": 0, "limit": 200}),
 }
 
 _ASLEEP = """
@@ -86,6 +93,12 @@ INSERT INTO workflow_label (instance_pk, name, value)
 SELECT id, 'tenant', CASE WHEN instance_id IN ('s-777', 's-7777') THEN 'rare' ELSE 'acme' END FROM workflow_instance
 UNION ALL SELECT id, 'stage', 'new' FROM workflow_instance
 """
+_HOLDS = """
+INSERT INTO workflow_hold (instance_pk, run_number, step_key, position, name, {key}, fair_key, seq, turn, state, token,
+                           asked_at, lapses)
+SELECT id, 1, 'approved', -1, 'stripe', '', '', id, 0, CASE mod(id, 16) WHEN 0 THEN 'held' ELSE 'waiting' END,
+       CASE mod(id, 16) WHEN 0 THEN 'child' END, 0, 0 FROM workflow_instance
+"""
 
 
 def fill(world: World, *, rare: str = "order") -> None:
@@ -101,9 +114,10 @@ def fill(world: World, *, rare: str = "order") -> None:
             driver: Any = connection.connection.driver_connection
             driver.create_function("concat", 2, "{}{}".format)
         asleep = _ASLEEP.format(at=at, rare=rare, numbers=numbers[database])
-        for statement in (asleep, _RUNS, _STEPS, _EVENTS, _LABELS):
+        waiting = _HOLDS.format(key="`key`" if database == "mariadb" else "key")
+        for statement in (asleep, _RUNS, _STEPS, _EVENTS, _LABELS, waiting):
             connection.exec_driver_sql(statement)
-    tables = "workflow_instance, workflow_run, workflow_step, workflow_event, workflow_label"
+    tables = "workflow_instance, workflow_run, workflow_step, workflow_event, workflow_label, workflow_hold"
     with world.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         if database != "sqlite":  # a file in use is not analyzed either
             analyze = f"ANALYZE {tables}" if database == "postgresql" else f"ANALYZE TABLE {tables}"

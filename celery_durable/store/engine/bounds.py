@@ -61,7 +61,9 @@ def in_lists(c: Any) -> sa.ColumnElement[bool]:
     return condition
 
 
-def look_up(database: Database, examined: Any, table: sa.Table, *columns: Any, is_it: sa.ColumnElement[bool]) -> Any:
+def look_up(
+    database: Database, examined: Any, table: sa.FromClause, *columns: Any, is_it: sa.ColumnElement[bool]
+) -> Any:
     """Build a subquery of the examined rows, each with columns of its rows in ``table``.
 
     PostgreSQL would join them with a whole table. It cannot turn a subquery with an OFFSET into a join.

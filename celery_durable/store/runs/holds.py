@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from celery_durable.model import LIMITS_KEY, TERMINAL, HoldState, ItemStatus, Status, StepStatus
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement, statement_for
+from celery_durable.store.schema.dialects import POSTGRESQL
 from celery_durable.store.schema.step_format import is_of_step
 
 STEP = -1
@@ -69,17 +70,22 @@ def counts(s: Store, h: Any) -> sa.ColumnElement[bool]:
     is_out = [item.attempt_token == h.token, item.status == text(ItemStatus.SENT)]
     has_ended = [e[name] == st[name] for name in ("instance_pk", "run_number")]
     is_waiting = [st.status == text(StepStatus.WAITING), st.wait_event_type.is_not(None)]
-    is_waiting.append(~_exists(*has_ended, e.type == st.wait_event_type))
+    is_waiting.append(~_exists(s, *has_ended, e.type == st.wait_event_type))
     return sa.or_(
         h.state == text(HoldState.GRANTED),
-        _exists(i.id == h.instance_pk, i.run_number == h.run_number, is_owner),
-        sa.and_(h.position >= sa.literal_column("0"), _exists(*_is_same(item, h, 4), *is_out)),
-        sa.and_(h.token == text(CHILD_HOLDER), _exists(*_is_same(st, h, 3), *is_waiting)),
+        _exists(s, i.id == h.instance_pk, i.run_number == h.run_number, is_owner),
+        sa.and_(h.position >= sa.literal_column("0"), _exists(s, *_is_same(item, h, 4), *is_out)),
+        sa.and_(h.token == text(CHILD_HOLDER), _exists(s, *_is_same(st, h, 3), *is_waiting)),
     )
 
 
-def _exists(*conditions: Any) -> sa.ColumnElement[bool]:
-    return sa.exists(sa.select(sa.literal_column("1")).where(*conditions))
+def _exists(s: Store, *conditions: Any) -> sa.ColumnElement[bool]:
+    """Build the condition that there is such a row, to be looked for with each hold.
+
+    For many holds PostgreSQL would read all such rows of the database first. It cannot do that with an OFFSET.
+    """
+    query: sa.Select[Any] = sa.select(sa.literal_column("1")).where(*conditions)
+    return sa.exists(query.offset(sa.literal_column("0")) if s.database is POSTGRESQL else query)
 
 
 def _is_same(a: Any, b: Any, depth: int) -> list[sa.ColumnElement[bool]]:
@@ -88,7 +94,7 @@ def _is_same(a: Any, b: Any, depth: int) -> list[sa.ColumnElement[bool]]:
 
 def has_hold(s: Store, item: Any) -> sa.ColumnElement[bool]:
     """Build the condition that an item of a map has limits."""
-    return _exists(*_is_same(s.tables.hold.alias("item_hold").c, item, 4))
+    return _exists(s, *_is_same(s.tables.hold.alias("item_hold").c, item, 4))
 
 
 # --- rows ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable.model import HoldState, Status
-from celery_durable.store.engine import Store, Tx
+from celery_durable.store.engine import Store, Tx, bounds
 from celery_durable.store.engine.statements import param, statement, statement_for
 from celery_durable.store.runs import holds
 from celery_durable.store.runs.holds import LimitKey, Waiter, key_of, waiter_of
@@ -117,11 +117,12 @@ def _read_queue(s: Store) -> Any:
     """Read, after the lock (LAW 2b): the time, how many hold the limit, and whether anybody waits."""
     h, w = s.tables.hold.alias("h"), s.tables.hold.alias("w")
     active = sa.select(sa.func.count()).select_from(h).where(*_is_limit(h.c), holds.is_active(h.c))
+    first = sa.select(w.c.seq).where(*_is_waiting(w.c)).order_by(w.c.fair_key, w.c.seq).limit(sa.literal_column("1"))
     return sa.select(
         s.clock().label("now_us"),
         active.where(holds.counts(s, h.c)).scalar_subquery().label("used"),
         active.where(h.c.state == holds.text(HoldState.GRANTED)).scalar_subquery().label("granted"),
-        sa.exists(sa.select(sa.literal_column("1")).select_from(w).where(*_is_waiting(w.c))).label("has_waiting"),
+        first.scalar_subquery().is_not(None).label("has_waiting"),  # with EXISTS it could be searched without the index
     )
 
 
@@ -137,14 +138,20 @@ _PLACE = (*Waiter._fields, "fair_key", "seq", "turn", "asked_at")
 
 @statement
 def _select_heads(s: Store) -> Any:
-    """Find the first waiter of each value of ``fair``; without it, the first of all."""
-    hold, h = s.tables.hold, s.tables.hold.alias("h").c
-    query = dialects.select_smallest_per_group(
+    hold, h = s.tables.hold, s.tables.hold.alias("h")
+    heads = dialects.select_smallest_per_group(
         s.database, hold, "fair_key", "seq", prefix={}, where=_is_waiting, cte="fair_keys"
-    )
-    heads = (query.where(*_is_waiting(hold.c)) if s.database is MARIADB else query).subquery()
-    is_head = sa.and_(h.fair_key == heads.c.name, h.seq == heads.c.at)
-    return sa.select(*(h[name] for name in _PLACE)).where(*_is_waiting(h), is_head)
+    ).subquery("heads")
+    is_head = sa.and_(*_is_waiting(h.c), h.c.fair_key == heads.c.name, h.c.seq == heads.c.at)
+    found = bounds.look_up(s.database, heads, h, *(h.c[name] for name in _PLACE), is_it=is_head)
+    return sa.select(*(found.c[name] for name in _PLACE))
+
+
+@statement
+def _select_next_head(s: Store) -> Any:
+    h = s.tables.hold.c
+    query = sa.select(*(h[name] for name in _PLACE)).where(*_is_waiting(h), h.fair_key > param("fair_key", sa.String))
+    return query.order_by(h.fair_key, h.seq).limit(sa.literal_column("1"))
 
 
 @statement_for
@@ -448,8 +455,16 @@ def serve(tx: Tx, key: LimitKey) -> Served:
 
 
 def find_heads(tx: Tx, key: LimitKey) -> list[Any]:
-    """Return the first waiter of each value of ``fair``; without it, the first of all."""
-    return tx.run(_select_heads, **key._asdict())
+    """Return the first waiter of each value of ``fair``; without it, the first of all.
+
+    MariaDB cannot step from one value to the next within a statement: it would read the whole queue.
+    """
+    if tx.store.database is not MARIADB:
+        return tx.run(_select_heads, **key._asdict())
+    heads = list(tx.run(_select_after("first"), **key._asdict(), fair_key="", after=_FIRST))
+    while head := tx.run(_select_next_head, **key._asdict(), fair_key=heads[-1].fair_key if heads else "").first():
+        heads.append(head)
+    return heads
 
 
 def insert_all_keys(tx: Tx, name: str, numbers: dict[str, Any]) -> None:

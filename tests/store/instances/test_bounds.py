@@ -15,10 +15,11 @@ from celery_durable import values
 from celery_durable.errors import FilterTooBroad
 from celery_durable.model import Count, EventWait, Scope, Status, StatusCount, StepStatus, StepType
 from celery_durable.store.engine import Tx, bounds
-from celery_durable.store.instances import limit_reads, lists, overview, retention
+from celery_durable.store.instances import instances, limit_reads, limit_waits, lists, overview, retention
 from celery_durable.store.instances.lists import InstanceFilter
 from celery_durable.store.instances.retention import EndedFilter
-from celery_durable.store.runs import outbox, schedule
+from celery_durable.store.runs import holds, limits, outbox, schedule
+from celery_durable.store.runs.holds import LimitKey
 from tests.store.crowd import Crowd
 from tests.store.world import LEASE, World, step
 
@@ -42,6 +43,7 @@ LISTS: dict[str, InstanceFilter] = {
     "scope of a prefix and status": InstanceFilter(status=Status.WAITING, scope=Scope(id_prefix="s-77")),
     "scope of a prefix and a label": InstanceFilter(scope=Scope(id_prefix="s-77", labels={"tenant": "acme"})),
 }
+BANK = LimitKey("bank", "")
 READS: dict[str, Callable[[Tx], Any]] = {
     **{
         f"list: {name}": lambda tx, chosen=chosen: lists.read_page(tx, chosen, before_pk=None, limit=25)
@@ -80,6 +82,7 @@ READS: dict[str, Callable[[Tx], Any]] = {
     ),
     "nothing expired": lambda tx: retention.delete_expired(tx, limit=25),
     "agenda": schedule.read,
+    "a limit": lambda tx: limit_reads.read_details(tx, BANK),
 }
 
 
@@ -118,6 +121,18 @@ def test_no_read_scans_a_table(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) ->
     crowd.fill(15_000)
     met = {name: crowd.count_met_rows(read) for name, read in READS.items()}
     assert {name: number for name, number in met.items() if number > 90 * bounds.MAX_EXAMINED} == {}
+
+
+def test_a_limit_is_served_by_a_few_rows_however_many_wait(crowd: Crowd) -> None:
+    """Also before the tables are analyzed: a connection keeps its plans until then."""
+    crowd.fill(15_000, is_analyzed=False)
+    work: dict[str, Callable[[Tx], Any]] = {
+        "serve": lambda tx: limits.serve(tx, BANK),
+        "give back": lambda tx: holds.release(tx, instances.find_pk(tx, "order", "s-14973"), 1, "charge"),
+        "find what waits": lambda tx: limit_waits.find_keys(tx, after=None, limit=100),
+    }
+    met = {name: crowd.count_met_rows(do) for name, do in work.items()}
+    assert {name: number for name, number in met.items() if number > 250} == {}
 
 
 # --- what a bounded read returns ------------------------------------------------------------------
