@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from tests.http.conftest import Shop, shop, time_limits
 from tests.support.databases import on_databases
+from tests.support.services import missing_tool
 
 __all__ = ["database", "open_pages", "orders", "pages", "shop", "time_limits"]
 
@@ -77,3 +79,16 @@ def beat(shop: Shop, kind: Any, **given: Any) -> None:
     own: Any = {"swept_ago": timedelta(0)} if kind == "dispatcher" else {"queues": ["durable"]}
     own |= {"id": kind, "kind": kind, "node": f"{kind}@vm", "pid": 1, "workflows": sorted(shop.durable.workflows)}
     shop.durable.internals.store.transact(lambda tx: heartbeats.upsert(tx, HeartbeatUpdate(**(own | given))))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        missing_tool("chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()

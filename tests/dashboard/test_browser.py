@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from celery_durable.dashboard import dashboard, instances
 from celery_durable.model import OUTCOME_UNKNOWN, Outage
 from tests.dashboard.conftest import beat
 from tests.http.conftest import Shop
-from tests.support.services import missing_tool
 
 pytestmark = [pytest.mark.gate, pytest.mark.timeout(600)]
 
@@ -54,19 +52,6 @@ PAGES = [
     "/waits?to=nobody",
 ]
 EVIL = "<script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">" + "W" * 150
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        missing_tool("chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def _charge() -> None:

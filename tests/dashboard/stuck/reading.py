@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+
+from celery_durable import Durable
+from celery_durable.dashboard.local import LocalServer
+from tests.dashboard.stuck.shop import build
+from tests.dashboard.stuck.situations import World
 
 _MAX_PAGES = 60
+_CHECK_MS = 12_000
+"""The first page is read again after this time, as it reads itself again."""
+_LINK = re.compile(r" -> (\S+)\]")
 _TEXT = """
-(number) => {
+() => {
   const lines = [];
   let line = "";
   const flush = () => { if (line.trim()) lines.push(line.replace(/\\s+/g, " ").trim()); line = ""; };
@@ -30,7 +42,7 @@ _TEXT = """
     if (name === "a" || name === "button") line += " [";
     node.childNodes.forEach(walk);
     if (name === "time") line += ` (${node.title || node.dateTime})`;
-    if (name === "a") { const to = number[node.href.split("#")[0]]; line += to === undefined ? "]" : ` -> ${to}] `; }
+    if (name === "a") line += ` -> ${node.href.split("#")[0]}] `;
     if (name === "button") line += " (button)] ";
     if (isBlock || name === "tr") flush();
   };
@@ -42,31 +54,48 @@ _TEXT = """
 """
 
 
-def read_pages(page: Any, home: str, *, clicks: int = 2) -> dict[str, str]:
-    """Return the texts of the pages that so many clicks from the first one reach, by the names of files."""
-    origin = urlsplit(home).netloc
-    names, found = {home: "home.txt"}, [home]
-    links: dict[str, list[str]] = {}
-    level = [home]
-    for _ in range(clicks):
-        following = []
-        for address in level:
-            links[address] = _find_links(page, address, origin)
-            for link in links[address]:
-                if link not in names and len(names) < _MAX_PAGES:
-                    names[link] = f"page{len(names):02}.txt"
-                    following.append(link)
-        found += following
-        level = following
-    texts = {}
-    for address in found:
-        page.goto(address)
-        texts[names[address]] = page.evaluate(_TEXT, names)
+def read_world(chromium: Any, world: World, *, picture: Path | None = None) -> dict[str, str]:
+    """Return the texts of the pages that two clicks from the first one reach, by the names of files."""
+    with _serve(world) as link:
+        page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
+        page.goto(link)
+        page.wait_for_timeout(_CHECK_MS)
+        if picture is not None:
+            page.screenshot(path=picture, full_page=True)
+        texts = _read_pages(page, page.url)
+        page.context.close()
     return texts
 
 
-def _find_links(page: Any, address: str, origin: str) -> list[str]:
-    page.goto(address)
-    hrefs = page.eval_on_selector_all("a[href]", "all => all.map((each) => each.href.split('#')[0])")
-    found = [urljoin(address, each) for each in hrefs]
-    return list(dict.fromkeys(each for each in found if urlsplit(each).netloc == origin))
+@contextmanager
+def _serve(world: World) -> Iterator[str]:
+    """Serve the pages, by an application of the same settings as the worker's, and return their address."""
+    app = build(world.broker.url, world.database_url, is_off=world.is_off)
+    durable: Durable = vars(app)["durable"]
+    server = LocalServer(durable, port=0, read_only=False)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server.link
+    finally:
+        server.stop()
+        thread.join()
+        durable.close()
+        app.close()
+
+
+def _read_pages(page: Any, home: str) -> dict[str, str]:
+    names, texts = {home: "home.txt"}, dict[str, str]()
+    for clicks in range(3):
+        for address in [each for each in names if each not in texts]:
+            page.goto(address)
+            texts[address] = page.evaluate(_TEXT)
+        for link in [each for text in texts.values() for each in _LINK.findall(text)] if clicks < 2 else []:
+            if len(names) < _MAX_PAGES:
+                names.setdefault(link, f"page{len(names):02}.txt")
+    return {names[address]: _LINK.sub(lambda to: _lead(names.get(to[1])), text) for address, text in texts.items()}
+
+
+def _lead(name: str | None) -> str:
+    """How a link ends. A page that is further away has no name."""
+    return f" -> {name}]" if name else "]"

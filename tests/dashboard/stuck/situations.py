@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,13 +134,14 @@ def open_world(folder: Path) -> Iterator[World]:
 class Situation:
     """``plant`` makes it, and leaves it as it is until the pages were read. ``complaint``: what people say of it.
 
-    ``cause`` and ``remedy``: what somebody who reads the pages should find.
+    ``cause`` and ``remedy``: what a reader of the pages should find; ``shows``: what one of the pages has to show.
     """
 
     plant: Callable[[World], None]
     complaint: str
     cause: str
     remedy: str
+    shows: Sequence[str]
 
     @property
     def name(self) -> str:
@@ -150,14 +151,15 @@ class Situation:
 SITUATIONS: list[Situation] = []
 
 
-def _situation(complaint: str, *, cause: str, remedy: str) -> Callable[[Callable[[World], None]], None]:
-    return lambda plant: SITUATIONS.append(Situation(plant, complaint, cause, remedy))
+def _situation(complaint: str, **told: Any) -> Callable[[Callable[[World], None]], None]:
+    return lambda plant: SITUATIONS.append(Situation(plant, complaint, **told))
 
 
 @_situation(
     "No order has gone through for some minutes.",
     cause="The only worker process has died (kill -9). Nobody consumes the queue durable.",
     remedy="Start a worker again (celery -A shop worker). The claimed order continues by itself.",
+    shows=("WORKER_SILENT: order/o-21", "celery -A shop worker"),
 )
 def dead_worker(world: World) -> None:
     worker, _ = world.let_be_well()
@@ -172,6 +174,7 @@ def dead_worker(world: World) -> None:
     "The album al-7 does not get ready.",
     cause="The tasks of the step resize wait in the queue images, and no worker consumes that queue.",
     remedy="Start a worker of the queue images (celery -A shop worker -Q images).",
+    shows=("'images'", "celery -A shop worker -Q images"),
 )
 def no_consumer(world: World) -> None:
     world.let_be_well()
@@ -184,6 +187,7 @@ def no_consumer(world: World) -> None:
     "The reminder r-5 did not go out, although its time has come. Others did.",
     cause="Another database session (psql, idle in a transaction) holds a lock on the row of r-5.",
     remedy="End that transaction or session: commit it, or pg_terminate_backend of its pid.",
+    shows=("DUE_NOT_DISPATCHED: reminder/r-5", "(idle in transaction)", "pg_terminate_backend"),
 )
 def blocked_row(world: World) -> None:
     world.let_be_well()
@@ -200,6 +204,7 @@ def blocked_row(world: World) -> None:
     "Customers get no invoices today.",
     cause="The step compute tax fails in all nine invoices: tax.internal:8443 refuses connections.",
     remedy="Bring the tax service back, then retry all nine at once.",
+    shows=("invoice compute tax", "tax.internal:8443", "Retry all 9"),
 )
 def failing_group(world: World) -> None:
     world.let_be_well()
@@ -213,6 +218,7 @@ def failing_group(world: World) -> None:
     "Reminders do not go out any more.",
     cause="Celery beat, which runs the dispatcher, has died: nobody sends the messages of due runs.",
     remedy="Start beat again (celery -A shop beat).",
+    shows=("DUE_NOT_DISPATCHED: reminder/r-5", "beat@", "celery -A shop beat"),
 )
 def no_dispatcher(world: World) -> None:
     _, beat = world.let_be_well()
@@ -226,6 +232,7 @@ def no_dispatcher(world: World) -> None:
     "The order o-30 was approved, but it is not shipped.",
     cause="An event was sent with the type aproval, but the order waits for approval: a typing mistake.",
     remedy="Send the event again with the right type (durable send-event order o-30 approval), and correct the sender.",
+    shows=('"aproval"', "celery -A shop durable send-event order o-30 approval"),
 )
 def wrong_event(world: World) -> None:
     world.let_be_well()
@@ -239,6 +246,7 @@ def wrong_event(world: World) -> None:
     "Card payments hang: c-41, c-42 and c-43 are not charged.",
     cause="The limit stripe allows one at once, and card_payment c-40 holds it: its step charge does not end.",
     remedy="Find out why c-40 hangs, and end it (terminate), or raise the limit (durable limits set stripe).",
+    shows=("LIMITED", "card_payment/c-40", "celery -A shop durable limits show stripe"),
 )
 def full_limit(world: World) -> None:
     world.let_be_well()
@@ -253,6 +261,7 @@ def full_limit(world: World) -> None:
     "The archive ar-9 was not made.",
     cause="Item 2 of the map resize failed: torn.jpg is no JPEG. The other items are done.",
     remedy="Replace the picture torn.jpg, then retry ar-9 (only the failed item runs again), or skip the step.",
+    shows=("item 2: torn.jpg", "celery -A shop durable retry archive ar-9"),
 )
 def failed_item(world: World) -> None:
     world.let_be_well()
@@ -264,6 +273,7 @@ def failed_item(world: World) -> None:
     "The booking b-3 failed.",
     cause="Its child, a payment, failed at the step charge: the card expired.",
     remedy="Get a valid card, then retry the booking with its family (--family), which retries the child first.",
+    shows=("CardDeclined", "payment/", "Retry with its family"),
 )
 def failed_child(world: World) -> None:
     world.let_be_well()
@@ -276,6 +286,7 @@ def failed_child(world: World) -> None:
     cause="The worker's process died in the step transfer, which may not be repeated (on_lost=fail): nobody knows "
     "whether the money was sent.",
     remedy="Ask the bank. If it was sent, set the result of the step; if not, retry. Not a blind retry.",
+    shows=("OUTCOME_UNKNOWN", "durable retry bank_transfer t-8", "durable set-result bank_transfer t-8 transfer"),
 )
 def unknown_outcome(world: World) -> None:
     world.let_be_well()
@@ -287,6 +298,7 @@ def unknown_outcome(world: World) -> None:
     "Nothing has moved for two minutes.",
     cause="The broker (Redis) is down: it refuses connections.",
     remedy="Start Redis again. Everything then continues by itself.",
+    shows=("BROKER_UNAVAILABLE: order/o-60", "Connection refused"),
 )
 def broker_outage(world: World) -> None:
     world.let_be_well()
@@ -299,6 +311,7 @@ def broker_outage(world: World) -> None:
     "Since the deploy of this morning nothing works.",
     cause="The tables are older than the code: the migration was not run.",
     remedy="celery -A shop durable migrate.",
+    shows=("0005", "0006", "celery -A shop durable migrate"),
 )
 def old_tables(world: World) -> None:
     world.let_be_well()
@@ -312,6 +325,7 @@ def old_tables(world: World) -> None:
     "The shop refuses new orders, and orders stand still.",
     cause="The database is read-only.",
     remedy="Make it writable again (or point durable_database_url at the primary). Then all continues by itself.",
+    shows=("DUE_NOT_DISPATCHED: reminder/r-5", "read-only", "durable_database_url"),
 )
 def read_only_database(world: World) -> None:
     world.let_be_well()
@@ -330,6 +344,7 @@ def read_only_database(world: World) -> None:
     "The order o-50 has stopped in the middle, and new ones do not begin.",
     cause="The worker process is frozen (SIGSTOP): it is there, but writes no heartbeat.",
     remedy="Look at its machine, and restart the worker.",
+    shows=("WORKER_SILENT: order/o-51", "celery -A shop inspect ping -d worker1@shop"),
 )
 def frozen_worker(world: World) -> None:
     worker, _ = world.let_be_well()
@@ -344,6 +359,7 @@ def frozen_worker(world: World) -> None:
     "Refunds, which are new since today, do not happen.",
     cause="The worker runs older code that does not know the workflow refund.",
     remedy="Deploy the new code to the worker and restart it.",
+    shows=("NOT_REGISTERED: refund/rf-1", "worker1@shop"),
 )
 def old_code(world: World) -> None:
     world.start_worker(SHOP_IS_NEW="0")
@@ -357,6 +373,7 @@ def old_code(world: World) -> None:
     "The payment p-66 takes for ever.",
     cause="Each worker process that runs its step charge dies by a signal: the step kills it.",
     remedy="Read the worker's log for the reason (memory, native code) and fix it; terminate p-66 if need be.",
+    shows=("WorkerLostError", "SIGKILL"),
 )
 def crashing_step(world: World) -> None:
     world.let_be_well()
@@ -368,6 +385,7 @@ def crashing_step(world: World) -> None:
     "The reminders r-5, r-6 and r-7 should have gone out. Others did.",
     cause="Somebody has paused these three instances.",
     remedy="Find out why, then resume them, all at once.",
+    shows=("PAUSED", "celery -A shop durable resume reminder r-5"),
 )
 def paused(world: World) -> None:
     world.let_be_well()
@@ -382,6 +400,7 @@ def paused(world: World) -> None:
     "Nothing is worked off.",
     cause="Execution is switched off: durable_execution_enabled is False.",
     remedy="Turn durable_execution_enabled on again.",
+    shows=("EXECUTION_DISABLED: payment/p-1", "durable_execution_enabled"),
 )
 def switched_off(world: World) -> None:
     world.is_off = True
