@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
@@ -18,7 +18,7 @@ from celery_durable.definitions import WorkflowOptions, define
 from celery_durable.errors import AsyncNotSupported, ConfigInvalid, DefinitionInvalid, NotConfigured
 from celery_durable.event_loop import event_loop
 from celery_durable.handles import AsyncFunction, Limits, Workflow, WorkflowDecorator
-from celery_durable.model import EventWait, OutboundEvent, Page, Waiter, WorkflowEvent
+from celery_durable.model import EventWait, OutboundEvent, Page, Waiter, WaitFilter, WorkflowEvent
 from celery_durable.packages import RequiredWorkflows, load_from_entry_points, load_from_packages
 from celery_durable.redaction import Redact
 from celery_durable.runtime import Runtime
@@ -348,8 +348,9 @@ class Durable:
         event_type: str | None = None,
         to: str | None = None,
         is_asking: bool = False,
-        limit: int = 100,
-    ) -> Sequence[EventWait]:
+        cursor: str | None = None,
+        limit: int = 25,
+    ) -> Page[EventWait]:
         """List the steps that wait for an event, those of the newest instances first.
 
         Args:
@@ -357,19 +358,20 @@ class Durable:
             event_type: Only waits for events of this type.
             to: Only waits that ask this person or team, as passed to `Step.wait_for_event`.
             is_asking: Only waits that ask a person.
-            limit: The maximum number of waits, 1 to 10,000.
+            cursor: ``cursor`` of the page before. None: the first page.
+            limit: The number of waits on a page.
 
         Returns:
-            Of each wait: the instance, the step, since when and until when it waits, and what it asks.
+            A page, of each wait the instance, the step, since when and until when it waits, and what it asks. The page
+            may be short. Its ``cursor`` is None if it is the last one.
 
         Raises:
-            FilterTooBroad: Too many rows were examined before ``limit`` waits were found: narrow the filter.
-            ValueRefused: ``limit`` is not possible.
+            CursorInvalid: The cursor is not from this list with this filter.
+            ValueRefused: ``limit`` is not between 1 and 1000.
             StoreUnavailable: The database cannot do this now.
         """
-        return self.internals.operations.stats.waits(
-            workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit
-        )
+        chosen = WaitFilter(workflow=workflow, event_type=event_type, to=to, is_asking=is_asking)
+        return self.internals.operations.stats.waits(chosen, cursor=cursor, limit=limit)
 
     def sign_answer(
         self,
@@ -461,11 +463,13 @@ class Durable:
         event_type: str | None = None,
         to: str | None = None,
         is_asking: bool = False,
-        limit: int = 100,
-    ) -> Sequence[EventWait]:
+        cursor: str | None = None,
+        limit: int = 25,
+    ) -> Page[EventWait]:
         """`waits` for async code, on a thread."""
+        chosen = {"workflow": workflow, "event_type": event_type, "to": to}
         return await self.internals.call_async(
-            lambda: self.waits(workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit)
+            lambda: self.waits(**chosen, is_asking=is_asking, cursor=cursor, limit=limit)
         )
 
     async def client(self) -> Durable:

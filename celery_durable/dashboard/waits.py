@@ -14,31 +14,27 @@ from celery_durable.dashboard.actions import read_target
 from celery_durable.dashboard.changes import format_command, log_answer
 from celery_durable.dashboard.forms import make_fields, read_form
 from celery_durable.dashboard.visits import Endpoint, Visit
-from celery_durable.errors import EventRefused, FilterTooBroad
+from celery_durable.errors import EventRefused
 from celery_durable.http import timeouts
-from celery_durable.model import EventWait
+from celery_durable.model import EventWait, WaitFilter
 from celery_durable.wire.requests import SendEvent
 
-_ROWS = 100
+_ROWS = 50
 _MAX_DIGITS = 9
 _ANSWER = COMMANDS["send_event"]
 
 
 def _show(visit: Visit) -> Response:
-    to, is_all = visit.query.get("to", "").strip(), visit.query.get("show") == "all"
-    error, found = "", list[EventWait]()
-    try:
-        found = visit.operations.stats.waits(to=to or None, is_asking=not is_all, limit=_ROWS)
-    except FilterTooBroad as exc:
-        error = str(exc)
+    to, is_all, cursor = visit.query.get("to", "").strip(), visit.query.get("show") == "all", visit.query.get("cursor")
+    chosen = WaitFilter(to=to or None, is_asking=not is_all)
+    page = visit.operations.stats.waits(chosen, cursor=cursor or None, limit=_ROWS)
     return visit.show(
         "waits.html",
-        status=400 if error else 200,
-        waits=[visit.redaction(each.workflow, each.instance_id).redact_wait(each) for each in found],
-        most=_ROWS,
+        waits=[visit.redaction(each.workflow, each.instance_id).redact_wait(each) for each in page.items],
+        cursor=page.cursor,
+        is_first=not cursor,
         to=to,
         is_all=is_all,
-        error=error,
         is_answered="answered" in visit.query,
         now=visit.now(),
     )

@@ -9,7 +9,7 @@
       WorkflowNotFound
       ValueRefused (NameInvalid, InvalidInstanceId, InvalidEventType, InvalidTopic, InvalidLabel, TooManyLabels,
                     EmissionMismatch, DurationInvalid, InstantInvalid, StartTooFar, SleepTooFar, CursorInvalid,
-                    FilterTooBroad, NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
+                    NotSerializable, PayloadTooLarge, BatchTooLarge, TaskRefused)
       WorkflowParamsInvalid, WorkflowOutputInvalid, EventRefused
       InstanceNotFound, RunNotFound, StepNotFound, LimitNotFound, InstanceAlreadyExists, InstanceTerminal,
       InstanceNotErrored, StepNotOpen, AnswerTooLate, AnswerUnchecked, AnswerLinkInvalid,
@@ -107,7 +107,6 @@ from celery_durable.errors.values import (
     DurationInvalid,
     EmissionMismatch,
     EventRefused,
-    FilterTooBroad,
     InstantInvalid,
     InvalidEventType,
     InvalidInstanceId,
@@ -146,7 +145,6 @@ __all__ = [
     "EventPayloadInvalid",
     "EventRefused",
     "EventTimeout",
-    "FilterTooBroad",
     "HandlerAnswerInvalid",
     "InstanceAlreadyExists",
     "InstanceNotErrored",

@@ -188,21 +188,6 @@ class SleepTooFar(DurationInvalid):
         )
 
 
-class FilterTooBroad(ValueRefused):
-    """A list has examined as many rows as it may, and could not fill its page.
-
-    Narrow the filter.
-    """
-
-    code = "FILTER_TOO_BROAD"
-
-    def __init__(self, found: str, examined: int, remedy: str) -> None:
-        super().__init__(
-            f"Only {found} were found among the {examined:,} entries that one list may examine. "
-            f"Narrow the filter: {remedy}."
-        )
-
-
 class CursorInvalid(ValueRefused):
     """A page cursor does not come from this list, with this filter and this caller.
 

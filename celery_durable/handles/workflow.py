@@ -25,6 +25,7 @@ from celery_durable.model import (
     Page,
     RestartOrCreateResult,
     Status,
+    WaitFilter,
     WorkflowEvent,
 )
 from celery_durable.step import Step
@@ -302,27 +303,12 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
         event_type: str | None = None,
         to: str | None = None,
         is_asking: bool = False,
-        limit: int = 100,
-    ) -> Sequence[EventWait]:
-        """List the steps of this workflow that wait for an event, those of the newest instances first.
-
-        Args:
-            event_type: Only waits for events of this type.
-            to: Only waits that ask this person or team, as passed to `Step.wait_for_event`.
-            is_asking: Only waits that ask a person.
-            limit: The maximum number of waits, 1 to 10,000.
-
-        Returns:
-            Of each wait: the instance, the step, since when and until when it waits, and what it asks.
-
-        Raises:
-            FilterTooBroad: Too many rows were examined before ``limit`` waits were found: narrow the filter.
-            ValueRefused: ``limit`` is not possible.
-            StoreUnavailable: The database cannot do this now.
-        """
-        return self.host.internals.operations.stats.waits(
-            workflow=self.name, event_type=event_type, to=to, is_asking=is_asking, limit=limit
-        )
+        cursor: str | None = None,
+        limit: int = 25,
+    ) -> Page[EventWait]:
+        """List the steps of this workflow that wait for an event, as `Durable.waits` does for all workflows."""
+        chosen = WaitFilter(workflow=self.name, event_type=event_type, to=to, is_asking=is_asking)
+        return self.host.internals.operations.stats.waits(chosen, cursor=cursor, limit=limit)
 
     # --- the same for async code: each call runs on a thread ------------------------------------
 
@@ -417,10 +403,13 @@ class Workflow(StartSignatures[P_contra], Generic[P_contra, R]):
         event_type: str | None = None,
         to: str | None = None,
         is_asking: bool = False,
-        limit: int = 100,
-    ) -> Sequence[EventWait]:
+        cursor: str | None = None,
+        limit: int = 25,
+    ) -> Page[EventWait]:
         """`waits` for async code, on a thread."""
-        return await self._call(lambda: self.waits(event_type=event_type, to=to, is_asking=is_asking, limit=limit))
+        return await self._call(
+            lambda: self.waits(event_type=event_type, to=to, is_asking=is_asking, cursor=cursor, limit=limit)
+        )
 
 
 class WorkflowInstance(InstanceHandle, Generic[R_co]):

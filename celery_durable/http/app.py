@@ -170,7 +170,7 @@ def _add_reading(made: APIRouter, to: ReadRoutes) -> None:
     _add(made, f"GET {INSTANCES}", to.list_instances, InstanceList, listed)
     _add(made, "GET /instances", to.list_all_instances, InstanceList, ("INVALID_CURSOR", *_LABELS))
     _add(made, "GET /stats", to.stats, Stats, ())
-    _add(made, "GET /waits", to.waits, WaitList, ("FILTER_TOO_BROAD",))
+    _add(made, "GET /waits", to.waits, WaitList, ("INVALID_CURSOR",))
     one = ("INSTANCE_NOT_FOUND", "TOO_MANY_STREAMS")
     _add(made, f"GET {INSTANCE}", to.get, InstanceDetails, one, responses=openapi.NOT_MODIFIED)
     _add(made, f"GET {INSTANCE}/explain", to.explain, Diagnosis, ("INSTANCE_NOT_FOUND",))

@@ -219,7 +219,8 @@ _EXAMPLES: dict[type[Record] | None, dict[str, Any]] = {
                         "required": ["approved"],
                     },
                 )
-            ]
+            ],
+            has_next_page=False,
         ),
         WaiterList(
             waiters=[

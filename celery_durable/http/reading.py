@@ -20,7 +20,16 @@ from celery_durable.http.followers import Followers
 from celery_durable.http.openapi import EventStream, IfNoneMatch, InstanceId, WorkflowName
 from celery_durable.http.stream import Stream, StreamPosition
 from celery_durable.insight.explain import explain
-from celery_durable.model import InstanceSummary, LogLevel, Page, Permission, Record, Status, VersionedInstance
+from celery_durable.model import (
+    InstanceSummary,
+    LogLevel,
+    Page,
+    Permission,
+    Record,
+    Status,
+    VersionedInstance,
+    WaitFilter,
+)
 from celery_durable.redaction import Redaction
 from celery_durable.values.labels import MAX_LABELS
 from celery_durable.wire.encoding import to_json
@@ -133,17 +142,17 @@ class ReadRoutes:
         to: Annotated[str | None, Query(description="Only waits that ask this person or team.")] = None,
         is_asking: Annotated[bool, Query(alias="isAsking", description="Only waits that ask a person.")] = False,  # noqa: FBT002  # a query parameter
         page_size: PageSize = 25,
+        cursor: Cursor = None,
     ) -> Response:
         """List the steps that wait for an event, those of the newest instances first.
 
-        A wait that asks a person has the question in `ask`, and in `schema` the JSON schema of the answer, to make a
-        form of it. The answer is an event with `answers`.
+        A page may be short, and have a cursor. A wait that asks a person has the question in `ask`, and in `schema` the
+        JSON schema of the answer, to make a form of it. The answer is an event with `answers`.
         """
-        found = self._operations.stats.waits(
-            workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=page_size
-        )
-        shown = [self._redaction(each.workflow, each.instance_id).redact_wait(each) for each in found]
-        return json_response(WaitList(waits=shown))
+        chosen = WaitFilter(workflow=workflow, event_type=event_type, to=to, is_asking=is_asking)
+        page = self._operations.stats.waits(chosen, cursor=cursor, limit=page_size)
+        shown = [self._redaction(each.workflow, each.instance_id).redact_wait(each) for each in page.items]
+        return json_response(WaitList(waits=shown, cursor=page.cursor, has_next_page=page.cursor is not None))
 
     @requires(Permission.READING)
     async def get(

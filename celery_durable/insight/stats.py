@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import datetime, timedelta
+from typing import cast
 
-from celery_durable.model import EventWait, FailureText, Heartbeat, OverdueRun, QueueLength, Stats, TaskQueue
+from celery_durable.model import (
+    EventWait,
+    FailureText,
+    Heartbeat,
+    OverdueRun,
+    Page,
+    QueueLength,
+    Stats,
+    TaskQueue,
+    WaitFilter,
+)
 from celery_durable.operations.context import OperationContext, check_limit
 from celery_durable.store import heartbeats, lost_tasks
-from celery_durable.store.engine import Tx, bounds
+from celery_durable.store.engine import Tx
 from celery_durable.store.instances import overview
 from celery_durable.store.instances.overview import ClaimedRun
+
+_ANY_WAIT = WaitFilter()
 
 
 class StatsOperations:
@@ -67,26 +80,15 @@ class StatsOperations:
             )
         )
 
-    def waits(
-        self,
-        *,
-        workflow: str | None = None,
-        event_type: str | None = None,
-        to: str | None = None,
-        is_asking: bool = False,
-        limit: int = 100,
-    ) -> list[EventWait]:
-        """Return the steps that wait for an event, those of the newest instances first.
-
-        ``is_asking``: only those that ask a person; ``to``: only those that ask this one.
-        """
-        check_limit(limit, bounds.MAX_EXAMINED)
-        scope = self._context.scope
-        return self._context.read_list(
-            lambda tx: overview.read_waits(
-                tx, workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit, scope=scope
-            )
+    def waits(self, chosen: WaitFilter = _ANY_WAIT, *, cursor: str | None = None, limit: int = 25) -> Page[EventWait]:
+        """Return a page of the steps that wait for an event, those of the newest instances first."""
+        check_limit(limit)
+        cursors = self._context.cursors("waits", *astuple(chosen))
+        after = None if cursor is None else cast("tuple[int, str]", cursors.read(cursor))
+        found, last = self._context.read_list(
+            lambda tx: overview.read_waits(tx, chosen, after=after, limit=limit, scope=self._context.scope)
         )
+        return Page(tuple(found), None if last is None else cursors.write(*last))
 
     def late_waits(self, *, limit: int) -> list[EventWait]:
         """Return the steps that have waited for an event for more than half of their time, earliest end first."""

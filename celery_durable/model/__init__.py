@@ -61,6 +61,7 @@ from celery_durable.model.overview import (
     Stats,
     StatusCount,
     TaskQueue,
+    WaitFilter,
 )
 from celery_durable.model.public import (
     CreateOptions,
@@ -297,6 +298,7 @@ __all__ = [
     "TopicWait",
     "VersionedInstance",
     "WaitCondition",
+    "WaitFilter",
     "Waiter",
     "WakeReason",
     "WorkerProcess",

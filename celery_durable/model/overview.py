@@ -99,6 +99,21 @@ class EventWait(Record):
     schema: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitFilter:
+    """Which waits to list: of this workflow, for this event type, that ask this one. None means any."""
+
+    workflow: str | None = None
+    event_type: str | None = None
+    to: str | None = None
+    is_asking: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether all of them ask a person."""
+        return self.is_asking or self.to is not None
+
+
 @dataclass(frozen=True, slots=True)
 class RowLocker:
     """The database session that holds the lock of a row. ``state``: as the server names it."""

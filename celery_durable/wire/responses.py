@@ -63,9 +63,11 @@ class InstanceList(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitList(Record):
-    """Steps that wait for an event, those of the newest instances first."""
+    """A page of steps that wait for an event, those of the newest instances first. ``cursor`` is for the next page."""
 
     waits: Sequence[EventWait]
+    cursor: str | None = None
+    has_next_page: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +245,6 @@ STATUS = {
     "NAME_INVALID": 400,
     "INSTANT_INVALID": 400,
     "DURATION_INVALID": 400,
-    "FILTER_TOO_BROAD": 400,
     "VALUE_REFUSED": 400,
     "NOT_SERIALIZABLE": 400,
     "WORKFLOW_PARAMS_INVALID": 400,

@@ -42,7 +42,7 @@ def read_lists(durable: Durable) -> list[int]:
         len(operations.queries.list().items),
         sum(count.count for count in operations.stats.read().instances),
         len(operations.stats.leases()),
-        len(operations.stats.waits()),
+        len(operations.stats.waits().items),
         len(operations.outbox.read()),
         operations.retention.count_ended(older_than=0).count,
         len(operations.topics.waiters("news").items),

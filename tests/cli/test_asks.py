@@ -30,6 +30,12 @@ def test_a_question_is_listed_and_answered(payout: Shop, connection: Any) -> Non
         (row,) = connection("waits", *words).rows
         assert (row[:4], row[7:]) == (["order", "payout", "p-1", "approve"], ["finance", "Which order?"])
     assert connection("waits", "--to", "legal").err == "No instance waits for an event and asks 'legal'.\n"
+    payout.durable.workflows["payout"].create(id="p-2")
+    payout.work("payout", "p-2")
+    page = connection("waits", "--asking", "--limit", "1")
+    cursor = page.err.removeprefix("There are more: --cursor ").strip()
+    rest = connection("waits", "--asking", "--limit", "1", "--cursor", cursor)
+    assert [row[2] for row in (*page.rows, *rest.rows)] == ["p-2", "p-1"]
     wrong = connection("answer", "payout", "p-1", "approve", "{}", "--by", "ada")
     assert (wrong.code, "$.order_id: Field required" in wrong.err) == (1, True), wrong
     answered = connection("answer", "payout/p-1#1", "approve", '{"order_id": "42"}', "--by", "ada")

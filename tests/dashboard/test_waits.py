@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from celery_durable import Step, WorkflowEvent
+from celery_durable.dashboard import waits
 from celery_durable.http import Access, Authorize, Permission, Scope
 from tests.dashboard.conftest import Browser
 from tests.http.conftest import Shop
@@ -78,6 +79,17 @@ def test_the_inbox_lists_the_questions(asking: list[Any], orders: Shop, pages: B
     assert "What do you say?" not in pages.open("/waits?to=finance")
     assert "No question is open for nobody" in pages.open("/waits?to=nobody")
     assert "await approval" in pages.open("/waits?show=all")
+
+
+def test_the_inbox_continues_on_further_pages(
+    asking: list[Any], pages: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "_ROWS", 1)
+    first = pages.open("/waits")
+    assert ("What do you say?" in first, "Newest" in first) == (True, False)
+    second = pages.open(html.unescape(re.search(r'href="([^"]*)" rel="next">Older', first)[1]))
+    assert ("&lt;b&gt;Ada&lt;/b&gt;" in second, "What do you say?" in second) == (True, False)
+    assert ("Newest" in second, "Older" in second) == (True, False)
 
 
 def test_a_form_has_a_field_for_each_kind(asking: list[Any], pages: Browser) -> None:

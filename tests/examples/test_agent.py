@@ -31,7 +31,7 @@ def ask(harness: DurableHarness):
 
 def test_an_approved_refund_is_made_and_nothing_is_paid_twice(durable_harness: DurableHarness) -> None:
     handle = ask(durable_harness)
-    (question,) = agent.support.waits(to="finance")
+    (question,) = agent.support.waits(to="finance").items
     assert (question.step_key, question.ask, agent.refunds) == ("approval c3", {"refund c3": {"order": "42"}}, [])
     assert list(handle.statuses()) == BEFORE
     handle.answer("approval c3", {"c3": True}, by="ada")

@@ -166,6 +166,7 @@ CALLS: dict[str, list[Call]] = {
     ],
     "waits": [
         Call(durable, (), {"workflow": "order", "event_type": "answer", "to": "sales", "is_asking": True, "limit": 1}),
+        Call(durable, (), {"cursor": "forged"}),
         Call(orders, (), {"event_type": "answer", "to": "sales", "is_asking": True, "limit": 1}),
     ],
     "pause": [Call(waiting)],

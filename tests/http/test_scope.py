@@ -134,7 +134,7 @@ def test_lists_counts_and_topics_hold_ones_own_alone(shop: Shop, tenants: dict[s
         scope = Scope({"tenant": tenant}) if kind == "label" else Scope(id_prefix=PREFIXES[tenant])
         mine = shop.durable.internals.operations.restrict_to(scope)
         assert [(count.count, count.is_exact) for count in mine.stats.read().instances] == [(1, True), (1, True)]
-        assert [wait.instance_id for wait in mine.stats.waits()] == []
+        assert [wait.instance_id for wait in mine.stats.waits().items] == []
         assert mine.retention.count_ended(older_than="0 seconds") == Count(1)
     for tenant, api in tenants.items():  # the same id, and another payload: each tenant's ids are his own
         emitted = api.post("/topics/news/emit", json={"payload": tenant, "id": "e-1"})

@@ -204,7 +204,7 @@ def test_a_linear_step_is_listed_as_waiting_since_its_handler_was_called(world: 
     started_at = world.now + timedelta(seconds=60)
     world.run_until_idle()
     assert (rows(instance), world.now) == (["DONE", "WAITING", "PENDING"], started_at)
-    (wait,) = world.operations.stats.waits()
+    (wait,) = world.operations.stats.waits().items
     assert (wait.step_name, wait.since, wait.wake_at) == ("PAY", started_at, started_at + timedelta(hours=1))
 
 

@@ -19,9 +19,9 @@ from celery_durable.errors import (
     StepNotFound,
     ValueRefused,
 )
-from celery_durable.model import Scope
+from celery_durable.model import Scope, WaitFilter
 from celery_durable.store.engine import Store
-from celery_durable.store.instances import interventions
+from celery_durable.store.events import run_events
 from tests.support.approvals import Approval
 from tests.support.databases import on_databases
 from tests.support.flows import flow_of
@@ -56,15 +56,14 @@ def history(instance: Instance, run: int | None = None) -> Any:
     return instance.world.operations.history.read(instance.workflow, instance.id, run=run)
 
 
-def test_the_person_who_answers_is_in_the_event_the_audit_and_the_workflow(world: World) -> None:
+def test_the_person_who_answers_is_in_the_event_and_the_workflow(world: World) -> None:
     instance = ask(world)
     assert answer(instance, YES) is True
     world.run_until_idle()
     assert instance.output == [True, "ada"]
-    (event,), (audit,) = history(instance).events, history(instance).audit
+    (event,) = history(instance).events
     assert (event.event_id, event.type, event.by, event.payload) == ("answer:approve", "approval", "ada", YES)
     assert event.consumed_by_step_key == "approve"
-    assert (audit.step_key, audit.action, audit.by, str(audit.before.status)) == ("approve", "answer", "ada", "waiting")
 
 
 def test_the_second_answer_is_told_who_answered_and_when(world: World) -> None:
@@ -82,7 +81,7 @@ def test_the_second_answer_is_told_who_answered_and_when(world: World) -> None:
         "This answer was not stored."
     )
     assert (late.value.by, late.value.at - at < at.resolution * 10**6) == ("ada", True)
-    assert (instance.output, len(history(instance).audit)) == ([True, "ada"], 1)
+    assert (instance.output, len(history(instance).events)) == ([True, "ada"], 1)
 
 
 def test_a_person_may_repeat_the_answer_that_counts(world: World) -> None:
@@ -104,7 +103,7 @@ def test_an_answer_that_does_not_fit_is_refused_before_it_is_stored(
         answer(instance, {"approved": "perhaps"})
     assert sorted(where for where, _ in refused.value.problems) in (["$.approved", "$.by"], ["$", "$.approved"])
     assert "perhaps" not in str(refused.value)
-    assert (history(instance).events, history(instance).audit, instance.status) == ((), (), "waiting")
+    assert (history(instance).events, instance.status) == ((), "waiting")
     assert answer(instance, YES) is True
 
 
@@ -305,7 +304,6 @@ def test_of_two_answers_at_once_one_counts_and_the_other_is_told_whose(world: Wo
         assert told == winner
         world.run_until_idle()
         assert instance.output == [True, winner]
-        assert [each.by for each in history(instance).audit] == [winner]
         assert [each.by for each in history(instance).events] == [winner]
 
 
@@ -320,14 +318,14 @@ def test_an_answer_is_stored_whole_or_not_at_all(
     def die(*_: Any, **__: Any) -> None:
         raise died
 
-    where = (notify, "send_event_received") if is_applied else (interventions, "insert_audit_record")
+    where = (notify, "send_event_received") if is_applied else (run_events, "is_awaited")
     monkeypatch.setattr(*where, die)
     with pytest.raises(RuntimeError, match="killed"):
         answer(instance, YES)
     monkeypatch.undo()
     found = history(instance)
     stored = ["ada"] if is_applied else []
-    assert ([each.by for each in found.events], [each.by for each in found.audit]) == (stored, stored)
+    assert [each.by for each in found.events] == stored
     assert answer(instance, YES) is not is_applied
     for _ in range(3):  # the message that was not sent is missed
         world.run_after(6)
@@ -359,7 +357,7 @@ def test_an_answer_that_names_nothing_to_answer_is_refused(world: World) -> None
 def test_an_open_question_is_read_alone(world: World) -> None:
     instance = ask(world)
     found = world.operations.asks.read("order", instance.id, "approve")
-    assert [found] == world.operations.stats.waits(to="finance")
+    assert (found,) == world.operations.stats.waits(WaitFilter(to="finance")).items
     answer(instance, YES)
     with pytest.raises(AnswerTooLate, match="was answered by 'ada'"):
         world.operations.asks.read("order", instance.id, "approve")

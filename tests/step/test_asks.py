@@ -9,7 +9,7 @@ import pytest
 
 from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import ValueRefused
-from celery_durable.model import EventWait, StepRecord
+from celery_durable.model import EventWait, StepRecord, WaitFilter
 from tests.support.approvals import Approval
 from tests.support.databases import on_databases
 from tests.support.flows import flow_of
@@ -29,7 +29,7 @@ def ask(world: World, **options: Any) -> Instance:
 
 
 def waits(world: World, **given: Any) -> list[EventWait]:
-    return world.operations.stats.waits(**given)
+    return list(world.operations.stats.waits(WaitFilter(**given)).items)
 
 
 def shown(instance: Instance) -> StepRecord:

@@ -28,6 +28,7 @@ from celery_durable.model import (
     RunRef,
     Stats,
     Status,
+    WaitFilter,
 )
 from celery_durable.runtime import Runtime
 from celery_durable.values import Parameter
@@ -114,10 +115,7 @@ class Backend(Protocol):
 
     def stats(self) -> Stats: ...
 
-    def waits(
-        self, *, workflow: str | None, event_type: str | None, to: str | None, is_asking: bool, limit: int
-    ) -> Sequence[EventWait]:
-        """Return the steps that wait for an event, those of the newest instances first; raises FilterTooBroad."""
+    def waits(self, chosen: WaitFilter, *, cursor: str | None, limit: int) -> Page[EventWait]: ...
 
     def limits(self, *, cursor: str | None, limit: int) -> Page[LimitRecord]: ...
 

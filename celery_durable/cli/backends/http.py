@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from celery_durable.cli.backends.backend import (
     make_tail,
 )
 from celery_durable.cli.backends.client import Client, Reply
-from celery_durable.cli.errors import CliError
 from celery_durable.insight.explain import Diagnosis
 from celery_durable.model import (
     AttemptRecord,
@@ -32,6 +31,7 @@ from celery_durable.model import (
     Published,
     RunRef,
     Stats,
+    WaitFilter,
 )
 from celery_durable.runtime import Runtime
 from celery_durable.wire.encoding import parse
@@ -143,14 +143,12 @@ class HttpBackend:
     def stats(self) -> Stats:
         return parse(Stats, self._client.get("stats").data)
 
-    def waits(
-        self, *, workflow: str | None, event_type: str | None, to: str | None, is_asking: bool, limit: int
-    ) -> Sequence[EventWait]:
-        """Return the first waits. Raises CliError for more than a page, since the API has no cursor for them."""
-        if limit > _PAGE:
-            raise CliError(f"The HTTP API lists {_PAGE} waits at most.", f"Use --limit {_PAGE}, --type or --workflow.")
-        query = {"workflowName": workflow, "type": event_type, "to": to, "isAsking": is_asking, "pageSize": limit}
-        return parse(WaitList, self._client.get("waits", query=query).data).waits
+    def waits(self, chosen: WaitFilter, *, cursor: str | None, limit: int) -> Page[EventWait]:
+        """A page of the API has 100 items at most."""
+        filters = {"workflowName": chosen.workflow, "type": chosen.event_type, "to": chosen.to}
+        query = {**filters, "isAsking": chosen.is_asking, "cursor": cursor, "pageSize": min(limit, _PAGE)}
+        page = parse(WaitList, self._client.get("waits", query=query).data)
+        return Page(tuple(page.waits), page.cursor)
 
     def limits(self, *, cursor: str | None, limit: int) -> Page[LimitRecord]:
         """A page of the API has 100 items at most."""

@@ -39,6 +39,7 @@ from celery_durable.model import (
     Published,
     RunRef,
     Stats,
+    WaitFilter,
 )
 from celery_durable.redaction import Redaction, redact_limit_details
 from celery_durable.store.engine.faults import find_driver_error, is_transient
@@ -237,13 +238,11 @@ class StoreBackend:
         self._durable.app.loader.import_default_modules()
         return self._internals.operations.stats.read(self._internals.queue_lengths())
 
-    def waits(
-        self, *, workflow: str | None, event_type: str | None, to: str | None, is_asking: bool, limit: int
-    ) -> Sequence[EventWait]:
-        found = self._internals.operations.stats.waits(
-            workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit
-        )
-        return [self._internals.redaction(each.workflow, each.instance_id).redact_wait(each) for each in found]
+    def waits(self, chosen: WaitFilter, *, cursor: str | None, limit: int) -> Page[EventWait]:
+        page = self._internals.operations.stats.waits(chosen, cursor=cursor, limit=limit)
+        redaction = self._internals.redaction
+        items = (redaction(each.workflow, each.instance_id).redact_wait(each) for each in page.items)
+        return Page(tuple(items), page.cursor)
 
     def limits(self, *, cursor: str | None, limit: int) -> Page[LimitRecord]:
         page = self._internals.operations.limits.list(cursor=cursor, limit=limit)

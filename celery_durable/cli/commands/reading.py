@@ -22,7 +22,6 @@ from celery_durable.cli.inputs import (
     OfWorkflow,
     Option,
     PageLimit,
-    RowLimit,
     RunNumber,
     Workflow,
     label_option,
@@ -43,6 +42,7 @@ from celery_durable.model import (
     Status,
     StatusCount,
     StepStatus,
+    WaitFilter,
 )
 from celery_durable.values import Parameter
 from celery_durable.wire.encoding import export_run, to_data
@@ -320,14 +320,16 @@ def waits(
     workflow: OfWorkflow,
     to: Annotated[str | None, Option("--to", help="Only waits that ask this person or team.")],
     is_asking: Annotated[bool, Option("--asking", "is_asking", help="Only waits that ask a person.")],
-    limit: RowLimit,
+    limit: PageLimit,
+    cursor: Cursor,
 ) -> None:
     """List the instances that wait for an event.
 
     Use it to find where to send an event, and what people are asked. Waits of the newest instances come first. In a
     pipe: type, workflow, id, step, since, times out, status of the instance, whom it asks, the question.
     """
-    found = backend.waits(workflow=workflow, event_type=event_type, to=to, is_asking=is_asking, limit=limit)
+    chosen = WaitFilter(workflow=workflow, event_type=event_type, to=to, is_asking=is_asking)
+    page = backend.waits(chosen, cursor=cursor, limit=limit)
     cells = Times(backend.now(), exact=not console.is_for_people).cells
     rows = [
         cells(
@@ -341,14 +343,18 @@ def waits(
             each.to or "",
             each.ask if isinstance(each.ask, str) else each.ask and to_compact_json(each.ask),
         )
-        for each in found
+        for each in page.items
     ]
     nothing = "No instance waits for an event" + (f" of type {event_type!r}" if event_type else "")
     if to is not None or is_asking:
         nothing += " and asks " + ("a person" if to is None else repr(to))
     console.print_list(
-        _WAIT_COLUMNS, rows, document=lambda: {"waits": list(map(documents.convert, found))}, if_empty=f"{nothing}."
+        _WAIT_COLUMNS,
+        rows,
+        document=lambda: documents.page("waits", map(documents.convert, page.items), page.cursor),
+        if_empty=f"{nothing}.",
     )
+    console.print_more(page.cursor)
 
 
 @command("export order order-42", "export order order-42 --run 1 --no-logs")

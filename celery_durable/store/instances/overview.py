@@ -10,7 +10,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from celery_durable import values
-from celery_durable.errors import FilterTooBroad
 from celery_durable.model import (
     PRIVATE_TYPE_PATTERN,
     RUNNABLE,
@@ -25,6 +24,7 @@ from celery_durable.model import (
     StatusCount,
     StepStatus,
     StepType,
+    WaitFilter,
     duration_us,
     from_us,
     from_us_or_none,
@@ -234,57 +234,50 @@ def read_leases(tx: Tx, *, limit: int, lease: timedelta, scope: Scope | None = N
     ]
 
 
-_MAX_WAITS = 1_000
-"""How many waits the list of an event type examines. PostgreSQL looks up the instances of all of them."""
 _INSTANCE_COLUMNS = ("id", "workflow", "instance_id", "status")
 _STEP_COLUMNS = (
-    "instance_pk", "name", "wait_event_type", "started_at", "created_at", "wake_at", "seq", "step_key", "ask",
+    "instance_pk", "name", "wait_event_type", "started_at", "created_at", "wake_at", "step_key", "ask",
 )  # fmt: skip
+
+WaitPosition = tuple[int, str]
+"""The keys of an instance and of a step. After it come the later keys of its steps, then older instances."""
 
 
 def read_waits(
-    tx: Tx,
-    *,
-    workflow: str | None,
-    event_type: str | None,
-    to: str | None = None,
-    is_asking: bool = False,
-    limit: int,
-    scope: Scope | None = None,
-) -> list[EventWait]:
-    """Return open waits for events that users send, those of the newest instances first; raises FilterTooBroad.
+    tx: Tx, chosen: WaitFilter, *, after: WaitPosition | None = None, limit: int, scope: Scope | None = None
+) -> tuple[list[EventWait], WaitPosition | None]:
+    """Return open waits for events that users send, those of the newest instances first, and where the list continues.
 
-    ``is_asking``: only those that ask a person; ``to``: only those that ask this one. The index of such waits or that
-    of an event type, if partial, drives their lists. The open instances drive every other list.
+    The index of questions or that of an event type, if partial, drives its lists; the open instances drive all others.
     """
-    is_asking = is_asking or to is not None
-    if tx.store.database is dialects.MARIADB or not (event_type is not None or is_asking):
-        bound = bounds.MAX_EXAMINED
-        found, cut = _examine_instances(tx, workflow)
+    if tx.store.database is dialects.MARIADB or not (chosen.event_type is not None or chosen.asks):
+        found, last = _examine_instances(tx, chosen.workflow, after)
     else:
-        bound = min(max(_MAX_WAITS, limit), bounds.MAX_EXAMINED)
-        of_type: dict[str, object] = {} if is_asking else {"wait_event_type": event_type}
-        is_open: Any = sa.text(OPEN_ASK if is_asking else OPEN_EVENT_WAIT)
-        driving = Range(of_type, "instance_pk", is_reversed=True, where=lambda _: (is_open,))
-        found, cut = _examine_waits(tx, driving, bound)
-    c = found.c
+        found, last = _examine_waits(tx, chosen, after)
+    c, end = found.c, None if chosen.to is None else values.write_addressee(chosen.to)
     conditions = [
         *_is_awaited(c),
-        *([] if workflow is None else [c.workflow == workflow]),
-        *([] if event_type is None else [c.wait_event_type == event_type]),
-        *([c.ask.is_not(None)] if is_asking else []),
-        *([] if to is None else [dialects.ends_with(tx.store.database, c.ask, values.write_addressee(to))]),
+        *([] if chosen.workflow is None else [c.workflow == chosen.workflow]),
+        *([] if chosen.event_type is None else [c.wait_event_type == chosen.event_type]),
+        *([c.ask.is_not(None)] if chosen.asks else []),
+        *([] if end is None else [dialects.ends_with(tx.store.database, c.ask, end)]),
         *bounds.scope_conditions(tx.t, scope, of=c),
+        *_after(c.instance_pk, c.step_key, after),
+        *([] if last is None else [sa.not_(sa.and_(*_after(c.instance_pk, c.step_key, last)))]),
     ]
-    w = sa.select(found).where(*conditions).order_by(c.id.desc(), c.seq, c.step_key).limit(limit).subquery("chosen")
-    query = sa.select(cut.c.cut_pk, *w.c).select_from(cut.outerjoin(w, sa.true()))
-    rows = tx.execute(query.order_by(w.c.id.desc(), w.c.seq, w.c.step_key)).all()  # one without a wait if there is none
-    cut_pk = rows[0].cut_pk
-    waits = [_to_wait(row) for row in rows if row.id is not None and (cut_pk is None or row.id > cut_pk)]
-    if cut_pk is not None and len(waits) < limit:
-        remedy = "name a workflow or an event type. If the filter has both, try each alone"
-        raise FilterTooBroad(f"{len(waits)} waits", bound, remedy)
-    return waits
+    query = sa.select(found).where(*conditions).order_by(c.instance_pk.desc(), c.step_key).limit(limit + 1)
+    rows = tx.execute(query).all()
+    if len(rows) > limit:
+        last = rows[limit - 1].instance_pk, rows[limit - 1].step_key
+    return [_to_wait(row) for row in rows[:limit]], last
+
+
+def _after(pk: Any, key: Any, after: WaitPosition | None) -> list[sa.ColumnElement[bool]]:
+    return [] if after is None else [sa.or_(pk < after[0], key > after[1]), pk <= after[0]]
+
+
+_MAX_LATE = 1_000
+"""How many waits are examined for those that are late. PostgreSQL looks up the instances of all of them."""
 
 
 def read_late_waits(tx: Tx, *, limit: int, scope: Scope | None = None) -> list[EventWait]:
@@ -293,16 +286,15 @@ def read_late_waits(tx: Tx, *, limit: int, scope: Scope | None = None) -> list[E
     Only the first waits of their index are examined; without a partial index, those of the newest open instances.
     """
     if tx.store.database is dialects.MARIADB:
-        found, _ = _examine_instances(tx, None)
+        found, _ = _examine_instances(tx, None, None)
     else:
-        is_open: Any = sa.text(OPEN_EVENT_WAIT)
-        driving = Range({}, "wait_event_type", then="instance_pk", where=lambda _: (is_open,))
-        found, _ = _examine_waits(tx, driving, _MAX_WAITS)
+        first = _select_waits(tx, OPEN_EVENT_WAIT).order_by(tx.t.step.c.wait_event_type, tx.t.step.c.instance_pk)
+        found = _look_up_instances(tx, first, _MAX_LATE)
     c = found.c
     since = sa.func.coalesce(c.started_at, c.created_at)
     is_late = since + c.wake_at <= 2 * tx.store.statement_clock()
     query = sa.select(found).where(*_is_awaited(c), is_late, *bounds.scope_conditions(tx.t, scope, of=c))
-    return [_to_wait(row) for row in tx.execute(query.order_by(c.wake_at, c.id, c.seq).limit(limit))]
+    return [_to_wait(row) for row in tx.execute(query.order_by(c.wake_at, c.instance_pk, c.step_key).limit(limit))]
 
 
 def _is_awaited(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
@@ -310,26 +302,49 @@ def _is_awaited(c: Any) -> tuple[sa.ColumnElement[bool], ...]:
     return c.wait_event_type.not_like(PRIVATE_TYPE_PATTERN), c.status.in_([each.value for each in _WAITING])
 
 
-def _examine_waits(tx: Tx, driving: Range, bound: int) -> tuple[Any, Any]:
-    """Return subqueries of the examined waits with their instances, and of the cut."""
-    i, s = tx.t.instance, tx.t.step
-    examined = bounds.build_union(s, [driving], "run_number", *_STEP_COLUMNS, limit=bound + 1)
-    examined = sa.select(examined).cte("waits")
+def _examine_waits(tx: Tx, chosen: WaitFilter, after: WaitPosition | None) -> tuple[Any, WaitPosition | None]:
+    """Return a subquery of the next waits of an index with their instances, and the last of them if there are more."""
+    s = tx.t.step.c
+    of_type = [] if chosen.asks else [s.wait_event_type == chosen.event_type]
+    query = _select_waits(tx, OPEN_ASK if chosen.asks else OPEN_EVENT_WAIT)
+    query = query.where(*of_type, *_after(s.instance_pk, s.step_key, after))
+    # An earlier run, which may have the same step, comes last: a list continues after the step.
+    query = query.order_by(s.instance_pk.desc(), s.step_key, s.run_number.desc())
+    end = query.with_only_columns(s.instance_pk, s.step_key).offset(bounds.MAX_EXAMINED - 1).limit(1)
+    last = tx.execute(end).first()
+    found = _look_up_instances(tx, query, bounds.MAX_EXAMINED)
+    return found, None if last is None else (last.instance_pk, last.step_key)
+
+
+def _select_waits(tx: Tx, condition: str) -> sa.Select[Any]:
+    """Build the SELECT of the waits in the partial index with this condition."""
+    s = tx.t.step.c
+    is_open: Any = sa.text(condition)
+    return sa.select(s.run_number, *(s[name] for name in _STEP_COLUMNS)).where(is_open)
+
+
+def _look_up_instances(tx: Tx, waits: sa.Select[Any], limit: int) -> Any:
+    """Return a subquery of the first waits, with their instances."""
+    i, examined = tx.t.instance, waits.limit(limit).subquery("waits")
     is_its = sa.and_(i.c.id == examined.c.instance_pk, i.c.run_number == examined.c.run_number)
     columns = (i.c[name] for name in _INSTANCE_COLUMNS)
-    found = bounds.look_up(tx.store.database, examined, i, *columns, is_it=is_its)
-    return found, _build_cut(examined, examined.c.instance_pk, bound)
+    return bounds.look_up(tx.store.database, examined, i, *columns, is_it=is_its)
 
 
-def _examine_instances(tx: Tx, workflow: str | None) -> tuple[Any, Any]:
-    """Return subqueries of the waits of the examined instances, and of the cut."""
+def _examine_instances(tx: Tx, workflow: str | None, after: WaitPosition | None) -> tuple[Any, WaitPosition | None]:
+    """Return a subquery of the waits of the next instances, and where a list continues if there are more instances."""
     i, s = tx.t.instance, tx.t.step
     names = (bounds.read_workflow_names(tx) or [""]) if workflow is None else [workflow]
     statuses = [{"workflow": name, "status": each.value} for name in names for each in _WAITING]
-    ranges = [Range(each, "id", is_reversed=True) for each in statuses]
+
+    def is_next(c: Any) -> Sequence[sa.ColumnElement[bool]]:
+        return () if after is None else (c.id <= after[0],)
+
+    ranges = [Range(each, "id", is_reversed=True, where=is_next) for each in statuses]
     bound = bounds.divide(ranges)
-    examined = bounds.build_union(i, ranges, "run_number", *_INSTANCE_COLUMNS, limit=bound + 1)
-    examined = sa.select(examined).cte("instances")
+    examined = bounds.build_union(i, ranges, "run_number", *_INSTANCE_COLUMNS, limit=bound)
+    ends = sa.select(sa.func.min(examined.c.id).label("pk")).group_by(examined.c.part)
+    end = tx.execute(sa.select(sa.func.max(ends.having(sa.func.count() == bound).subquery().c.pk))).scalar()
     is_open_wait = sa.and_(
         s.c.instance_pk == examined.c.id,
         s.c.run_number == examined.c.run_number,
@@ -338,17 +353,10 @@ def _examine_instances(tx: Tx, workflow: str | None) -> tuple[Any, Any]:
     )
     columns = (s.c[name] for name in _STEP_COLUMNS)
     found = bounds.look_up(tx.store.database, examined, s, *columns, is_it=is_open_wait)
-    return found, _build_cut(examined, examined.c.id, bound)
-
-
-def _build_cut(examined: Any, key: sa.ColumnElement[int], bound: int) -> Any:
-    """Build the subquery of the instance above which all are examined; null if no range has more than its bound."""
-    last = sa.select(sa.func.min(key).label("pk")).group_by(examined.c.part).having(sa.func.count() > bound)
-    return sa.select(sa.func.max(last.subquery("last").c.pk).label("cut_pk")).subquery("cut")
+    return found, None if end is None else (end - 1, "")
 
 
 def _to_wait(row: Any) -> EventWait:
-    asked = values.read_ask(row.ask)
     return EventWait(
         workflow=row.workflow,
         instance_id=row.instance_id,
@@ -357,12 +365,9 @@ def _to_wait(row: Any) -> EventWait:
         wait_event_type=row.wait_event_type,
         step_name=row.name,
         step_key=row.step_key,
-        # The row of a linear step exists since the run started; the step waits since its handler was called.
-        since=from_us(row.created_at if row.started_at is None else row.started_at),
+        since=from_us(row.created_at if row.started_at is None else row.started_at),  # as `StepRow.waits_since`
         wake_at=from_us_or_none(row.wake_at),
-        ask=asked.get("ask"),
-        to=asked.get("to"),
-        schema=asked.get("schema"),
+        **values.read_ask(row.ask),
     )
 
 

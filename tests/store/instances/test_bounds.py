@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,10 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import values
-from celery_durable.errors import FilterTooBroad
-from celery_durable.model import Count, EventWait, Scope, Status, StatusCount, StepStatus, StepType
+from celery_durable.model import Count, Scope, Status, StatusCount, StepStatus, StepType, WaitFilter
 from celery_durable.store.engine import Tx, bounds
-from celery_durable.store.instances import instances, limit_reads, limit_waits, lists, overview, retention
+from celery_durable.store.instances import instances, lifecycle, limit_reads, limit_waits, lists, overview, retention
 from celery_durable.store.instances.lists import InstanceFilter
 from celery_durable.store.instances.retention import EndedFilter
 from celery_durable.store.runs import holds, limits, outbox, schedule
@@ -90,8 +89,7 @@ ASK = values.encode_ask('"Refund?"', "finance", None)
 
 
 def _read_waits(tx: Tx, workflow: str | None, event_type: str | None, **asking: Any) -> None:
-    with contextlib.suppress(FilterTooBroad):
-        overview.read_waits(tx, workflow=workflow, event_type=event_type, limit=100, **asking)
+    overview.read_waits(tx, WaitFilter(workflow=workflow, event_type=event_type, **asking), limit=100)
 
 
 _FACTOR = 8
@@ -217,92 +215,80 @@ def test_overdue_runs_beyond_the_bound_are_a_minimum(few: World) -> None:
     assert (found.is_exact, 0 < found.count <= 4) == (False, True)
 
 
-def test_waits_that_are_not_found_among_the_examined_instances_ask_for_a_narrower_filter(few: World) -> None:
-    few.wait(few.claim(few.create("c-1", workflow="refund")))
-
-    def waits(**given: Any) -> Any:
-        given = {"workflow": None, "event_type": None, "limit": 10} | given
-        return few.store.read(lambda tx: overview.read_waits(tx, **given))
-
-    assert [each.instance_id for each in waits(workflow="refund")] == ["c-1"]
-    with pytest.raises(FilterTooBroad) as caught:
-        waits(workflow="order")
-    assert str(caught.value) == (
-        "Only 0 waits were found among the 4 entries that one list may examine. "
-        "Narrow the filter: name a workflow or an event type. If the filter has both, try each alone."
-    )
+def read_all_waits(world: World, chosen: WaitFilter, *, limit: int) -> list[list[str]]:
+    """The steps of each page, by instance and key."""
+    pages, position = list[list[str]](), None
+    while not pages or position is not None:
+        page = functools.partial(overview.read_waits, chosen=chosen, after=position, limit=limit)
+        found, position = world.store.read(page)
+        pages.append([f"{each.instance_id} {each.step_key}" for each in found])
+    return pages
 
 
-@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
-def test_waits_of_one_type_are_found_among_any_number_of_instances(few: World) -> None:
-    claim = few.claim(few.create("c-1", workflow="refund"))
-    few.wait(claim)
-    for n in range(6):
-        few.create(f"d-{n}")
-    found = few.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type="approval", limit=10))
-    assert [each.instance_id for each in found] == ["c-1"]
+def wait_at(world: World, id: str, *keys: str, workflow: str = "order", **columns: Any) -> None:
+    """Let an instance wait at steps with these keys."""
+    claim = world.claim(world.create(id, workflow=workflow))
+    wait: dict[str, Any] = {"type": StepType.WAIT, "event_type": "approval", "wake_in": LEASE} | columns
+    for seq, key in enumerate(keys, 1):
+        world.write(claim, step(key, StepStatus.WAITING, seq=seq, **wait))
 
 
-@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
-def test_waits_that_ask_are_found_among_any_number_of_waits(few: World) -> None:
-    claim = few.claim(few.create("c-1", workflow="refund"))
-    few.write(claim, step("w", StepStatus.WAITING, type=StepType.WAIT, event_type="a", wake_in=LEASE, ask=ASK))
-    for n in range(6):
-        few.wait(few.claim(few.create(f"d-{n}")))
-    found = few.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type=None, to="finance", limit=10))
-    assert [each.instance_id for each in found] == ["c-1"]
+ANY_WAIT, OF_TYPE, FOR_FINANCE = WaitFilter(), WaitFilter(event_type="approval"), WaitFilter(to="finance")
 
 
-@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
-def test_the_waits_of_one_instance_are_in_order_also_if_they_are_many(world: World) -> None:
-    claim = world.claim(world.create())
-    keys = [f"w-{n:02}" for n in range(12)]
-    for seq, key in enumerate(reversed(keys), 1):
-        wait = step(key, StepStatus.WAITING, seq=seq, type=StepType.WAIT, event_type="approval", wake_in=LEASE)
-        world.write(claim, wait)
-    waits = world.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type="approval", limit=1))
-    assert [each.step_name for each in waits] == ["w-11"]
-
-
-@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
-def test_waits_of_one_type_beyond_the_bound_are_found_by_their_workflow_alone(few: World) -> None:
-    few.wait(few.claim(few.create("rare", workflow="refund")))
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+@pytest.mark.parametrize("chosen", [ANY_WAIT, OF_TYPE, FOR_FINANCE, WaitFilter(workflow="order")])
+def test_pages_of_waits_have_each_once_also_where_an_instance_has_more_than_are_examined(
+    world: World, monkeypatch: pytest.MonkeyPatch, chosen: WaitFilter, limit: int
+) -> None:
+    monkeypatch.setattr(bounds, "MAX_EXAMINED", 4)
+    wait_at(world, "a", "x", ask=ASK)
+    wait_at(world, "b", *"zyxwvut", ask=ASK)
     for n in range(5):
-        few.wait(few.claim(few.create(f"c-{n}", workflow="ship")))
-
-    def find(event_type: str | None) -> list[EventWait]:
-        return few.store.read(lambda tx: overview.read_waits(tx, workflow="refund", event_type=event_type, limit=1))
-
-    with pytest.raises(FilterTooBroad, match=r"Only 0 waits were found among the 4 entries .* try each alone"):
-        find("approval")
-    assert [each.instance_id for each in find(None)] == ["rare"]
+        world.create(f"idle-{n}")
+    wait_at(world, "c", "y", "x", ask=ASK)
+    pages = read_all_waits(world, chosen, limit=limit)
+    assert list(itertools.chain(*pages)) == [*("c x", "c y"), *(f"b {key}" for key in "tuvwxyz"), "a x"]
+    assert max(map(len, pages)) <= limit
 
 
-def test_a_list_of_waits_ends_where_others_may_lie_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_waits_keep_the_order_over_workflows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each workflow and status, two instances are examined."""
     monkeypatch.setattr(bounds, "MAX_EXAMINED", 12)
-    for n in range(2):
-        world.wait(world.claim(world.create(f"old-{n}", workflow="refund")))
     for n in range(4):
-        world.wait(world.claim(world.create(f"new-{n}")))
+        wait_at(world, f"old-{n}", "x", workflow="refund")
+    for n in range(4):
+        wait_at(world, f"new-{n}", "x")
+    found = itertools.chain(*read_all_waits(world, ANY_WAIT, limit=3))
+    assert list(found) == [*(f"new-{n} x" for n in (3, 2, 1, 0)), *(f"old-{n} x" for n in (3, 2, 1, 0))]
 
-    def found(limit: int) -> list[str]:
-        waits = world.store.read(lambda tx: overview.read_waits(tx, workflow=None, event_type=None, limit=limit))
-        return [each.instance_id for each in waits]
 
-    assert found(2) == ["new-3", "new-2"]
-    with pytest.raises(FilterTooBroad, match="Only 2 waits"):  # new-1 comes before old-1, and is not examined
-        found(3)
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
+@pytest.mark.parametrize("chosen", [OF_TYPE, FOR_FINANCE])
+def test_waits_of_one_type_or_with_questions_are_found_among_any_number_of_instances(
+    few: World, chosen: WaitFilter
+) -> None:
+    wait_at(few, "c-1", "x", ask=ASK)
+    for n in range(6):
+        wait_at(few, f"d-{n}", "x", event_type="other")
+    assert read_all_waits(few, chosen, limit=10) == [["c-1 x"]]
+
+
+def test_a_wait_of_an_earlier_run_hides_none_of_the_current_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_EXAMINED", 1)
+    wait_at(world, "a", "x", ask=ASK)
+    world.change(world.ref("a"), lambda tx, row: lifecycle.restart(tx, row, grace=LEASE, commit_id="c", reason=None))
+    wait: dict[str, Any] = {"type": StepType.WAIT, "event_type": "approval", "wake_in": LEASE, "ask": ASK}
+    world.write(world.claim(world.ref("a")), step("x", StepStatus.WAITING, **wait))
+    assert list(itertools.chain(*read_all_waits(world, FOR_FINANCE, limit=5))) == ["a x"]
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_short_list_of_waits_looks_up_few_instances(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "_MAX_WAITS", 10)
+def test_a_short_list_of_waits_looks_up_few_instances(crowd: Crowd) -> None:
     crowd.fill(15_000)  # fifty of which wait for an approval
 
     def count_met_rows(limit: int) -> int:
-        read = functools.partial(overview.read_waits, workflow=None, event_type="approval", limit=limit)
-        return crowd.count_met_rows(read)
+        return crowd.count_met_rows(functools.partial(overview.read_waits, chosen=OF_TYPE, limit=limit))
 
     assert count_met_rows(2) * 2 < count_met_rows(100)  # which looks up all of them
 
