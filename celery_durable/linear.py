@@ -70,11 +70,17 @@ class Waiting:
     """Call the handler again when an event of this type arrives, or after ``timeout``, which is at least 1 second.
 
     ``outbound_events``: (name, payload) pairs for the handlers of `Durable.outbound`, sent after the commit.
+
+    ``ask``, ``to`` and ``schema``: as in `Step.wait_for_event`. A step can get one answer in a run. The payload of its
+    event is plain JSON data.
     """
 
     event_type: str
     timeout: Duration = "24 hours"
     outbound_events: Sequence[tuple[str, Any]] = ()
+    ask: str | Mapping[str, Any] | None = None
+    to: str | None = None
+    schema: Any = None
 
 
 @dataclass(frozen=True, slots=True)

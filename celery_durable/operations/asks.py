@@ -7,7 +7,7 @@ checked before the instance is locked, because that may call user code, and stor
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from celery_durable import ancestry, notify, values
@@ -37,7 +37,7 @@ from celery_durable.model import (
 from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import run_events
-from celery_durable.store.instances import instances, interventions, lifecycle
+from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.runs import runs, step_rows
 
 
@@ -52,9 +52,10 @@ class AskOperations:
 
         def work(tx: Tx) -> EventWait:
             row = self._context.read_row(tx, workflow, instance_id)
-            found = find_open(self._context, tx, row, step, run)
+            found, given = _find_question(tx, row, step, run)
+            _check_open(self._context, tx, row, found, given)
             assert found.wait_event_type is not None
-            assert found.created_at is not None
+            assert found.waits_since is not None
             return EventWait(
                 workflow=workflow,
                 instance_id=instance_id,
@@ -63,7 +64,7 @@ class AskOperations:
                 wait_event_type=found.wait_event_type,
                 step_name=found.name,
                 step_key=found.step_key,
-                since=found.created_at,
+                since=found.waits_since,
                 wake_at=found.wake_at,
                 **values.read_ask(found.ask),
             )
@@ -89,20 +90,13 @@ class AskOperations:
             context=self._context,
             workflow=workflow,
             instance_id=instance_id,
-            key=values.require_text("Step", step),
+            step=values.require_text("Step", step),
             payload=values.encode(payload, what=f"Answer to step {step!r}", limits=self._context.settings.limits),
             actor=self._context.check_actor(by),
             run=run,
             if_version=if_version,
         )
-        try:
-            due_runs = answer.commit()
-        except AnswerTooLate:
-            if self._context.store.read(answer.is_stored):
-                return False
-            raise
-        self._context.after_commit(lambda: answer.announce(due_runs))
-        return True
+        return answer.store()
 
     def sign(self, workflow: str, instance_id: str, step: str, *, run: int, by: str, valid_for: values.Duration) -> str:
         """Return a text by which the person ``by`` may answer this question, until the time is over."""
@@ -136,43 +130,51 @@ class AskOperations:
         return self._context.settings.answer_key
 
 
-def find_open(context: OperationContext, tx: Tx, row: InstanceRow, key: str, run: int | None) -> StepRow:
-    """Return the row of a wait that would consume an answer that is given now."""
+def _find_question(tx: Tx, row: InstanceRow, key: str, run: int | None) -> tuple[StepRow, StoredEvent | None]:
+    """Return the row of a wait that asks a person, and its answer."""
     if run is not None and run != row.run_number:
         ref = RunRef(row.workflow, row.instance_id, run)
         raise _too_late(ref, key, f"is of an earlier run: the current one is {row.run_number}")
     step = step_rows.find_row(tx, row, key)
     if step is None:
-        near = ancestry.find_closest_names(key, step_rows.read_keys(tx, row))
+        near = ancestry.find_closest_names(key, step_rows.read_names(tx, row))
         raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, near)
     if step.ask is None:
         raise ValueRefused(f"Step {key!r} asks nobody: it is no wait with ask=. Send an event instead.")
-    reason = _find_end(tx, row, step)
-    given = run_events.find_answer(tx, row, event_id=make_answer_id(key))  # last: it may be what has ended the wait
+    return step, run_events.find_answer(tx, row, key=step.step_key)
+
+
+def _check_open(context: OperationContext, tx: Tx, row: InstanceRow, step: StepRow, given: StoredEvent | None) -> None:
+    """Raise AnswerTooLate unless the wait would consume an answer that is given now."""
     if given is not None:
-        shown = context.make_redaction(row.workflow, row.instance_id).redact_value(given.by, "by", key)
-        reason = f"was answered by {shown!r} at {given.created_at:%Y-%m-%d %H:%M:%S} UTC"
-    if reason is not None:
-        raise _too_late(row.ref, key, reason, given=given)
-    return step
+        by = context.make_redaction(row.workflow, row.instance_id).redact_value(given.by, "by", step.name)
+        why: str | None = f"was answered by {by!r} at {given.created_at:%Y-%m-%d %H:%M:%S} UTC"
+    else:
+        why = _find_end(tx, row, step)
+    if why is not None:
+        raise _too_late(row.ref, step.name, why, given=given)
 
 
 def _find_end(tx: Tx, row: InstanceRow, step: StepRow) -> str | None:
     """Return why a wait without an answer takes none any more, or None if it does."""
-    if step.status is not StepStatus.WAITING:
+    if step.status not in (StepStatus.WAITING, StepStatus.LINEAR_WAITING):
         return f"is {step.status}"
-    assert step.wait_event_type is not None
-    assert step.wake_at is not None
     if row.status.is_terminal:
         return f"is of an instance that is {row.status}"
+    assert step.wait_event_type is not None
+    assert step.wake_at is not None
     if step.wake_at <= instances.read_clock(tx):
-        return f"waited until {step.wake_at:%Y-%m-%d %H:%M:%S} UTC"
+        return _describe_deadline(step)
     of_run = tx, row.pk, row.run_number
     if runs.is_cancel_requested(*of_run) and runs.find_raised_cancellation(*of_run) is None:
         return "is being cancelled"
     if run_events.find_oldest_event(tx, row, step.wait_event_type, key=step.step_key, deadline=step.wake_at):
         return f"has an event {step.wait_event_type!r}, which came first"
     return None
+
+
+def _describe_deadline(step: StepRow) -> str:
+    return f"waited until {step.wake_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _too_late(ref: RunRef, key: str, why: str, *, given: StoredEvent | None = None) -> AnswerTooLate:
@@ -182,86 +184,81 @@ def _too_late(ref: RunRef, key: str, why: str, *, given: StoredEvent | None = No
 
 @dataclass(slots=True, kw_only=True, repr=False)  # the name of a hostile request must not get into the log
 class _Answer:
-    """One answer on its way, with the ``payload`` as JSON text. ``ref``: of the run that has accepted it."""
+    """One answer on its way, with the ``payload`` as JSON text. ``event`` is ``inserted`` by the last try."""
 
     context: OperationContext
     workflow: str
     instance_id: str
-    key: str
+    step: str
     payload: str
     actor: str
     run: int | None
     if_version: Versions
-    event_type: str = ""
-    ref: RunRef | None = None
-    commit_id: str = field(init=False)
+    event: notify.AcceptedEvent | None = None
+    inserted: run_events.InsertedEvent | None = None
 
-    def __post_init__(self) -> None:
-        self.commit_id = self.context.runtime.new_token()
+    def store(self) -> bool:
+        """Check the answer and store it. Returns False if it repeats the stored one."""
+        store = self.context.store
+        while (wait := store.read(self._find_wait)) is not None:
+            self._check_payload(wait)
+            insert = functools.partial(self._insert, checked=wait)
+            if (due_runs := store.transact(insert, find_committed=self._find_committed)) is not None:
+                self.context.after_commit(functools.partial(self._announce, due_runs))
+                return True
+        return False
 
-    def commit(self) -> list[DueRun]:
-        """Check the answer, and store it unless a deploy has changed the wait in between: then check it again."""
-        store, due_runs = self.context.store, None
-        while due_runs is None:
-            checked = store.read(self._find_open)
-            self._check_payload(checked)
-            insert = functools.partial(self._insert, checked=checked)
-            due_runs = store.transact(insert, find_committed=self._find_committed)
-        return due_runs
+    def _find_wait(self, tx: Tx) -> StepRow | None:
+        return self._find_unanswered(tx, self.context.read_row(tx, self.workflow, self.instance_id))
 
-    def _find_open(self, tx: Tx) -> StepRow:
-        row = self.context.read_row(tx, self.workflow, self.instance_id)
-        return find_open(self.context, tx, row, self.key, self.run)
+    def _find_unanswered(self, tx: Tx, row: InstanceRow) -> StepRow | None:
+        """Return the open wait, or None if it has this answer: a client that missed the response repeats itself."""
+        wait, given = _find_question(tx, row, self.step, self.run)
+        if given is not None and (given.by, given.payload) == (self.actor, self.payload):
+            return None
+        _check_open(self.context, tx, row, wait, given)
+        return wait
 
-    def _check_payload(self, step: StepRow) -> None:
-        expected = None if step.payload_type is None else values.find_class(step.payload_type)
-        schema = values.read_ask(step.ask)["schema"]
+    def _check_payload(self, wait: StepRow) -> None:
+        expected = None if wait.payload_type is None else values.find_class(wait.payload_type)
+        schema = values.read_ask(wait.ask)["schema"]
         try:
             if expected is not None:
                 values.Codec(expected).decode(self.payload)
             elif schema is not None:
                 values.check_json_schema(schema, self.payload)
         except values.ValidationFailed as exc:
-            event_type = step.wait_event_type or ""
-            raise EventRefused(self.workflow, self.instance_id, event_type, exc.problems) from None
+            raise EventRefused(self.workflow, self.instance_id, wait.wait_event_type or "", exc.problems) from None
         except values.SchemaUnusable as exc:
-            raise AnswerUnchecked(self.key, step.payload_type, str(exc)) from exc
+            raise AnswerUnchecked(self.step, wait.payload_type, str(exc)) from exc
 
     def _insert(self, tx: Tx, checked: StepRow) -> list[DueRun] | None:
+        """Store the answer. Returns None if the wait has changed since it was checked, or has this answer now."""
         row = self.context.lock_row(tx, self.workflow, self.instance_id, self.if_version)
-        step = find_open(self.context, tx, row, self.key, self.run)
-        if step.commit_id != checked.commit_id:
+        wait = self._find_unanswered(tx, row)
+        if wait is None or wait.commit_id != checked.commit_id:
             return None
-        assert step.wait_event_type is not None
-        assert step.wake_at is not None
-        self.event_type, self.ref, event_id = step.wait_event_type, row.ref, make_answer_id(self.key)
-        sent = run_events.insert_event(tx, row, type_=self.event_type, payload=self.payload, event_id=event_id)
-        assert sent is not None  # there was none, under the lock
-        if sent.created_at > step.wake_at:
-            raise _too_late(row.ref, self.key, f"waited until {step.wake_at:%Y-%m-%d %H:%M:%S} UTC")
-        run_events.set_actor(tx, row, sent, actor=self.actor)
-        interventions.insert_audit_record(
-            tx, row, step, action="answer", actor=self.actor, reason=None, commit_id=self.commit_id
-        )
-        if not run_events.is_awaited(tx, row, self.event_type):
+        assert wait.wait_event_type is not None
+        assert wait.wake_at is not None
+        self.event = notify.AcceptedEvent(row.ref, wait.wait_event_type, make_answer_id(wait.step_key))
+        event = {"type_": self.event.event_type, "payload": self.payload, "event_id": self.event.event_id}
+        self.inserted = run_events.insert_event(tx, row, **event, actor=self.actor)
+        assert self.inserted is not None  # there was none, under the lock
+        if self.inserted.created_at > wait.wake_at:
+            raise _too_late(row.ref, self.step, _describe_deadline(wait))
+        if not run_events.is_awaited(tx, row, wait.wait_event_type):
             return []
         return [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self.context.grace)]
 
     def _find_committed(self, tx: Tx) -> list[DueRun] | None:
         """Return the result of `_insert` if its commit in doubt was applied."""
         row = self.context.lock_row(tx, self.workflow, self.instance_id)
-        is_committed = interventions.find_by_commit(tx, row, commit_id=self.commit_id) is not None
-        return [DueRun(row.ref, row.queue)] if is_committed else None
+        sent, event = self.inserted, self.event
+        if sent is None or event is None or not run_events.is_event_committed(tx, row, sent, event_id=event.event_id):
+            return None
+        return [DueRun(row.ref, row.queue)]
 
-    def is_stored(self, tx: Tx) -> bool:
-        """Whether the current run has this answer of this person: a client that missed the response repeats itself."""
-        row = self.context.read_row(tx, self.workflow, self.instance_id)
-        found = run_events.find_answer(tx, row, event_id=make_answer_id(self.key))
-        is_its = found is not None and (found.by, found.payload) == (self.actor, self.payload)
-        return is_its and self.run in (None, row.run_number)
-
-    def announce(self, due_runs: list[DueRun]) -> None:
-        """Emit the signal of the new event, and wake the workers."""
-        assert self.ref is not None
-        notify.send_event_received(notify.AcceptedEvent(self.ref, self.event_type, make_answer_id(self.key)))
+    def _announce(self, due_runs: list[DueRun]) -> None:
+        assert self.event is not None
+        notify.send_event_received(self.event)
         self.context.publish_runs(due_runs)

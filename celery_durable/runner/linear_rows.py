@@ -56,6 +56,7 @@ def build_write(row: StepRow, status: StepStatus, commit_id: str, **changes: Any
         "wake_at": row.wake_at,
         "event_type": row.wait_event_type,
         "event_seq": row.event_seq,
+        "ask": row.ask,
         "error_name": row.error_name,
         "error_message": row.error_message,
     }
@@ -89,10 +90,10 @@ def build_event_write(row: StepRow, commit_id: str, event_seq: int) -> StepWrite
 
 
 def build_wait_write(
-    row: StepRow, commit_id: str, *, event_type: str, timeout: timedelta, ran_for: timedelta
+    row: StepRow, commit_id: str, *, event_type: str, timeout: timedelta, ran_for: timedelta, **asked: str | None
 ) -> StepWrite:
-    """Build the row of a step that waits for an event."""
-    wait = {"event_type": event_type, "event_seq": None, "wake_in": timeout, "wake_at": None}
+    """Build the row of a step that waits for an event; ``asked``: its ``ask`` and ``payload_type``."""
+    wait = {"event_type": event_type, "event_seq": None, "wake_in": timeout, "wake_at": None, **asked}
     return build_write(row, StepStatus.LINEAR_WAITING, commit_id, ran_for=ran_for, **wait, **_NO_ERROR)
 
 

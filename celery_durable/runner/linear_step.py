@@ -150,7 +150,7 @@ class LinearStep:
             return None
         query = functools.partial(run_events.read_event, claim=self._pass.claim, seq=self._row.event_seq)
         found = self._env.store.run_statement(query)
-        return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at)
+        return ReceivedEvent(found.type, _PLAIN.decode(found.payload), found.created_at, found.by)
 
     # --- the handler's outcome ------------------------------------------------------------------
 
@@ -189,10 +189,12 @@ class LinearStep:
         event_type = values.check_event_type(outcome.event_type, settings.max_event_type)
         timeout = values.parse_pause(outcome.timeout, minimum=_SHORTEST_WAIT, maximum=settings.max_sleep)
         timeout = self._env.runtime.wait_duration(timeout, purpose="event", workflow=claim.ref.workflow, step=row.name)
+        asked = self._check_ask(outcome)
         tx = self._build_tx(attempt)
         for name, payload in outcome.outbound_events:
             tx.send_outbound(name, payload)
         commit_id = next(self._pass.lease.commit_ids)
+        build_wait = functools.partial(linear_rows.build_wait_write, row, commit_id)
 
         def decide(tx: Tx, guard_result: GuardResult) -> Decision:
             until = guard_result.now + timeout
@@ -200,15 +202,25 @@ class LinearStep:
             if event is not None:
                 run_events.consume(tx, claim, guard_result, event, key=row.step_key)
                 return Decision([linear_rows.build_event_write(row, commit_id, event.seq)])
-            ran_for = attempt.duration
-            return Decision(
-                [linear_rows.build_wait_write(row, commit_id, event_type=event_type, timeout=timeout, ran_for=ran_for)]
-            )
+            wait = build_wait(event_type=event_type, timeout=timeout, ran_for=attempt.duration, **asked)
+            return Decision([wait])
 
         def find_ending(rows: Sequence[StepRow]) -> Release | None:
             return build_suspension(rows) if any(row.wake_at is not None for row in rows) else None
 
         return build_attempt_commit(commit_id, [], attempt, decide=decide, ending=find_ending)
+
+    def _check_ask(self, outcome: Waiting) -> dict[str, str | None]:
+        """Return what the row keeps of a question; raises ValueRefused. An answer names its step: there can be one."""
+        question = values.check_question(self.name, outcome.ask, outcome.to)
+        schema = values.Codec(outcome.schema, what=f"The schema of wait {self.name!r}")
+        asked = {"ask": None, "payload_type": values.name_class(outcome.schema)}
+        if question is not None:
+            find_answer = functools.partial(run_events.find_answer, run=self._pass.claim, key=self.key)
+            if self._env.store.run_statement(find_answer) is not None:
+                raise ValueRefused(f"Step {self.name!r} was answered in this run: ask again in a step of its own.")
+            asked["ask"] = values.encode_ask(question, outcome.to, schema.json_schema)
+        return asked
 
     def fail(self, attempt: StepAttempt, failure: AttemptFailure) -> None:
         row, commit_id = self._row, next(self._pass.lease.commit_ids)

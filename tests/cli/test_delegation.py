@@ -112,10 +112,10 @@ def test_what_they_answer_is_followed_to_the_end(album: Shop, connection: Any) -
         '{"width":7}', "null", '"rested"', '[{"width":7},null,"rested"]',
     ]  # fmt: skip
     assert [row[1:2] + row[4:] for row in rows if row[0] == "event"] == [
-        [f"task:{key(album)}:1:1:media.resize", "cover", '{"error":{"name":"OSError","message":"disk full"}}'],
-        [f"task:{key(album)}:1:2:media.resize", "cover", '{"output":{"width":7}}'],
-        [f"task:{key(album)}:2:1:media.resize", "back", '{"output":null}'],
-        ["child:3:nap/n-1", "rest", '{"output":"rested"}'],
+        [f"task:{key(album)}:1:1:media.resize", "cover", "", '{"error":{"name":"OSError","message":"disk full"}}'],
+        [f"task:{key(album)}:1:2:media.resize", "cover", "", '{"output":{"width":7}}'],
+        [f"task:{key(album)}:2:1:media.resize", "back", "", '{"output":null}'],
+        ["child:3:nap/n-1", "rest", "", '{"output":"rested"}'],
     ]
 
 

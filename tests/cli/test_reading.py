@@ -207,7 +207,7 @@ def test_show_in_full_has_every_value_and_exact_times(order: Shop) -> None:
         '      "by": "eve"\n'
         "    }\n"
         "\n"
-        "EVENT      ID       SENT                       CONSUMED BY\n"
+        "EVENT      ID       SENT                       CONSUMED BY      BY\n"
         "approval   mail-7   2030-01-01T00:00:02.012Z   await approval\n"
         "\n"
         "PAYLOADS\n"
@@ -231,7 +231,7 @@ def test_show_in_a_pipe_is_records_named_by_their_first_field(order: Shop) -> No
         ["step", "count", "do", "completed", "1/6", "12 ms", "", "", "2030-01-01T00:00:02.000Z", at, '{"cents":1999}'],
         ["step", "await approval", "event", "waiting", "", "0 ms",
          'event "approval", times out at 2030-01-02T00:00:02.012Z', "", at, "", "null"],
-        ["event", "early", "mail-7", at, "-", '"é"'],
+        ["event", "early", "mail-7", at, "-", "", '"é"'],
         ["explain", "WAITING_EVENT", 'Waits for event "approval" at step "await approval"; times out in 1 d. '
          'Buffered for later waits: "early".'],
     ]  # fmt: skip

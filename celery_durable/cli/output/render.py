@@ -138,7 +138,7 @@ def _name_child(child: Child | None) -> str:
     return "" if child is None else f"{child.workflow}/{child.instance_id}"
 
 
-EVENT_COLUMNS = tuple(map(Column, ("EVENT", "ID", "SENT", "CONSUMED BY")))
+EVENT_COLUMNS = tuple(map(Column, ("EVENT", "ID", "SENT", "CONSUMED BY", "BY")))
 
 
 def event_cells(event: EventRecord, history: History, times: Times) -> list[Cell]:
@@ -146,7 +146,7 @@ def event_cells(event: EventRecord, history: History, times: Times) -> list[Cell
     names = {step.step_key: step.name for step in history.steps}
     key = event.consumed_by_step_key
     consumer: Cell = Styled("-", "dim") if key is None else names.get(key, key)
-    return [event.type, event.event_id, times.format(event.created_at), consumer]
+    return [event.type, event.event_id, times.format(event.created_at), consumer, event.by or ""]
 
 
 def get_result(step: StepRecord) -> Any:

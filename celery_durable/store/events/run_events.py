@@ -37,7 +37,8 @@ def event_values(pk: Any, run_number: Any, seq: Any, *, created_at: Any) -> dict
 
 
 def _build_event(s: Store, seq: Any) -> dict[str, Any]:
-    return event_values(param("pk", sa.BigInteger), param("run", sa.Integer), seq, created_at=s.clock())
+    values = event_values(param("pk", sa.BigInteger), param("run", sa.Integer), seq, created_at=s.clock())
+    return values | {"actor": param("actor", sa.String)}
 
 
 EVENT_KEY = ("instance_pk", "run_number", "event_id")
@@ -109,13 +110,18 @@ class InsertedEvent:
         return from_us(self.created_us)
 
 
-def insert_event(tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str) -> InsertedEvent | None:
+def insert_event(
+    tx: Tx, row: InstanceRow, *, type_: str, payload: str, event_id: str, actor: str | None = None
+) -> InsertedEvent | None:
     """Store an event for the current run. Returns None if an event with this id was accepted before.
+
+    ``actor``: the person whose answer it is.
 
     Events are ordered by the instance's version, as the statement finds or writes it: an earlier SELECT could be
     outdated in a caller's REPEATABLE READ session.
     """
-    event = {"pk": row.pk, "run": row.run_number, "event_id": event_id, "type": type_, "payload": payload}
+    of_run = {"pk": row.pk, "run": row.run_number}
+    event = {**of_run, "event_id": event_id, "type": type_, "payload": payload, "actor": actor}
     inserted = tx.run_combined(_bump_version_and_insert_event, **event)
     if inserted is None:
         tx.run(_bump_version, pk=row.pk)
@@ -195,13 +201,13 @@ def find_oldest_event(
     """
     of_run = {"pk": run.pk, "run": run.ref.run_number, "answer_id": make_answer_id(key)}
     row = tx.run(_select_oldest_event, **of_run, type=type_, deadline_us=to_us(deadline)).first()
-    return None if row is None else StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at), row.actor)
+    return None if row is None else _to_stored_event(row)
 
 
 @statement
 def _select_event(s: Store) -> Any:
     e = s.tables.event.c
-    return sa.select(e.seq, e.type, e.payload, e.created_at).where(
+    return sa.select(e.seq, e.type, e.payload, e.created_at, e.actor).where(
         e.instance_pk == param("pk"), e.run_number == param("run"), e.seq == param("seq")
     )
 
@@ -209,24 +215,19 @@ def _select_event(s: Store) -> Any:
 def read_event(tx: Tx, claim: Claim, seq: int) -> StoredEvent:
     """Return one event of the run, consumed or not."""
     row = tx.run(_select_event, pk=claim.pk, run=claim.ref.run_number, seq=seq).one()
-    return StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at))
+    return _to_stored_event(row)
 
 
-def find_answer(tx: Tx, row: InstanceRow, *, event_id: str) -> StoredEvent | None:
-    """Return the answer with this id that the current run has accepted."""
+def _to_stored_event(row: Any) -> StoredEvent:
+    return StoredEvent(row.seq, row.type, row.payload, from_us(row.created_at), row.actor)
+
+
+def find_answer(tx: Tx, run: Claim | InstanceRow, *, key: str) -> StoredEvent | None:
+    """Return the answer to the wait with this step key that a run has accepted."""
     e = tx.t.event.c
-    is_it = (e.instance_pk == row.pk, e.run_number == row.run_number, e.event_id == event_id, e.actor.is_not(None))
+    is_it = (e.instance_pk == run.pk, e.run_number == run.ref.run_number, e.event_id == make_answer_id(key))
     found = tx.execute(sa.select(e.seq, e.type, e.payload, e.created_at, e.actor).where(*is_it)).first()
-    if found is None:
-        return None
-    return StoredEvent(found.seq, found.type, found.payload, from_us(found.created_at), found.actor)
-
-
-def set_actor(tx: Tx, row: InstanceRow, sent: InsertedEvent, *, actor: str) -> None:
-    """Make an event that this transaction has inserted the answer of a person."""
-    e = tx.t.event
-    is_it = (e.c.instance_pk == row.pk, e.c.run_number == sent.run_number, e.c.seq == sent.seq)
-    tx.execute(sa.update(e).where(*is_it).values(actor=actor))
+    return None if found is None else _to_stored_event(found)
 
 
 @statement

@@ -14,7 +14,18 @@ import sqlalchemy as sa
 
 from celery_durable.ancestry import Ancestry
 from celery_durable.errors import Cancelled, Superseded
-from celery_durable.model import Claim, InstanceRow, NewRun, RunRef, StepRow, StepWrite, from_us, from_us_or_none, to_us
+from celery_durable.model import (
+    Claim,
+    InstanceRow,
+    NewRun,
+    RunRef,
+    StepRow,
+    StepWrite,
+    WorkflowKind,
+    from_us,
+    from_us_or_none,
+    to_us,
+)
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.statements import param, statement, statement_for
 from celery_durable.store.runs.claims import GuardResult
@@ -182,18 +193,22 @@ def insert_new(tx: Tx, fields: tuple[str, ...], rows: Sequence[tuple[Claim, int,
 
 
 def find_row(tx: Tx, row: InstanceRow, key: str) -> StepRow | None:
-    """Return a step of the current run of an instance."""
+    """Return a step of the current run of an instance by its key, or of a linear run by its name."""
     st = tx.t.step
-    is_it = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number, st.c.step_key == key)
-    found = tx.execute(sa.select(*STEPS.select(st)).where(*is_it)).first()
+    has_key, has_name = st.c.step_key == key, st.c.name == key
+    of_run = (st.c.instance_pk == row.pk, st.c.run_number == row.run_number)
+    is_it = sa.or_(has_key, has_name) if row.kind is WorkflowKind.LINEAR else has_key
+    query = sa.select(*STEPS.select(st)).where(*of_run, is_it)
+    found = tx.execute(query.order_by(sa.case((has_key, 0), else_=1)).limit(1)).first()
     return None if found is None else STEPS.read(found)
 
 
-def read_keys(tx: Tx, row: InstanceRow) -> list[str]:
-    """Return the keys of the steps of the current run, in call order."""
+def read_names(tx: Tx, row: InstanceRow) -> list[str]:
+    """Return the keys of the steps of the current run, or the names of a linear run, in order."""
     st = tx.t.step.c
     mine = (st.instance_pk == row.pk, st.run_number == row.run_number)
-    return list(tx.execute(sa.select(st.step_key).where(*mine).order_by(st.seq)).scalars())
+    column = st.name if row.kind is WorkflowKind.LINEAR else st.step_key
+    return list(tx.execute(sa.select(column).where(*mine).order_by(st.seq)).scalars())
 
 
 @statement

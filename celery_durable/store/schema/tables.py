@@ -45,13 +45,13 @@ from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import Database, big_id, choose_options, full_index_only, long_text
 from celery_durable.store.schema.step_format import STEP_COLUMNS
 
-REVISION = "0006"
+REVISION = "0007"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
 """The condition of the partial index over open waits for events. A query repeats it to use the index."""
 
-OPEN_ASK = "ask IS NOT NULL AND status = 'waiting'"
+OPEN_ASK = "ask IS NOT NULL AND status IN ('waiting', 'WAITING')"
 """The condition of the partial index over open waits that ask a person. A query repeats it to use the index."""
 
 OPEN_ITEM = "status IN ('pending', 'sent', 'failed')"
@@ -257,7 +257,7 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
             "instance_pk",
             where=OPEN_EVENT_WAIT,
         ),
-        partial_index_only(f"{prefix}ix_workflow_step_asked", "instance_pk", where=OPEN_ASK),
+        partial_index_only(f"{prefix}ix_workflow_step_asking", "instance_pk", where=OPEN_ASK),
     )
     event = table(
         "workflow_event",
