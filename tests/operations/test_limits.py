@@ -7,7 +7,7 @@ import pytest
 from celery_durable import Limit
 from celery_durable.errors import LimitNotFound
 from tests.support.databases import on_databases
-from tests.support.limits import Bodies, define, holds
+from tests.support.limits import Bodies, define, holds, serve
 from tests.support.world import World
 
 database = on_databases("sqlite", "postgresql", "mariadb")
@@ -58,6 +58,25 @@ def test_a_lower_number_stops_nobody(world: World, bodies: Bodies) -> None:
     assert bodies.ran == ["a", "b", "c"]
     assert [order.of(each).output for each in "abc"] == ["a", "b", "c"]
     assert world.operations.limits.get("stripe").limit.set_by == "ann"
+
+
+@pytest.mark.parametrize("by", ["the code", "ann"])
+def test_a_higher_rate_counts_at_once(world: World, bodies: Bodies, by: str) -> None:
+    order = define(world, bodies, Limit("stripe", rate="1 per hour"))
+    for each in "abc":
+        order.create(id=each)
+    world.run_until_idle()
+    assert bodies.ran == ["a"]
+    if by == "the code":
+        order = define(world, bodies, Limit("stripe", rate="10 per second"))
+    else:
+        world.operations.limits.set("stripe", rate="10 per second", by=by)
+    order.create(id="d")
+    for _ in range(5):
+        world.run_after(1)
+        serve(world)
+    assert sorted(bodies.ran) == ["a", "b", "c", "d"]
+    assert holds(world) == []
 
 
 def test_a_limit_shows_who_holds_it_and_who_waits(world: World, bodies: Bodies) -> None:

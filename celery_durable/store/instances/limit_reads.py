@@ -216,6 +216,7 @@ def set_numbers(tx: Tx, name: str, key: str | None, values: dict[str, Any]) -> N
     """Set numbers of a limit, for all its keys if ``key`` is None, also for those that come later."""
     limit, now = tx.t.limit, tx.store.clock()
     is_it = [limit.c.name == name, *([] if key is None else [limit.c.key == key])]
-    tx.execute(sa.update(limit).where(*is_it).values(**values, updated_at=now))
+    times = {"next_grant_at": 0, "next_start_at": 0} if "set_rate" in values else {}  # those of the old rate
+    tx.execute(sa.update(limit).where(*is_it).values(**values, **times, updated_at=now))
     if key is None:
         limits.insert_all_keys(tx, name, values)

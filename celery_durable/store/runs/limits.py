@@ -240,6 +240,8 @@ class LockedLimits:
         limit = self._limits[key] = _Limit(key, *found, *tx.run(_read_queue, **given).one())
         self._before[key] = limit.written
         if use is not None:  # the numbers of the code may have changed
+            if use.rate != limit.rate:
+                limit.next_grant_at = limit.next_start_at = 0
             limit.at_once, limit.rate = use.at_once, use.rate
 
     def close(self) -> Served:
