@@ -30,6 +30,7 @@ from pydantic_ai.toolsets import ExternalToolset
 
 from celery_durable import Step, StepConfig, StepFailed, WorkflowEvent, durable_workflow
 from celery_durable.contrib.pydantic_ai import CeleryDurability, RequestInput, run_agent
+from celery_durable.event_loop import event_loop
 from celery_durable.testing import DurableHarness, assert_crash_safe
 from celery_durable.testing.harness import HarnessInstance
 
@@ -317,6 +318,25 @@ def test_an_agent_outside_of_workflows_is_as_without_the_capability() -> None:
     agent = make_agent([call("look", "c1")], "done")
     agent.tool_plain(name="look", metadata={"celery_durable": StepConfig(retries=3)})(lambda: "seen")
     assert returned(agent.run_sync("go").all_messages()) == ["seen"]
+
+
+def test_nothing_of_a_run_that_waits_stays_on_the_loop(durable_harness: DurableHarness) -> None:
+    agent, cleaner = refunds_much(), Agent(FunctionModel(echo), name="cleaner", capabilities=[CeleryDurability()])
+
+    async def clean_up_afterwards() -> str:
+        try:
+            return (await agent.run("go")).output
+        finally:
+            await cleaner.run("clean up")
+
+    async def count_tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    instance = play(durable_harness, lambda step: run_agent(step, clean_up_afterwards))
+    assert event_loop.run(count_tasks, name="a test") == 1
+    instance.answer("approval c1", {"c1": True}, by="ada")
+    durable_harness.advance("1 hour")
+    assert instance.result() == "done"
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

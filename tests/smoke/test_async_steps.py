@@ -15,7 +15,7 @@ from tests.smoke.site import REDIS_AND_POSTGRESQL, Site
 
 PASSES = int(os.environ.get("DURABLE_TEST_PASSES", "1000"))
 """How many passes ask the server."""
-AT_ONCE = 20
+AT_ONCE = PASSES // 50
 
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(120 + PASSES // 2)]
 
