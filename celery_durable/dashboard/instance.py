@@ -17,7 +17,7 @@ from celery_durable.dashboard.changes import CHANGES, INSTANCE_CHANGES, STEP_CHA
 from celery_durable.dashboard.timeline import WIDTH, Phase, draw
 from celery_durable.dashboard.visits import Endpoint, Visit
 from celery_durable.errors import StepNotFound
-from celery_durable.insight.explain import explain
+from celery_durable.insight.explain import Facts, explain
 from celery_durable.insight.explain.summaries import Times
 from celery_durable.model import HistoryPage, InstanceHead, Status
 from celery_durable.redaction import Redaction
@@ -58,7 +58,7 @@ def _show(visit: Visit) -> Response:
         changes=[
             each for name, each in CHANGES.items() if name in visit.offers and each.is_possible(facts.instance.status)
         ],
-        **({} if show is None else show(visit, facts.head, run)),
+        **({} if show is None else show(visit, facts, run)),
     )
 
 
@@ -90,8 +90,8 @@ def _read_filter(visit: Visit) -> StepFilter:
 # --- the views ------------------------------------------------------------------------------------
 
 
-def _show_steps(visit: Visit, head: InstanceHead, run: HistoryPage) -> dict[str, Any]:
-    steps, is_current = run.steps.items, run.run_number == head.instance.run_number
+def _show_steps(visit: Visit, facts: Facts, run: HistoryPage) -> dict[str, Any]:
+    head, steps, is_current = facts.head, run.steps.items, run.run_number == facts.instance.run_number
     failed = [step.step_key for step in steps if step.error is not None or step.attempts > 1]
     attempts = []
     if failed:
@@ -101,20 +101,28 @@ def _show_steps(visit: Visit, head: InstanceHead, run: HistoryPage) -> dict[str,
     running = head.instance.running if is_current else None
     return {
         "steps": steps,
-        "timeline": draw(run, steps, attempts, running, head.now, is_first_page="cursor" not in visit.query),
+        "timeline": draw(
+            run,
+            steps,
+            attempts,
+            running,
+            head.now,
+            is_first_page="cursor" not in visit.query,
+            limits={each.step_key: each.limit.name for each in facts.limit_waits if is_current},
+        ),
         "phases": list(Phase),
         "bar_width": WIDTH,
         "chosen": _read_filter(visit),
     }
 
 
-def _show_step(visit: Visit, head: InstanceHead, run: HistoryPage) -> dict[str, Any]:
+def _show_step(visit: Visit, facts: Facts, run: HistoryPage) -> dict[str, Any]:
     key, where, redaction = visit.query["step"], read_target(visit.request), _find_redaction(visit)
     if not run.steps.items:
         raise StepNotFound(*where, run.run_number, key, [])
     step = run.steps.items[0]
-    attempts = visit.operations.history.attempts(*where, run=run.run_number, steps=[key], limit=_ROWS, head=head)
-    is_completable = (step.finished_at is None or step.error is not None) and head.instance.status not in _UNCHANGEABLE
+    attempts = visit.operations.history.attempts(*where, run=run.run_number, steps=[key], limit=_ROWS, head=facts.head)
+    is_completable = (step.finished_at is None or step.error is not None) and facts.instance.status not in _UNCHANGEABLE
     possible = {"rewind", "fork", *(["set_result", "skip"] if is_completable else [])}
     return {
         "step": step,
@@ -123,13 +131,13 @@ def _show_step(visit: Visit, head: InstanceHead, run: HistoryPage) -> dict[str, 
     }
 
 
-def _show_run(visit: Visit, head: InstanceHead, run: HistoryPage) -> dict[str, Any]:
+def _show_run(visit: Visit, facts: Facts, run: HistoryPage) -> dict[str, Any]:
     where = read_target(visit.request)
-    published = visit.operations.history.published(*where, run=run.run_number, head=head)
+    published = visit.operations.history.published(*where, run=run.run_number, head=facts.head)
     return {"published": _find_redaction(visit).redact_published(published)}
 
 
-View = Callable[[Visit, InstanceHead, HistoryPage], Mapping[str, Any]]
+View = Callable[[Visit, Facts, HistoryPage], Mapping[str, Any]]
 _VIEWS: dict[str, View] = {"steps": _show_steps, "run": _show_run, "step": _show_step}
 
 

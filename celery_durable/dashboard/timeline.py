@@ -1,4 +1,4 @@
-"""The times of a run's steps as bars: in the queue, running, between two attempts, and waiting.
+"""The times of a run's steps as bars: in the queue, waiting for a limit, running, between two attempts, and waiting.
 
 A long time in which nothing runs is drawn shorter, because otherwise a wait of a day hides all work.
 """
@@ -24,6 +24,7 @@ class Phase(StrEnum):
     """What a step does for a while."""
 
     QUEUED = "queued"
+    LIMITED = "waits for a limit"
     RUNS = "runs"
     FAILED = "failed attempt"
     BACKOFF = "backoff"
@@ -37,6 +38,8 @@ class Span:
     phase: Phase
     start: datetime
     end: datetime
+    name: str = ""
+    """How its bar names it, if not as its phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,15 @@ def draw(
     now: datetime,
     *,
     is_first_page: bool,
+    limits: Mapping[str, str],
 ) -> Timeline:
-    """Return the bars of some steps of a run."""
+    """Return the bars of some steps of a run. ``limits``: the name of the limit for which a step waits, by step key."""
     failed = defaultdict[str | None, list[AttemptRecord]](list)
     for each in attempts:
         if each.item is None:
             failed[each.step_key].append(each)
     end = run.completed_at or now
-    spans = {step.step_key: _find_spans(step, failed[step.step_key], running, end) for step in steps}
+    spans = {step.step_key: _find_spans(step, failed[step.step_key], running, end, limits) for step in steps}
     first = min((span.start for each in spans.values() for span in each), default=end)
     started = min(run.started_at or end, first)
     start = [Span(Phase.QUEUED, run.created_at, started)] if is_first_page and run.created_at < started else []
@@ -86,7 +90,11 @@ def draw(
 
 
 def _find_spans(
-    step: StepRecord, failed: Sequence[AttemptRecord], running: RunningStep | None, now: datetime
+    step: StepRecord,
+    failed: Sequence[AttemptRecord],
+    running: RunningStep | None,
+    now: datetime,
+    limits: Mapping[str, str],
 ) -> list[Span]:
     """Return the phases of a step in their order, without those that took no time."""
     is_running = running is not None and running.step_key == step.step_key
@@ -103,7 +111,10 @@ def _find_spans(
     end, is_body = step.finished_at or now, step.display_type is StepType.DO
     if is_body:
         started = running.since if running and is_running else step.started_at or begin
-        if step.is_waiting:  # for its next attempt
+        if step.waits_for_limits:
+            limit = limits.get(step.step_key)
+            found.append(Span(Phase.LIMITED, begin, end, "" if limit is None else f"waits for limit {limit}"))
+        elif step.is_waiting:  # for its next attempt
             due = step.next_retry_at or end
             found += [Span(gap, begin, min(due, end)), Span(Phase.QUEUED, min(due, end), end)]
         else:
@@ -145,5 +156,5 @@ class Axis:
         """Return the bar of one of the spans."""
         x = min(self._places[span.start], WIDTH - _LEAST_WIDTH)
         width = max(self._places[span.end] - self._places[span.start], _LEAST_WIDTH)
-        title = f"{span.phase} {format_duration(span.end - span.start)}"
+        title = f"{span.name or span.phase} {format_duration(span.end - span.start)}"
         return Bar(span.phase.replace(" ", "-"), round(x, 1), round(width, 1), title)

@@ -7,8 +7,10 @@ import re
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from celery import Signature
 
-from celery_durable import NonRetryableError, Retries, Step, StepConfig, WorkflowEvent
+from celery_durable import Limit, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.dashboard import instance
 from tests.dashboard.conftest import Browser
 from tests.http.conftest import Shop
@@ -84,6 +86,21 @@ def test_the_times_of_a_step_are_bars(flaky: str, pages: Browser) -> None:
     assert bars(page, "approve")[0].startswith("waits")
     assert "Times in which nothing runs are drawn shorter." in page
     assert all(0 <= float(x) <= 1000 for x in re.findall(r'<rect class="\S+" x="([\d.]+)"', page))
+
+
+def test_the_wait_for_a_limit_is_a_bar_that_names_it(shop: Shop, pages: Browser) -> None:
+    bank = Limit("bank", at_once=1)
+
+    @shop.durable.workflow(name="pay")
+    def pay(event: WorkflowEvent[None], step: Step) -> None:
+        step.task("pay", Signature("bank.pay"), limits=[bank])
+
+    for number in range(2):
+        pay.create(None, id=f"p-{number}")
+        shop.work()
+    shop.clock.advance(seconds=300)
+    assert bars(pages.open("/workflows/pay/instances/p-1"), "pay") == ["waits for limit bank 5 min"]
+    assert bars(pages.open("/workflows/pay/instances/p-0"), "pay") == ["waits 5 min"]
 
 
 def test_an_attempt_shows_its_traceback_and_its_worker(flaky: str, pages: Browser) -> None:
@@ -210,3 +227,26 @@ def test_a_page_follows_a_run_until_it_ends(orders: Shop, pages: Browser) -> Non
     assert followed.headers["content-type"].startswith("text/event-stream")
     assert "event: end" in followed.text
     assert pages.head(stream).status_code == 405
+
+
+STATES = {"order/o-0": 5, "bad/b-0": 6, "echo/e-1": 4, "order/new": 4}
+"""Instances that wait for an event, have failed, have ended and are due, with the statements of their pages."""
+
+
+def test_a_page_makes_few_statements(orders: Shop, pages: Browser) -> None:
+    orders.durable.workflows["echo"].create(1, id="e-1")
+    orders.work()
+    orders.durable.workflows["order"].create({"order_id": "9"}, id="new")
+    made = dict.fromkeys(STATES, 0)
+    for name in STATES:
+        path = "/workflows/{}/instances/{}".format(*name.split("/"))
+        pages.open(path)  # the first one also connects
+
+        def count(*_: Any, name: str = name) -> None:
+            made[name] += 1
+
+        engine = orders.durable.internals.store.engine
+        sa.event.listen(engine, "before_cursor_execute", count)
+        pages.open(path)
+        sa.event.remove(engine, "before_cursor_execute", count)
+    assert {name: number for name, number in made.items() if number > STATES[name]} == {}
