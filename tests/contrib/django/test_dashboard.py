@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.test import AsyncClient, Client
 
@@ -67,12 +68,29 @@ def test_a_change_needs_the_token_of_the_page(waiting: DurableHarness) -> None:
     assert wait.get("a").status().status is Status.WAITING
 
 
-def test_pages_are_served_under_asgi(waiting: DurableHarness) -> None:
+def test_under_asgi_a_page_follows_its_instance(waiting: DurableHarness) -> None:
     session = log_in("view_instance").cookies[settings.SESSION_COOKIE_NAME].value
 
-    async def open_page() -> Any:
+    async def follow() -> list[str]:
         client = AsyncClient()
         client.cookies[settings.SESSION_COOKIE_NAME] = session
-        return await client.get("/durable/instances")
+        assert INSTANCE in (await client.get("/durable/instances")).content.decode()
+        assert f'data-stream="{INSTANCE}/stream"' in (await client.get(INSTANCE)).content.decode()
+        response: Any = await client.get(f"{INSTANCE}/stream")
+        assert (response.status_code, response["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
+        parts = aiter(response.streaming_content)
+        seen = [(await anext(parts)).decode()]
+        wait.get("a").send_event("answer", "yes")
+        await sync_to_async(waiting.run_until_idle)()
+        while "event: end" not in seen[-1]:
+            seen.append((await anext(parts)).decode())
+        await sync_to_async(response.close)()
+        return seen
 
-    assert INSTANCE in async_to_sync(open_page)().content.decode()
+    assert any("event: step" in part for part in asyncio.run(follow()))
+
+
+def test_under_wsgi_no_stream_holds_a_thread(waiting: DurableHarness) -> None:
+    client = log_in("view_instance")
+    assert "data-stream" not in client.get(INSTANCE).content.decode()
+    assert client.get(f"{INSTANCE}/stream").status_code == 501
