@@ -199,6 +199,10 @@ def test_what_is_created_is_in_the_scope(shop: Shop, tenants: dict[str, TestClie
     outside = {"labels": {"tenant": "globex"}} if kind == "label" else {"id": "globex-7"}
     refused(api.post(path, json=outside), 403, "OUT_OF_SCOPE")
     refused(api.post(f"{path}/batch", json={"instances": [{"id": "acXe-8", **outside}]}), 403, "OUT_OF_SCOPE")
+    fork = f"{path}/ac_e-1/fork"
+    if kind == "prefix":
+        refused(api.post(fork, json={"step": "charge", "id": "globex-7"}), 403, "OUT_OF_SCOPE")
+        assert api.post(fork, json={"step": "charge"}).json()["id"].startswith(PREFIXES["acme"])
     if kind == "label":  # ids are unique per workflow: that one is taken cannot be hidden, but all else is
         for exists in ("error", "return"):
             answer = api.post(path, json={"id": "acXe-1", "ifExists": exists})

@@ -114,6 +114,22 @@ def test_terminate_cancels_and_the_rows_stay_as_they_were(world: World) -> None:
         instance.send("paid")
 
 
+@pytest.mark.parametrize(("stop", "status"), [("pause", "paused"), ("cancel", "terminated")])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_pause_or_a_cancel_ends_it_before_the_next_step(world: World, stop: str, status: str, waits: bool) -> None:
+    def stop_it(ctx: LinearContext) -> Completed:
+        getattr(world.operations.lifecycle, stop)("order", "i-1")
+        return done(ctx)
+
+    line = Line(world, VALIDATE=waits_for() if waits else stop_it)
+    instance = line.flow.run()
+    if waits:
+        getattr(world.operations.lifecycle, stop)("order", "i-1")
+        world.run_until_idle()
+    assert (instance.status, line.called) == (status, [("VALIDATE", "RUN", 1)])
+    assert rows(instance) == ["WAITING" if waits else "DONE", *(["PENDING"] * 2 if waits else ["READY", "PENDING"])]
+
+
 # --- events -------------------------------------------------------------------------------------
 
 
@@ -185,15 +201,18 @@ def test_an_event_that_came_during_a_pause_is_found_after_it(world: World) -> No
     assert instance.steps()[1].result == "meanwhile"
 
 
-def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(world: World) -> None:
-    line = Line(world)
-    instance = line.flow.create()
-    while instance.row.crash_count < 5:
-        world.new_worker().runtime.crash_at = "claimed"
+@pytest.mark.parametrize("waits", [False, True])
+def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(world: World, waits: bool) -> None:
+    line = Line(world, VALIDATE=waits_for() if waits else done)
+    instance = line.flow.run() if waits else line.flow.create()
+    if waits:
+        world.advance(timedelta(hours=1))
+    while (count := instance.row.crash_count) < 5:
+        world.new_worker().runtime.crash_at = "before-body" if count == 4 else "claimed"
         world.run_after(100)
     world.new_worker()
     world.run_after(100)
-    assert (rows(instance)[0], state(instance), line.calls) == ("DEAD", "FAILED", [])
+    assert (rows(instance)[0], state(instance), len(line.calls)) == ("DEAD", "FAILED", waits)
     assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row died")
 
 
