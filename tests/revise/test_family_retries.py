@@ -11,6 +11,7 @@ import pytest
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTimeout, WorkflowEvent, durable_workflow
 from celery_durable.errors import InstanceNotErrored, VersionMismatch
 from celery_durable.model import Child
+from celery_durable.signals import ignore, listen, workflow_restarted
 from celery_durable.testing import DurableHarness, HarnessInstance
 from tests.support.databases import on_databases
 
@@ -238,6 +239,22 @@ def test_only_errored_instances_of_this_version_are_retried(harness: DurableHarn
     parent.retry(family=True)
     with pytest.raises(InstanceNotErrored):
         parent.retry(family=True)
+
+
+def test_a_parent_that_fails_again_while_its_child_is_retried_is_of_another_version(harness: DurableHarness) -> None:
+    parent = fail_middle(harness)
+    operations = harness.durable.internals.operations
+    version = operations.queries.read_with_tag("retries-middle", "m").tag
+
+    def retry_parent(**_: object) -> None:
+        ignore(workflow_restarted, retry_parent)
+        parent.retry()
+        harness.run_until_idle()
+
+    listen(workflow_restarted, retry_parent)
+    with pytest.raises(VersionMismatch):
+        operations.families.retry("retries-middle", "m", if_version=[version])
+    assert (states(harness)["m"], parent.status().error.name) == ("errored", "InstanceAlreadyExists")
 
 
 def test_explain_names_the_child_and_the_retry_that_keeps_it(harness: DurableHarness) -> None:
