@@ -10,7 +10,7 @@ import pytest
 
 from celery_durable import Retries, Step, StepConfig, StepFailed, StepTimeout, WorkflowEvent, durable_workflow
 from celery_durable.errors import InstanceNotErrored, VersionMismatch
-from celery_durable.model import Child
+from celery_durable.model import Child, Scope
 from celery_durable.signals import ignore, listen, workflow_restarted
 from celery_durable.testing import DurableHarness, HarnessInstance
 from tests.support.databases import on_databases
@@ -255,6 +255,16 @@ def test_a_parent_that_fails_again_while_its_child_is_retried_is_of_another_vers
     with pytest.raises(VersionMismatch):
         operations.families.retry("retries-middle", "m", if_version=[version])
     assert (states(harness)["m"], parent.status().error.name) == ("errored", "InstanceAlreadyExists")
+
+
+def test_a_preview_names_nothing_outside_the_scope_of_its_caller(harness: DurableHarness) -> None:
+    broken.add("m-leaf")
+    operations, labels = harness.durable.internals.operations, {"tenant": "acme"}
+    operations.create.instance("retries-middle", id="m", labels=labels)
+    harness.run_until_idle()
+    parent, child = Child("retries-middle", "m"), Child("retries-leaf", "m-leaf")
+    assert operations.families.preview_retry("retries-middle", "m") == [child, parent]
+    assert operations.restrict_to(Scope(labels)).families.preview_retry("retries-middle", "m") == [parent]
 
 
 def test_explain_names_the_child_and_the_retry_that_keeps_it(harness: DurableHarness) -> None:
