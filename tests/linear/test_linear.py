@@ -207,11 +207,16 @@ def test_workers_that_die_before_a_step_begins_end_the_instance_after_so_many(wo
     instance = line.flow.run() if waits else line.flow.create()
     if waits:
         world.advance(timedelta(hours=1))
-    while (count := instance.row.crash_count) < 5:
-        world.new_worker().runtime.crash_at = "before-body" if count == 4 else "claimed"
+    while instance.row.crash_count < 4:
+        world.new_worker().runtime.crash_at = "claimed"
+        world.run_after(100)
+    last = world.new_worker()
+    last.runtime.crash_at = "before-body"
+    while not last.runtime.is_dead:
         world.run_after(100)
     world.new_worker()
-    world.run_after(100)
+    for _ in range(2):
+        world.run_after(100)
     assert (rows(instance)[0], state(instance), len(line.calls)) == ("DEAD", "FAILED", waits)
     assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row died")
 
