@@ -100,14 +100,14 @@ class HttpBackend:
         more_steps, more_events, more_attempts = page.steps_cursor, page.events_cursor, page.attempts_cursor
         while more_steps or more_events or more_attempts:
             cursors = {"stepsCursor": more_steps, "eventsCursor": more_events, "attemptsCursor": more_attempts}
-            # A list without a cursor is complete, and the response repeats its first page.
+            # A list without a cursor is complete. The response has the first page of it again, except of attempts.
             page = self._history_page(path, query | cursors | {"includeAttempts": more_attempts is not None})
             steps += page.steps if more_steps else ()
             events += page.events if more_events else ()
-            attempts += (page.attempts or ()) if more_attempts else ()
+            attempts += page.attempts or ()
             more_steps = page.steps_cursor if more_steps else None
             more_events = page.events_cursor if more_events else None
-            more_attempts = page.attempts_cursor if more_attempts else None
+            more_attempts = page.attempts_cursor
         whole = replace(found, steps=steps, events=events, attempts=attempts)
         return whole.to_history(workflow, instance_id)
 
