@@ -91,3 +91,41 @@ def test_no_step_fails_for_it(make_world: Callable[..., Engine], writes: str) ->
     world.advance(31)
     assert instance.advance(worker) == "complete"
     assert instance.step(name).attempts <= 2
+
+
+@contextmanager
+def full_disk(world: Engine) -> Iterator[None]:
+    """What a body writes fails as on a full disk; what the engine writes does not."""
+    engine = world.store.engine
+    full = "RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {full}; END $$"
+        )
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER refuse BEFORE INSERT ON {ledger.name} FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+    try:
+        yield
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP FUNCTION refuse CASCADE")
+
+
+def test_no_step_fails_for_a_full_disk(make_world: Callable[..., Engine]) -> None:
+    world = make_world()
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step) -> None:
+        step.do("book", book)
+
+    def book(tx: StepTx) -> None:
+        row = {"instance": "i-1", "run": 1, "step": "book", "attempt": tx.attempt}
+        tx.mutate(lambda session: session.execute(sa.insert(ledger).values(row)))
+
+    instance, worker = order.create(), world.new_worker()
+    with full_disk(world), pytest.raises(StoreUnavailable, match="No space left on device"):
+        worker.advance(instance.ref)
+    assert instance.statuses() == {}
+    world.advance(31)
+    assert instance.advance(worker) == "complete"

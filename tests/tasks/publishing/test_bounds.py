@@ -130,6 +130,30 @@ def test_a_resolver_that_hangs_costs_one_caller_3_s_and_the_next_nothing(
     line.until_sent(15)
 
 
+@pytest.mark.parametrize("broker", ["redis"])
+def test_a_thread_that_was_replaced_fails_later_and_nothing_is_paused(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, real, hung = threading.Event(), socket.getaddrinfo, list[threading.Thread]()
+    before = set(threads())
+
+    def hang_first(*args: object, **options: object) -> object:
+        if not hung:
+            hung.extend(set(threads()) - before)
+        if threading.current_thread() in hung:
+            answer.wait(60)
+            raise OSError("no such host")
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang_first)
+    monkeypatch.setattr(sender, "_STUCK_SECONDS", 0.5)
+    assert line.publish()[0] == ["unknown"]
+    line.until_sent(15)
+    answer.set()
+    hung[0].join(20)
+    assert (hung[0].is_alive(), line.publisher.outages()) == (False, {})
+
+
 def test_a_name_with_two_addresses_reaches_the_second(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first accepts and says nothing: both libraries go on to the next only where connecting fails."""
     silent = socket.create_server(("127.0.0.2", line.proxy.port))
