@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter as Counts
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from celery_durable import signals, values
 from celery_durable.app import Durable
-from celery_durable.model import OUTCOME_UNKNOWN, TERMINAL, Count, Heartbeat, Status
+from celery_durable.model import OUTCOME_UNKNOWN, TERMINAL, Count, Heartbeat, LimitRecord, Status
 from celery_durable.store import heartbeats
 from celery_durable.store.engine import server_info
 from celery_durable.store.engine.faults import describe_fault
@@ -219,6 +220,7 @@ class InstanceCounts(Collector):
         self._oldest_due_seconds: float | None = None
         self._outages: dict[tuple[str, str], float] | None = None
         self._unconsumed: dict[str, float] = {}
+        self._limits: Sequence[LimitRecord] = ()
         self._read_only_since: float | None = None
         """When this process found the database read-only, by the monotonic clock."""
         self._good_until = -math.inf
@@ -255,6 +257,14 @@ class InstanceCounts(Collector):
         for (what, where), seconds in (self._outages or {}).items():
             outages.add_metric([what, where], seconds)
         yield outages
+        help_ = "How many steps hold a limit for which others wait, and how many wait, of its first 100 keys."
+        limits = GaugeMetricFamily("celery_durable_limit_steps", help_, labels=["limit", "state"])
+        counts = Counts[tuple[str, str]]()
+        for each in self._limits:
+            counts.update({(each.name, "held"): each.held, (each.name, "waiting"): each.waiting.count})
+        for labels, steps in counts.items():
+            limits.add_metric(labels, steps)
+        yield limits
 
     def _read(self) -> None:
         now = self._durable.internals.runtime.monotonic()
@@ -277,10 +287,11 @@ class InstanceCounts(Collector):
             self._oldest_due_seconds = 0.0 if oldest is None else max(0.0, (now_there - oldest).total_seconds())
             queues = self._durable.internals.operations.stats.task_queues().items()
             self._unconsumed = {name: queue.age.total_seconds() for name, queue in queues if not queue.is_consumed}
+            self._limits = self._durable.internals.operations.limits.awaited()
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more
             logger.warning("The instances cannot be counted: %s", describe_fault(exc))
             self._counts, self._given_up, self._outages, self._oldest_due_seconds = {}, None, None, None
-            self._unconsumed = {}
+            self._unconsumed, self._limits = {}, ()
             return
         self._good_until = now + self._fresh_for
 

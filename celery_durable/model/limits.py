@@ -90,3 +90,5 @@ class LimitWait(Record):
     has_turns: bool
     """Whether the values of ``fair`` take turns."""
     longest_holder: LimitHold | None
+    ancestor: LimitHold | None = None
+    """A holder that waits for this run: its parent, or another ancestor."""

@@ -10,13 +10,15 @@ from celery_durable import values
 from celery_durable.errors import ValueRefused
 from celery_durable.model import TERMINAL, Count, Scope, Status
 from celery_durable.operations.context import OperationContext, is_possible_workflow_name
-from celery_durable.store.instances import retention
+from celery_durable.store.instances import limit_waits, retention
 from celery_durable.store.instances.retention import EndedFilter, Position, PruneBatch
+from celery_durable.store.runs.holds import LimitKey
 
 logger = logging.getLogger("celery_durable.retention")
 
 _BATCH, _MAX_EXPIRED_BATCHES = 25, 20
 """Instances in one transaction, and transactions in one call of `delete_expired`."""
+_MAX_LIMITS = 1000
 _CHECK_SECONDS, _BACKLOG_PAUSE_SECONDS = 60.0, 1.0
 
 
@@ -25,6 +27,7 @@ class RetentionOperations:
 
     def __init__(self, context: OperationContext) -> None:
         self._context = context
+        self._last_limit: LimitKey | None = None
 
     def count_ended(
         self, *, older_than: values.Duration, workflow: str | None = None, statuses: Collection[Status] = TERMINAL
@@ -65,7 +68,9 @@ class RetentionOperations:
         return deleted
 
     def run_job(self) -> float:
-        """Call `delete_expired`. Returns after how many seconds to call it again."""
+        """Call `delete_expired`, and delete unused limits. Returns after how many seconds to call it again."""
+        delete = functools.partial(limit_waits.delete_unused, after=self._last_limit, limit=_MAX_LIMITS)
+        self._last_limit = self._context.store.transact(delete)
         has_more = self.delete_expired() == _BATCH * _MAX_EXPIRED_BATCHES
         return _BACKLOG_PAUSE_SECONDS if has_more else _CHECK_SECONDS
 

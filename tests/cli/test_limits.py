@@ -200,6 +200,15 @@ def test_explain_says_for_what_an_instance_waits_and_who_holds_it(calls: Calls, 
     assert facts["longest_holder"] == "call/a"
 
 
+def test_show_names_the_limits_for_which_a_step_waits(calls: Calls, connection: Any) -> None:
+    calls.define(Limit("tenant", at_once=1, by=lambda event: event.payload["tenant"]), Limit("stripe", at_once=5))
+    shown, document = calls.look(
+        lambda: (calls.shop.terminal("show", "call", "c"), connection("show", "call", "c", "-o", "json"))
+    )
+    assert "limit stripe and limit tenant" in shown
+    assert json.loads(document.out)["steps"][0]["limits"] == ["stripe", "tenant"]
+
+
 def test_a_workflow_s_limit_is_held_and_awaited_by_the_run(calls: Calls, connection: Any) -> None:
     @calls.shop.durable.workflow(name="import", limits=[Limit("import", at_once=1)])
     def run_import(event: WorkflowEvent[None], step: Step) -> None:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_durable import (
     Durable,
+    Limit,
     NonRetryableError,
     OutboundEvent,
     Step,
@@ -253,6 +254,22 @@ def test_outbound_events_that_were_given_up_are_counted_in_the_database(store_ur
         harness.run_until_idle()
         harness.clock.advance(10)
         assert scraped(counts)["outbox_given_up "] == 1.0
+
+
+def test_limits_for_which_steps_wait_are_counted(store_url: str) -> None:
+    @durable_workflow(name="limited", limits=[Limit("import", at_once=1)])
+    def limited(event: WorkflowEvent[None], step: Step) -> None:
+        step.sleep("pause", 60)
+
+    with DurableHarness([limited], store_url=store_url, wipe=True) as harness:
+        counts = CollectorRegistry()
+        counts.register(prometheus.InstanceCounts(harness.durable))
+        for _ in range(3):
+            harness.create(limited)
+        harness.run_until_idle()
+        found = scraped(counts)
+        assert found["limit_steps limit=import,state=held"] == 1.0
+        assert found["limit_steps limit=import,state=waiting"] == 2.0
 
 
 def test_a_run_that_no_worker_claims_grows_old(store_url: str) -> None:

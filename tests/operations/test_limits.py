@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from celery_durable import Limit
@@ -108,6 +110,28 @@ def test_what_is_set_for_all_keys_counts_for_later_ones(world: World, bodies: Bo
     world.operations.limits.set("tenant", key="acme", at_once=3, by="bob")
     shown = {limit.key: (limit.at_once, limit.set_by) for limit in world.operations.limits.list(name="tenant").items}
     assert shown == {"": (2, "ann"), "acme": (3, "bob"), "bolt": (2, "ann")}
+
+
+def test_limits_that_nothing_has_asked_for_in_a_week_are_deleted(world: World, bodies: Bodies) -> None:
+    order = define(world, bodies, Limit("tenant", at_once=1, by=lambda event: event.payload), Limit("used", at_once=1))
+    for each in ("acme", "bolt", "core"):
+        order.run(each, id=each)
+    world.operations.limits.set("tenant", key="bolt", at_once=2, by="ann")
+    seen = []
+
+    def delete_unused() -> None:
+        for _ in range(5):
+            world.operations.retention.run_job()
+        seen.append([(limit.name, limit.key) for limit in world.operations.limits.list().items])
+
+    delete_unused()
+    order.create("acme", id="holds")
+    bodies.during["holds"] = lambda: (world.advance(timedelta(days=8)), delete_unused())
+    bodies.pass_over("holds")
+    assert seen[0] == [("tenant", "acme"), ("tenant", "bolt"), ("tenant", "core"), ("used", "")]
+    assert seen[1] == [("tenant", "acme"), ("tenant", "bolt"), ("used", "")]
+    assert order.run("core", id="again").output == "again"
+    world.run_after(2 * world.settings.lease)
 
 
 def test_a_limit_that_nothing_has_asked_for_is_not_found(world: World) -> None:

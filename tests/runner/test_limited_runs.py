@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from celery_durable import Cancelled, Limit, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.errors import ConfigInvalid
+from celery_durable.insight.explain import explain
 from celery_durable.insight.recorded_run import read_run
 from celery_durable.insight.replay_check import check_replay
 from tests.support.databases import on_databases
@@ -181,6 +183,35 @@ def test_the_replay_check_goes_on_without_limits(world: World, importing) -> Non
         read = world.store.read(lambda tx, name=instance.id: read_run(tx, "imports", name, None))
         result = check_replay(world.worker.runner, read)
         assert (result.differences, result.uncalled) == ((), ())
+
+
+def test_explain_names_the_ancestor_that_holds_the_limit_of_a_child_and_waits_for_it(world: World) -> None:
+    limit = Limit("import", at_once=1)
+
+    @world.workflow
+    def page(event: WorkflowEvent, step: Step):
+        return step.do("fetch", StepConfig(limits=[limit]), lambda: "fetched")
+
+    @world.workflow
+    def part(event: WorkflowEvent, step: Step):
+        return step.child("page", SimpleNamespace(definition=world.registry.get("page")), None, id="p")
+
+    @world.workflow(limits=[limit])
+    def imports(event: WorkflowEvent, step: Step):
+        return step.child("part", SimpleNamespace(definition=world.registry.get("part")), None, id="a-part")
+
+    imports.run(id="a")
+    world.run_until_idle()
+    found = explain(world.operations.queries.facts("page", "p"))
+    assert found.sentence == (
+        'Step "fetch" waits for limit "import" (1 of 1 held; place 1, of 1; longest holder imports/a, for 0 ms). '
+        "imports/a holds it, and waits for this run: unless another holder gives it back, neither continues. Raise the "
+        "limit, and take it in one of the two only."
+    )
+    assert found.actions[1] == "celery -A YOUR_APP durable limits set import --at-once 2"
+    world.operations.limits.set("import", at_once=2, by="ann")
+    world.run_until_idle()
+    assert imports.of("a").output == "fetched"
 
 
 def test_a_step_that_asks_for_a_limit_of_its_own_run_is_refused(world: World) -> None:

@@ -85,7 +85,7 @@ def describe_wait(step: StepRecord, times: Times) -> str:
         case StepType.SLEEP:
             return f"end of the sleep {times.format_in_sentence(step.wake_at)}"
         case StepType.DO if step.waits_for_limits:
-            return "its limits"
+            return step.awaited
         case StepType.DO:
             return f"next attempt {times.format_in_sentence(step.next_retry_at)}"
         case _ if step.items is not None:

@@ -143,7 +143,14 @@ def _explain_limits(facts: Facts, step: StepRecord) -> Diagnosis:
     if wait is None:
         return build_diagnosis(facts, Code.LIMITED, f"{who} waits until it gets its limits.", step=step.name)
     what, actions, known = _describe_limit(facts, wait)
-    return build_diagnosis(facts, Code.LIMITED, f"{who} waits for {what}.", *actions, step=step.name, **known)
+    sentence = f"{who} waits for {what}."
+    if wait.ancestor is not None:
+        known["held_by_ancestor"] = name = f"{wait.ancestor.workflow}/{wait.ancestor.instance_id}"
+        sentence += (
+            f" {name} holds it, and waits for this run: unless another holder gives it back, neither continues. "
+            "Raise the limit, and take it in one of the two only."
+        )
+    return build_diagnosis(facts, Code.LIMITED, sentence, *actions, step=step.name, **known)
 
 
 def _explain_map(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
@@ -310,7 +317,7 @@ def _describe_step(step: StepRecord) -> str:
         case StepType.SLEEP:
             return f"step {quote(step.name)} sleeps"
         case StepType.DO if step.waits_for_limits:
-            return f"step {quote(step.name)} waits for its limits"
+            return f"step {quote(step.name)} waits for {step.awaited}"
         case StepType.DO:
             return f"step {quote(step.name)} is retried later"
         case _:

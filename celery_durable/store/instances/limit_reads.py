@@ -23,7 +23,7 @@ from celery_durable.store.engine import Tx, bounds
 from celery_durable.store.runs import holds, limits
 from celery_durable.store.runs.holds import STEP, LimitKey
 
-_MAX_HOLDERS, _MAX_WAITING, _MAX_WAITS = 100, 20, 3
+_MAX_HOLDERS, _MAX_WAITING, _MAX_WAITS, _MAX_ANCESTORS = 100, 20, 3, 10
 
 
 def read_limits(
@@ -85,12 +85,11 @@ def read_details(tx: Tx, key: LimitKey) -> LimitDetails:
     active = [*is_its, holds.is_active(h), holds.counts(tx.store, h)]
     holders = _read_holds(tx, active, [h.granted_at, h.seq], _MAX_HOLDERS)
     heads = sorted(limits.find_heads(tx, key), key=lambda row: (row.turn, row.seq))
+    is_next = h.seq.in_([head.seq for head in heads[:_MAX_WAITING]])
     if len(heads) == 1:
-        is_next = [*is_its, _is_waiting(h), h.fair_key == heads[0].fair_key]
-        waiting = _read_holds(tx, is_next, [h.seq], _MAX_WAITING)
-    else:
-        seqs = [head.seq for head in heads[:_MAX_WAITING]]
-        waiting = _read_holds(tx, [*is_its, _is_waiting(h), h.seq.in_(seqs)], [h.turn, h.seq], _MAX_WAITING)
+        is_next = h.fair_key == heads[0].fair_key
+    order = [h.seq] if len(heads) == 1 else [h.turn, h.seq]
+    waiting = _read_holds(tx, [*is_its, _is_waiting(h), is_next], order, _MAX_WAITING)
     return LimitDetails(limit=read_limit(tx, key), holders=tuple(holders), waiting=tuple(waiting))
 
 
@@ -103,7 +102,7 @@ def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
     query = query.where(h.instance_pk == pk, h.run_number == run, _is_waiting(h)).order_by(h.seq).limit(_MAX_WAITS)
     rows = tx.execute(query).all()
     keys = [LimitKey(row.name, row.key) for row in rows]
-    held = _read_held(tx, keys)
+    held, ancestors = _read_held(tx, keys), _read_held(tx, keys, of=_find_ancestors(tx, pk))
     before = [_is_of(key, fair_key=row.fair_key, before=row.seq) for key, row in zip(keys, rows, strict=True)]
     counted = _count_waiting(tx, [*(_is_of(key) for key in keys), *before])
     return [
@@ -112,10 +111,24 @@ def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
             _to_record(row, waiting, held),
             Count(place.count.count + 1, place.count.is_exact),
             bool(row.fair_key),
-            held[key].longest if key in held else None,
+            longest_holder=held[key].longest if key in held else None,
+            ancestor=ancestors[key].longest if key in ancestors else None,
         )
         for row, key, waiting, place in zip(rows, keys, counted, counted[len(rows) :], strict=False)
     ]
+
+
+def _find_ancestors(tx: Tx, pk: int) -> list[int]:
+    """Return the instances that wait for the end of this one: its parent, the parent of that, and so on."""
+    i, p = tx.t.instance.alias("child").c, tx.t.instance.alias("parent").c
+    found: list[int] = []
+    while len(found) < _MAX_ANCESTORS:
+        is_parent = [i.id == pk, p.id == i.parent_pk, p.run_number == i.parent_run_number]
+        parent = tx.execute(sa.select(p.id).where(*is_parent)).scalar()
+        if parent is None:
+            break
+        found.append(pk := parent)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +137,21 @@ class _Held:
     longest: LimitHold
 
 
-def _read_held(tx: Tx, keys: Sequence[LimitKey]) -> dict[LimitKey, _Held]:
-    """Return how many hold each of these limits, and which the longest. Limits that nothing holds are left out."""
+def _read_held(tx: Tx, keys: Sequence[LimitKey], *, of: Sequence[int] | None = None) -> dict[LimitKey, _Held]:
+    """Return how many hold each of these limits, and which the longest. Limits that nothing holds are left out.
+
+    ``of``: only holders of these instances.
+    """
     h = tx.t.hold.c
     columns = [
         sa.func.count().over(partition_by=(h.name, h.key)).label("n"),
         sa.func.row_number().over(partition_by=(h.name, h.key), order_by=(h.granted_at, h.seq)).label("place"),
     ]
-    is_it = (sa.tuple_(h.name, h.key).in_(keys), holds.is_active(h), holds.counts(tx.store, h))
+    is_it = [sa.tuple_(h.name, h.key).in_(keys), holds.is_active(h), holds.counts(tx.store, h)]
+    is_it += [] if of is None else [h.instance_pk.in_(of)]
     ranked = sa.select(tx.t.hold, *columns).where(*is_it).subquery()
     query = _select_holds(tx, ranked).add_columns(ranked.c.name, ranked.c.n).where(ranked.c.place == 1)
-    rows = tx.execute(query) if keys else ()
+    rows = tx.execute(query) if keys and of != [] else ()
     return {LimitKey(row.name, row.key): _Held(row.n, _to_hold(row)) for row in rows}
 
 
@@ -170,8 +187,8 @@ def _count_waiting(tx: Tx, ranges: Sequence[Callable[[Any], list[Any]]]) -> list
     ]
 
 
-def _is_waiting(h: Any) -> sa.ColumnElement[bool]:
-    return h.state == sa.literal_column("'waiting'")  # type: ignore[no-any-return]
+def _is_waiting(h: Any) -> Any:
+    return h.state == holds.text(HoldState.WAITING)
 
 
 def _read_holds(tx: Tx, conditions: Sequence[Any], order: Sequence[Any], limit: int) -> list[LimitHold]:
@@ -180,10 +197,8 @@ def _read_holds(tx: Tx, conditions: Sequence[Any], order: Sequence[Any], limit: 
 
 
 def _select_holds(tx: Tx, hold: Any) -> sa.Select[Any]:
-    i, names = (
-        tx.t.instance,
-        ("key", "run_number", "step_key", "position", "state", "fair_key", "granted_at", "asked_at"),
-    )
+    i = tx.t.instance
+    names = ("key", "run_number", "step_key", "position", "state", "fair_key", "granted_at", "asked_at")
     query = sa.select(*(hold.c[name] for name in names), i.c.workflow, i.c.instance_id.label("id"))
     return query.join_from(hold, i, i.c.id == hold.c.instance_pk)
 

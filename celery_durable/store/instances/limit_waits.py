@@ -20,7 +20,7 @@ from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.runs import holds
 from celery_durable.store.runs.holds import LimitKey, Waiter
 
-_MAX_WAIT = timedelta(hours=1)
+_MAX_WAIT, _UNUSED = timedelta(hours=1), timedelta(days=7)
 
 
 class Woken(NamedTuple):
@@ -82,25 +82,32 @@ def find_to_wake(tx: Tx, *, limit: int) -> list[Waiter]:
 
 
 @statement_for
-def _select_next_key(s: Store, of: str) -> Any:
-    h = s.tables.hold.c
+def _select_keys(s: Store, which: str, of: str) -> Any:
+    """Find limits and keys, all or those with waiters, after one: the same limit's later keys, or later limits'."""
+    c = (s.tables.hold if which == "waiting" else s.tables.limit).c
     name, key = param("name", sa.String), param("key", sa.String)
-    is_next = [h.name == name, h.key > key] if of == "same" else [h.name > name]
-    query = sa.select(h.name, h.key).where(h.state == holds.text(HoldState.WAITING), *is_next)
-    return query.order_by(h.name, h.key).limit(sa.literal_column("1"))
+    is_next = [c.name == name, c.key > key] if of == "same" else [c.name > name]
+    if which == "waiting":
+        is_next.append(c.state == holds.text(HoldState.WAITING))
+    return sa.select(c.name, c.key).where(*is_next).order_by(c.name, c.key).limit(param("limit", sa.Integer))
+
+
+def _find_next(tx: Tx, which: str, after: LimitKey, limit: int) -> list[LimitKey]:
+    """Return the next keys of a limit, or else the first one of the next limit."""
+    rows = tx.run(_select_keys(which, "same"), **after._asdict(), limit=limit)
+    rows = rows or tx.run(_select_keys(which, "later"), name=after.name, limit=1)
+    return [holds.key_of(row) for row in rows]
 
 
 def find_keys(tx: Tx, *, after: LimitKey | None, limit: int) -> list[LimitKey]:
     """Return limits and keys with waiters, in order. It takes an index search for each, however many wait."""
     found: list[LimitKey] = []
-    last = after or LimitKey("", "")
-    while len(found) < limit:
-        next_ = tx.run(_select_next_key("same"), **last._asdict()) or tx.run(_select_next_key("later"), name=last.name)
-        if not next_:
-            break
-        last = holds.key_of(next_[0])
-        found.append(last)
+    while len(found) < limit and (next_ := _find_next(tx, "waiting", (found or [after or _START])[-1], 1)):
+        found += next_
     return found
+
+
+_START = LimitKey("", "")
 
 
 @statement
@@ -127,3 +134,25 @@ def delete_dead(tx: Tx, *, after: int, limit: int) -> tuple[int | None, set[Limi
     dead = [row for row in rows if not holds.is_alive(row) or (row.state == HoldState.HELD and not row.counts)]
     freed = [row for row in dead if tx.run(_delete_row, **{name: getattr(row, name) for name in _ROW}).rowcount]
     return (rows[-1].instance_pk if len(rows) == limit else None), {holds.key_of(row) for row in freed}
+
+
+@statement
+def _delete_unused(s: Store) -> Any:
+    c, h = s.tables.limit.c, s.tables.hold.c
+    is_one = [c.name == param("name", sa.String), c.key.between(param("first", sa.String), param("last", sa.String))]
+    has_holds = sa.exists(sa.select(sa.literal_column("1")).where(h.name == c.name, h.key == c.key))
+    # A step that asks has the lock of the row, and changes it with each hold that it inserts.
+    is_unused = [c.updated_at <= s.clock() - duration_us(_UNUSED), c.set_by.is_(None), ~has_holds]
+    return sa.delete(s.tables.limit).where(*is_one, *is_unused)
+
+
+def delete_unused(tx: Tx, *, after: LimitKey | None, limit: int) -> LimitKey | None:
+    """Delete limits, of the next keys, that nothing has asked for in a week, and whose numbers nobody has set.
+
+    Returns the last key; None: it was the last of all.
+    """
+    keys = _find_next(tx, "all", after or _START, limit)
+    if not keys:
+        return None
+    tx.run(_delete_unused, name=keys[0].name, first=keys[0].key, last=keys[-1].key)
+    return keys[-1]

@@ -18,6 +18,7 @@ from celery_durable.model import (
     Child,
     ErrorInfo,
     EventRecord,
+    HoldState,
     InstanceRow,
     InstanceStatus,
     ItemCounts,
@@ -161,7 +162,21 @@ def read_step_page(
     rows = tx.execute(query).all()
     records = [to_step_record(row, pk, run_number) for row in rows]
     records = with_items(tx, pk, run_number, records, with_results=with_results, with_children=with_results)
+    records = _with_limits(tx, pk, run_number, records)
     return [(row.seq, record) for row, record in zip(rows, records, strict=True)]
+
+
+def _with_limits(tx: Tx, pk: int, run_number: int, records: list[StepRecord]) -> list[StepRecord]:
+    """Add the names of the limits for which steps wait."""
+    if not any(record.waits_for_limits for record in records):
+        return records
+    h, names = tx.t.hold.c, dict[str, list[str]]()
+    is_its = [h.instance_pk == pk, h.run_number == run_number, h.state != HoldState.HELD.value, h.position <= 0]
+    for row in tx.execute(sa.select(h.step_key, h.name).where(*is_its).order_by(h.name)):
+        names.setdefault(row.step_key, []).append(row.name)
+    return [
+        replace(each, limits=tuple(names.get(each.step_key, ()))) if each.waits_for_limits else each for each in records
+    ]
 
 
 def with_items(
