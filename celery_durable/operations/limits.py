@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from celery_durable import values
 from celery_durable.errors import ConfigInvalid, LimitNotFound
@@ -49,9 +49,8 @@ class LimitOperations:
         """Return one key of a limit with its holders and the first that wait; raises LimitNotFound."""
 
         def read(tx: Tx) -> LimitDetails:
-            if not key and not limit_reads.exists(tx, name, key) and limit_reads.exists(tx, name, None):
-                raise LimitNotFound(name, has_keys=True)
-            self._check(tx, name, key)
+            if not limit_reads.exists(tx, name, key):
+                raise LimitNotFound(name, key, has_keys=not key and limit_reads.exists(tx, name, None))
             return limit_reads.read_details(tx, LimitKey(name, key))
 
         return self._context.read_list(read)
@@ -69,28 +68,21 @@ class LimitOperations:
             raise ConfigInvalid("at_once", None, "give at_once=, rate=, or both")
         values.check_numbers(given.get("at_once"), given.get("rate"))
         actor = values.check_text_name("The person who does it", by, _MAX_ACTOR_LENGTH)
-        self._write(name, key, {f"set_{number}": each for number, each in given.items()} | {"set_by": actor})
-        logger.info("Limit %r was set by %s: %s", name, actor, given)
+        is_reset = len(given) == 2 and not any(given.values())
+        numbers = {f"set_{number}": each for number, each in given.items()} | {"set_by": None if is_reset else actor}
 
-    def reset(self, name: str, *, by: str, key: str | None = None) -> None:
-        """Let the numbers of the code count again; raises LimitNotFound."""
-        actor = values.check_text_name("The person who does it", by, _MAX_ACTOR_LENGTH)
-        self._write(name, key, {"set_at_once": None, "set_rate": None, "set_by": None})
-        logger.info("Limit %r was reset by %s", name, actor)
-
-    def _write(self, name: str, key: str | None, numbers: dict[str, Any]) -> None:
         def write(tx: Tx) -> list[LimitKey]:
-            self._check(tx, name, key)
-            limit_reads.set_numbers(tx, name, key, numbers)
+            if not limit_reads.set_numbers(tx, name, key, numbers):
+                raise LimitNotFound(name, key)
             if key is not None:
                 return [LimitKey(name, key)]
             found = limit_waits.find_keys(tx, after=LimitKey(name, ""), limit=_MAX_SERVED)
             return [LimitKey(name, ""), *(each for each in found if each.name == name)]  # a job serves the others
 
         keys = self._context.store.transact(write)
+        logger.info("Limit %r was %s by %s: %s", name, "reset" if is_reset else "set", actor, given)
         self.queue.serve(keys)
 
-    @staticmethod
-    def _check(tx: Tx, name: str, key: str | None) -> None:
-        if not limit_reads.exists(tx, name, key):
-            raise LimitNotFound(name, key)
+    def reset(self, name: str, *, by: str, key: str | None = None) -> None:
+        """Let the numbers of the code count again; raises LimitNotFound."""
+        self.set(name, by=by, key=key, at_once=None, rate=None)

@@ -102,7 +102,7 @@ def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
     query = query.where(h.instance_pk == pk, h.run_number == run, _is_waiting(h)).order_by(h.seq).limit(_MAX_WAITS)
     rows = tx.execute(query).all()
     keys = [LimitKey(row.name, row.key) for row in rows]
-    held, ancestors = _read_held(tx, keys), _read_held(tx, keys, of=_find_ancestors(tx, pk))
+    held, ancestors = _read_held(tx, keys), _read_held(tx, keys, of=_find_ancestors(tx, pk) if keys else [])
     before = [_is_of(key, fair_key=row.fair_key, before=row.seq) for key, row in zip(keys, rows, strict=True)]
     counted = _count_waiting(tx, [*(_is_of(key) for key in keys), *before])
     return [
@@ -227,11 +227,16 @@ def exists(tx: Tx, name: str, key: str | None) -> bool:
     return tx.execute(query.limit(1)).first() is not None
 
 
-def set_numbers(tx: Tx, name: str, key: str | None, values: dict[str, Any]) -> None:
-    """Set numbers of a limit, for all its keys if ``key`` is None, also for those that come later."""
+def set_numbers(tx: Tx, name: str, key: str | None, values: dict[str, Any]) -> bool:
+    """Set numbers of a limit, for all its keys if ``key`` is None, also for those that come later.
+
+    Returns whether the limit exists.
+    """
     limit, now = tx.t.limit, tx.store.clock()
     is_it = [limit.c.name == name, *([] if key is None else [limit.c.key == key])]
     times = {"next_grant_at": 0, "next_start_at": 0} if "set_rate" in values else {}  # those of the old rate
-    tx.execute(sa.update(limit).where(*is_it).values(**values, **times, updated_at=now))
+    if not tx.execute(sa.update(limit).where(*is_it).values(**values, **times, updated_at=now)).rowcount:
+        return False
     if key is None:
         limits.insert_all_keys(tx, name, values)
+    return True
