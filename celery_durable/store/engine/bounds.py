@@ -6,6 +6,7 @@ linguistic collation a range of ids would include others. All three databases ha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def build_union(table: sa.Table, ranges: Sequence[Range], *columns: str, limit: 
     """Build a subquery of these columns for the first ``limit`` rows of each range. "part" is the range's number."""
     parts = []
     for number, each in enumerate(ranges):
-        c = table.alias().c
+        c = _alias(table).c
         part = sa.select(sa.literal_column(str(number)).label("part"), *(c[name] for name in columns))
         part = part.where(*(c[name] == value for name, value in each.equal.items()), *each.where(c))
         if "workflow" in each.equal:
@@ -53,6 +54,12 @@ def build_union(table: sa.Table, ranges: Sequence[Range], *columns: str, limit: 
         ordered = part.order_by(*(c[name].desc() if each.is_reversed else c[name] for name in each.all_order))
         parts.append(sa.select(ordered.limit(limit).subquery()))  # SQLite takes no LIMIT in a part of a UNION
     return (parts[0] if len(parts) == 1 else sa.union_all(*parts)).subquery("examined")
+
+
+@functools.cache
+def _alias(table: sa.Table) -> Any:
+    """Return an alias, the same one for all ranges: a new one copies all columns of the table, 0.2 ms each time."""
+    return table.alias()
 
 
 def in_lists(c: Any) -> sa.ColumnElement[bool]:

@@ -174,8 +174,8 @@ def _is_of(key: LimitKey, *, fair_key: str | None = None, before: int | None = N
 def _count_waiting(tx: Tx, ranges: Sequence[Callable[[Any], list[Any]]]) -> list[_Waiting]:
     """Count what waits in each of these ranges, and find since when. The ranges share the bound."""
     bound, parts = bounds.divide(ranges), []
+    h = tx.t.hold.c
     for number, conditions in enumerate(ranges):
-        h = tx.t.hold.alias().c
         rows = sa.select(h.asked_at).where(*conditions(h)).order_by(h.fair_key, h.seq).limit(bound).subquery()
         part: sa.ColumnElement[int] = sa.literal_column(str(number)).label("part")
         oldest = sa.func.min(rows.c.asked_at).label("at")

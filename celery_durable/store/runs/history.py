@@ -393,9 +393,8 @@ def to_error_info(name: str | None, message: str | None) -> ErrorInfo | None:
 
 def find_sent_tasks(tx: Tx, pk: int, run_number: int, step_keys: Sequence[str]) -> list[tuple[str, str | None, str]]:
     """Return of each of these steps the key, with queue and encoded task of a sent task. Queue None: by its route."""
-    selected = []
+    item, selected = tx.t.item.c, []
     for key in step_keys:
-        item = tx.t.item.alias().c
         is_sent = (item.step_key == key, item.status == ItemStatus.SENT.value)
         one = sa.select(item.step_key, item.queue, item.task)
         one = one.where(item.instance_pk == pk, item.run_number == run_number, *is_sent).limit(1)
