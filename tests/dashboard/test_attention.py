@@ -16,6 +16,7 @@ from celery_durable.dashboard.app import make_pages
 from celery_durable.dashboard.visits import Site
 from celery_durable.http import Scope
 from celery_durable.model import OUTCOME_UNKNOWN, Outage
+from celery_durable.store.instances import overview
 from tests.dashboard.conftest import Browser, beat
 from tests.http.conftest import Shop
 
@@ -159,10 +160,14 @@ def test_limits_that_something_waits_for_are_listed(healthy: Shop, pages: Browse
     assert re.search(r"bank 1 of 1 2 .*celery -A shop durable limits show bank", words(pages.open("/")))
 
 
-def test_a_wait_that_has_used_half_of_its_time_is_listed(orders: Shop, open_pages: Callable[..., Browser]) -> None:
+def test_a_wait_that_has_used_half_of_its_time_is_listed(
+    orders: Shop, open_pages: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "_MAX_LATE", 3)  # as many as wait for an event whose type comes before
+
     @orders.durable.workflow(name="ask")
     def ask(event: WorkflowEvent[None], step: Step) -> None:
-        step.wait_for_event("approve", "approval", timeout="20 hours", ask="Refund 1999 cents?", to="finance")
+        step.wait_for_event("approve", "refund", timeout="20 hours", ask="Refund 1999 cents?", to="finance")
 
     ask.create(None, id="a-1")
     orders.work()

@@ -277,19 +277,23 @@ def _after(pk: Any, key: Any, after: WaitPosition | None) -> list[sa.ColumnEleme
 
 
 _MAX_LATE = 1_000
-"""How many waits are examined for those that are late. PostgreSQL looks up the instances of all of them."""
+"""How many waits of each index are examined for those that are late. PostgreSQL looks up the instances of all."""
 
 
 def read_late_waits(tx: Tx, *, limit: int, scope: Scope | None = None) -> list[EventWait]:
     """Return open waits for events after half of their time, those that end first in front.
 
-    Only the first waits of their index are examined; without a partial index, those of the newest open instances.
+    Examined are the oldest that ask a person, and the first by event type; without partial indexes, those of the newest
+    open instances.
     """
     if tx.store.database is dialects.MARIADB:
         found, _ = _examine_instances(tx, None, None)
     else:
-        first = _select_waits(tx, OPEN_EVENT_WAIT).order_by(tx.t.step.c.wait_event_type, tx.t.step.c.instance_pk)
-        found = _look_up_instances(tx, first, _MAX_LATE)
+        s = tx.t.step.c
+        asked = _select_waits(tx, OPEN_ASK).order_by(s.instance_pk).limit(_MAX_LATE)
+        first = _select_waits(tx, OPEN_EVENT_WAIT).order_by(s.wait_event_type, s.instance_pk).limit(_MAX_LATE)
+        both = sa.union(*(sa.select(each.subquery()) for each in (asked, first)))
+        found = _look_up_instances(tx, sa.select(both.subquery()), 2 * _MAX_LATE)
     c = found.c
     since = sa.func.coalesce(c.started_at, c.created_at)
     is_late = since + c.wake_at <= 2 * tx.store.statement_clock()
