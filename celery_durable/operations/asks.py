@@ -52,8 +52,8 @@ class AskOperations:
 
         def work(tx: Tx) -> EventWait:
             row = self._context.read_row(tx, workflow, instance_id)
-            found, given = _find_question(tx, row, step, run)
-            _check_open(self._context, tx, row, found, given)
+            found, end, given = _find_question(tx, row, step, run)
+            _check_open(self._context, row, found, end, given)
             assert found.wait_event_type is not None
             assert found.waits_since is not None
             return EventWait(
@@ -130,8 +130,10 @@ class AskOperations:
         return self._context.settings.answer_key
 
 
-def _find_question(tx: Tx, row: InstanceRow, key: str, run: int | None) -> tuple[StepRow, StoredEvent | None]:
-    """Return the row of a wait that asks a person, and its answer."""
+def _find_question(
+    tx: Tx, row: InstanceRow, key: str, run: int | None
+) -> tuple[StepRow, str | None, StoredEvent | None]:
+    """Return the row of a wait that asks a person, why it takes no answer any more, and the answer that it has."""
     if run is not None and run != row.run_number:
         ref = RunRef(row.workflow, row.instance_id, run)
         raise _too_late(ref, key, f"is of an earlier run: the current one is {row.run_number}")
@@ -141,18 +143,19 @@ def _find_question(tx: Tx, row: InstanceRow, key: str, run: int | None) -> tuple
         raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, near)
     if step.ask is None:
         raise ValueRefused(f"Step {key!r} asks nobody: it is no wait with ask=. Send an event instead.")
-    return step, run_events.find_answer(tx, row, key=step.step_key)
+    end = _find_end(tx, row, step)
+    return step, end, run_events.find_answer(tx, row, key=step.step_key)  # last: it may be what has ended the wait
 
 
-def _check_open(context: OperationContext, tx: Tx, row: InstanceRow, step: StepRow, given: StoredEvent | None) -> None:
+def _check_open(
+    context: OperationContext, row: InstanceRow, step: StepRow, end: str | None, given: StoredEvent | None
+) -> None:
     """Raise AnswerTooLate unless the wait would consume an answer that is given now."""
     if given is not None:
         by = context.make_redaction(row.workflow, row.instance_id).redact_value(given.by, "by", step.name)
-        why: str | None = f"was answered by {by!r} at {given.created_at:%Y-%m-%d %H:%M:%S} UTC"
-    else:
-        why = _find_end(tx, row, step)
-    if why is not None:
-        raise _too_late(row.ref, step.name, why, given=given)
+        end = f"was answered by {by!r} at {given.created_at:%Y-%m-%d %H:%M:%S} UTC"
+    if end is not None:
+        raise _too_late(row.ref, step.name, end, given=given)
 
 
 def _find_end(tx: Tx, row: InstanceRow, step: StepRow) -> str | None:
@@ -213,10 +216,10 @@ class _Answer:
 
     def _find_unanswered(self, tx: Tx, row: InstanceRow) -> StepRow | None:
         """Return the open wait, or None if it has this answer: a client that missed the response repeats itself."""
-        wait, given = _find_question(tx, row, self.step, self.run)
+        wait, end, given = _find_question(tx, row, self.step, self.run)
         if given is not None and (given.by, given.payload) == (self.actor, self.payload):
             return None
-        _check_open(self.context, tx, row, wait, given)
+        _check_open(self.context, row, wait, end, given)
         return wait
 
     def _check_payload(self, wait: StepRow) -> None:

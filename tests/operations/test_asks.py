@@ -270,6 +270,21 @@ def test_a_deploy_between_the_check_and_the_lock_has_the_answer_checked_again(
     assert history(instance).events == ()
 
 
+def test_an_answer_that_comes_while_another_one_is_checked_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance, find = ask(world), run_events.find_oldest_event
+
+    def find_after_bob(*given: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        answer(instance, YES, by="bob")
+        return find(*given, **more)
+
+    monkeypatch.setattr(run_events, "find_oldest_event", find_after_bob)
+    with pytest.raises(AnswerTooLate, match="was answered by 'bob'"):
+        answer(instance, NO)
+
+
 def race(instance: Instance) -> tuple[str, str | None]:
     """Have two people answer at once. Returns the one whose answer was stored, and whose the other was told."""
     start, results = threading.Barrier(2), dict[str, Any]()
