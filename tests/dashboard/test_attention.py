@@ -172,7 +172,7 @@ def test_a_wait_that_has_used_half_of_its_time_is_listed(
     ask.create(None, id="a-1")
     orders.work()
     orders.clock.advance(seconds=9 * 3600)
-    assert "half of the time" not in open_pages().open("/")
+    assert "half of their time" not in open_pages().open("/")
     orders.clock.advance(seconds=3600 + 60)
     (row,) = [each for each in re.findall(r"<tr>.*?</tr>", open_pages().open("/"), re.DOTALL) if "ask/a-1" in each]
     assert "An answer of finance: Refund 1999 cents? 10 h ago in 9 h 59 min" in words(row)
