@@ -100,11 +100,6 @@ class StepRow:
         return self.status in FINISHED_STEPS
 
     @property
-    def waits_since(self) -> datetime | None:
-        """Since when it waits. The row of a linear step exists since the run started, so its handler's call counts."""
-        return self.started_at or self.created_at
-
-    @property
     def is_end_unknown(self) -> bool:
         """Whether the last attempt was counted before its body began, and no pass has recorded its end.
 

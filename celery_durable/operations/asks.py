@@ -55,7 +55,8 @@ class AskOperations:
             found, end, given = _find_question(tx, row, step, run)
             _check_open(self._context, row, found, end, given)
             assert found.wait_event_type is not None
-            assert found.waits_since is not None
+            since = found.started_at or found.created_at  # as in lists
+            assert since is not None
             return EventWait(
                 workflow=workflow,
                 instance_id=instance_id,
@@ -64,7 +65,7 @@ class AskOperations:
                 wait_event_type=found.wait_event_type,
                 step_name=found.name,
                 step_key=found.step_key,
-                since=found.waits_since,
+                since=since,
                 wake_at=found.wake_at,
                 **values.read_ask(found.ask),
             )

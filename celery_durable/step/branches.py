@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from celery_durable import values
 from celery_durable.errors import StepFailed
 from celery_durable.model import OnLost, OnParentEnd, ReceivedEvent
 from celery_durable.step.calls import (
@@ -14,7 +15,6 @@ from celery_durable.step.calls import (
     StepFuture,
     WaitCall,
     build_body_call,
-    build_wait_call,
 )
 from celery_durable.step.remote_calls import (
     DEFAULT_TASK_TIMEOUT,
@@ -155,7 +155,8 @@ class Branches:
         to: str | None = None,
     ) -> StepFuture[Any]:
         """Submit a call of `Step.wait_for_event` as a branch."""
-        call = build_wait_call(name, event_type, timeout, schema, schema_error, ask=ask, to=to)
+        question = values.check_question(name, ask, to)
+        call = WaitCall(name, event_type, timeout, schema, schema_error=schema_error, ask=question, to=to)
         return self._context.submit(call)
 
     @overload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -137,18 +137,3 @@ def _check_takes(fn: Callable[..., Any], kwargs: dict[str, Any]) -> None:
                 f"step.do() passes {name}= to {getattr(fn, '__qualname__', repr(fn))}, which has no such parameter. "
                 f"To configure the step: step.do('name', StepConfig({name}={kwargs[name]!r}), fn, *args)."
             )
-
-
-def build_wait_call(
-    name: str,
-    event_type: str,
-    timeout: Duration,
-    schema: Any,
-    schema_error: Literal["refuse", "raise"],
-    *,
-    ask: str | Mapping[str, Any] | None,
-    to: str | None,
-) -> WaitCall:
-    """Build a call of `wait_for_event`; raises ValueRefused."""
-    question = values.check_question(name, ask, to)
-    return WaitCall(name, event_type, timeout, schema, schema_error=schema_error, ask=question, to=to)

@@ -17,7 +17,6 @@ from celery_durable.step.calls import (
     StepContext,
     WaitCall,
     build_body_call,
-    build_wait_call,
 )
 from celery_durable.step.log import StepLog
 from celery_durable.step.remote_calls import (
@@ -221,9 +220,9 @@ class Step(Branches):
             DurationInvalid: The timeout cannot be read or is out of range.
             ValueRefused: ``ask`` or ``to`` cannot be used.
         """
-        event: ReceivedEvent[Any] = self._context.call(
-            build_wait_call(name, event_type, timeout, schema, schema_error, ask=ask, to=to)
-        )
+        question = values.check_question(name, ask, to)
+        call = WaitCall(name, event_type, timeout, schema, schema_error=schema_error, ask=question, to=to)
+        event: ReceivedEvent[Any] = self._context.call(call)
         return event
 
     @overload

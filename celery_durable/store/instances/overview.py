@@ -369,7 +369,8 @@ def _to_wait(row: Any) -> EventWait:
         wait_event_type=row.wait_event_type,
         step_name=row.name,
         step_key=row.step_key,
-        since=from_us(row.created_at if row.started_at is None else row.started_at),  # as `StepRow.waits_since`
+        # The row of a linear step exists since the run started; the step waits since its handler was called.
+        since=from_us(row.created_at if row.started_at is None else row.started_at),
         wake_at=from_us_or_none(row.wake_at),
         **values.read_ask(row.ask),
     )
