@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import logging
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -185,25 +184,16 @@ def test_what_ignores_its_cancellation_is_abandoned(world: World, monkeypatch: p
     assert world.names() == []
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_a_cancel_of_the_run_ends_a_function_that_may_be_abandoned(world: World, is_async: bool) -> None:
+def test_a_cancel_of_the_run_cancels_the_task_of_a_step_that_may_be_abandoned(world: World) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    async def hangs_async() -> None:
+    async def hangs() -> None:
         started.set()
         try:
             await asyncio.sleep(NEVER_ENDS)
         finally:
             ended.set()
 
-    def hangs_here() -> None:
-        started.set()
-        try:
-            time.sleep(NEVER_ENDS)
-        finally:
-            ended.set()
-
-    hangs = hangs_async if is_async else hangs_here
     order = flow_of(world, lambda step: step.do("hangs", StepConfig(on_cancel="abandon"), hangs))
     instance = order.create()
 
