@@ -1,17 +1,20 @@
-"""What many instances cost on PostgreSQL: `python benchmarks/scale.py reads|partitions|bytes [NUMBER]`.
+"""What many instances cost on PostgreSQL: `python benchmarks/scale.py reads|partitions|bytes|limits [NUMBER]`.
 
 ``reads`` times every list and count among NUMBER instances (10,000,000). ``partitions`` compares deleting the steps of
 NUMBER instances (20,000) with dropping a partition of them, and loads and inserts with and without partitions.
-``bytes`` says what NUMBER sleeping instances (1,000,000) weigh, index by index. A database of its own is made on the
-server of the tests, and dropped.
+``bytes`` says what NUMBER sleeping instances (1,000,000) weigh, index by index. ``limits`` says how long it takes from
+the end of a hold to the message of its successor, while 1,000 and NUMBER (100,000) wait, and how evenly 100 tenants are
+served, one of which has nearly all that wait. A database of its own is made on the server of the tests, and dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,14 @@ import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from celery_durable.config import Settings
+from celery_durable.model import DueRun
+from celery_durable.operations.limit_queue import LimitQueue
 from celery_durable.store.engine import Store, Tx
+from celery_durable.store.instances import instances
 from celery_durable.store.migrations import migrate
+from celery_durable.store.runs import holds
+from celery_durable.store.runs.holds import LimitKey
 from tests.store.crowd import Crowd
 from tests.store.instances.test_bounds import READS
 from tests.support.services import DATABASES
@@ -120,12 +129,62 @@ def measure_partitions(number: int) -> None:
         print(f"parted  detach and drop        {measure(drop, times=1):8.0f} ms")
 
 
+_WAIT_FOR_LIMIT = (
+    """INSERT INTO workflow_instance (workflow, instance_id, kind, run_number, status, wake_reason, priority,
+    dispatch_count, crash_count, pause_requested, version, queue, created_at, updated_at)
+    SELECT 'order', 's-' || n, 'replay', 1, 'waiting', 'wake', 1, 0, 0, false, 2, 'durable', 0, 0
+    FROM generate_series(1, {number}) n""",
+    """INSERT INTO workflow_step (instance_pk, run_number, step_key, seq, name, type, status, attempts, commit_id,
+    created_at) SELECT id, 1, 'call', 1, 'call', 'do', 'waiting', 0, 'c', 0 FROM workflow_instance""",
+    """INSERT INTO workflow_limit (name, key, at_once, next_grant_at, next_start_at, last_seq, turn, updated_at)
+    VALUES ('bank', '', 3, 0, 0, {number}, 0, 0)""",
+    # The turns are those of tenants that ask one after the other: each has a turn for each of its own that waits.
+    """INSERT INTO workflow_hold (instance_pk, run_number, step_key, position, name, key, fair_key, seq, turn, state,
+    asked_at, lapses) SELECT id, 1, 'call', -1, 'bank', '', tenant,
+    id, row_number() OVER (PARTITION BY tenant ORDER BY id), 'waiting', 0, 0
+    FROM (SELECT id, CASE WHEN {tenants} = 1 THEN '' WHEN id <= {tenants} * 50 THEN 't' || mod(id, {tenants})
+          ELSE 't0' END AS tenant FROM workflow_instance) t""",
+)
+
+
+def measure_limits(number: int) -> None:
+    for waiting, tenants in ((1_000, 1), (number, 1), (number, 100)):
+        with own_database() as store:
+            with store.engine.begin() as connection:
+                for statement in _WAIT_FOR_LIMIT:
+                    connection.exec_driver_sql(statement.format(number=waiting, tenants=tenants))
+            took, served = hand_on(store, times=400 if tenants == 1 else 2_000)
+        p50, p95 = took[len(took) // 2], took[len(took) * 95 // 100]
+        jain = sum(served) ** 2 / (tenants * sum(count * count for count in served))
+        print(f"{waiting:,} of {tenants} tenants wait: p50 {p50:.1f} ms, p95 {p95:.1f} ms, Jain {jain:.3f}")
+
+
+def hand_on(store: Store, *, times: int) -> tuple[list[float], list[int]]:
+    """Give a limit to one waiter after the other: how long each takes, and how many each tenant has got."""
+    messages: list[DueRun] = []
+    queue, bank = LimitQueue(store, Settings(""), messages.extend), LimitKey("bank", "")
+    queue.serve([bank])
+    took, served = [], Counter[str]()
+    for number in range(times):
+        find = functools.partial(instances.find_pk, workflow="order", instance_id=messages[number].ref.instance_id)
+        pk = store.read(find)
+        (row,) = store.read(lambda tx, pk=pk: holds.read(tx, pk))
+        served[row.fair_key] += 1
+        began = time.perf_counter()
+        store.transact(lambda tx, pk=pk: holds.release(tx, pk))
+        queue.serve([bank])
+        took.append((time.perf_counter() - began) * 1000)
+        assert len(messages) == number + 4, "nobody has got the limit"
+    return sorted(took), list(served.values())
+
+
 def main() -> None:
     what, *rest = sys.argv[1:] or ["reads"]
     work, default = {
         "reads": (measure_reads, 10_000_000),
         "partitions": (measure_partitions, 20_000),
         "bytes": (measure_bytes, 1_000_000),
+        "limits": (measure_limits, 100_000),
     }[what]
     work(int(rest[0]) if rest else default)
 

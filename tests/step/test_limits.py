@@ -129,6 +129,7 @@ def test_a_step_that_fails_gives_back_its_limit(world: World, bodies: Bodies) ->
 
 
 def test_the_limit_of_a_dead_worker_is_free_when_its_lease_has_ended(world: World, bodies: Bodies) -> None:
+    """Not earlier, when new workers start (solid_queue#735), and not never (solid_queue#546)."""
     order = define(world, bodies, Limit("stripe", at_once=1))
     for each in ("a", "b"):
         order.create(id=each)
