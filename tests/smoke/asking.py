@@ -23,12 +23,18 @@ class Clients:
     server: httpx.AsyncClient
 
 
-async def ask(url: str) -> dict[str, int]:
+def process_id() -> str:
+    """Name this process, also if its number was another one's before."""
+    started_at = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{os.getpid()}-{started_at}"
+
+
+async def ask(url: str) -> dict[str, Any]:
     """Ask the server, and say what this process has at that moment."""
-    response = await Clients.server.get(url, headers={"X-Pid": str(os.getpid())})
+    response = await Clients.server.get(url, headers={"X-Process": process_id()})
     response.raise_for_status()
     return {
-        "pid": os.getpid(),
+        "process": process_id(),
         "loop": id(asyncio.get_running_loop()),
         "tasks": len(asyncio.all_tasks()),
         "threads": threading.active_count(),
@@ -73,10 +79,10 @@ def build(config: Config) -> Celery:
     @durable.on_loop_stop
     async def close_client() -> None:
         await Clients.server.aclose()
-        config.path(f"closed-{os.getpid()}").touch()
+        config.path(f"closed-{process_id()}").touch()
 
     @durable.workflow(name="asks")
-    def asks(event: WorkflowEvent[dict[str, Any]], step: Step) -> list[dict[str, int]]:
+    def asks(event: WorkflowEvent[dict[str, Any]], step: Step) -> list[dict[str, Any]]:
         found = []
         for number in range(event.payload["passes"]):
             found.append(step.do(f"ask {number}", ask, event.payload["url"]))

@@ -35,7 +35,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        self.connections: defaultdict[int, set[int]] = defaultdict(set)
+        self.connections: defaultdict[str, set[int]] = defaultdict(set)
         super().__init__(("127.0.0.1", 0), Answering)
 
     @property
@@ -48,7 +48,7 @@ class Answering(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self.server.connections[int(self.headers["X-Pid"])].add(self.client_address[1])
+        self.server.connections[self.headers["X-Process"]].add(self.client_address[1])
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()
@@ -79,13 +79,13 @@ def test_one_client_serves_all_passes_of_a_process(site_with: Callable[..., Site
     assert len(found) == PASSES // AT_ONCE * AT_ONCE
     by_process = defaultdict(list)
     for each in found:
-        by_process[each["pid"]].append(each)
+        by_process[each["process"]].append(each)
     at_once = concurrency if pool == "threads" else 1
-    for pid, said in by_process.items():
+    for process, said in by_process.items():
         assert len({each["loop"] for each in said}) == 1
         assert max(each["tasks"] for each in said) <= at_once
         assert max(each["threads"] for each in said) <= 12
-        assert len(server.connections[pid]) <= at_once
+        assert len(server.connections[process]) <= at_once
         assert max(each["sockets"] for each in said) <= 24
     assert (len(by_process) > concurrency) == (pool == "prefork")
     assert not {row.attempts for instance in instances for row in instance.history().steps} - {0, 1}
@@ -96,8 +96,8 @@ def test_one_client_serves_all_passes_of_a_process(site_with: Callable[..., Site
     assert "was never awaited" not in worker.text()
 
 
-def closed(site: Site) -> set[int]:
-    return {int(path.name.partition("-")[2]) for path in site.folder.glob("closed-*")}
+def closed(site: Site) -> set[str]:
+    return {path.name.partition("-")[2] for path in site.folder.glob("closed-*")}
 
 
 @REDIS_AND_POSTGRESQL
