@@ -1,0 +1,57 @@
+"""Limits while many workers take, give back and wake at the same time."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import pytest
+
+from celery_durable import Limit
+from tests.support.databases import on_databases
+from tests.support.limits import Bodies, define, holds
+from tests.support.world import Worker, World
+
+database = on_databases("postgresql", "mariadb")
+_WORKERS, _AT_ONCE, _SECONDS = 8, 3, 30
+
+
+@pytest.fixture
+def bodies(world: World) -> Bodies:
+    return Bodies(world)
+
+
+def test_workers_at_many_keys_run_each_step_once_and_no_more_at_once_than_allowed(world: World, bodies: Bodies) -> None:
+    """MariaDB may end one of two transactions as a deadlock: it is repeated, and no step runs again."""
+    stripe = Limit("stripe", at_once=_AT_ONCE, fair=lambda event: event.payload % 5)
+    order = define(world, bodies, stripe, Limit("tenant", at_once=1, by=lambda event: event.payload % 20))
+    ids, may_end = [f"o-{number}" for number in range(80)], threading.Event()
+    for number, each in enumerate(ids):
+        order.create(number, id=each)
+        bodies.during[each] = lambda: may_end.wait(_SECONDS)
+    workers = [world.new_worker() for _ in range(_WORKERS)]
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        draining = [pool.submit(_drain, world, worker) for worker in workers]
+        try:  # those that are in no body find that nobody else may run, and end
+            list(itertools.islice(as_completed(draining, _SECONDS), _WORKERS - _AT_ONCE))
+        finally:
+            running = len(bodies.running)
+            may_end.set()
+        for each in draining:
+            each.result()
+        while world.tick() or world.messages:
+            list(pool.map(lambda worker: _drain(world, worker), workers))
+    assert (running, bodies.most) == (_AT_ONCE, _AT_ONCE)
+    assert sorted(bodies.ran) == sorted(ids)
+    assert {order.of(each).output for each in ids} == set(ids)
+    assert holds(world) == []
+
+
+def _drain(world: World, worker: Worker) -> None:
+    while True:
+        try:
+            due = world.messages.pop(0)
+        except IndexError:
+            return
+        worker.advance(due.ref)
