@@ -72,9 +72,9 @@ class Crowd:
         given = {"numbers": numbers, "id": id_, "text_id": text_id, "later": _LATER, "past": _PAST}
         given |= {"n": f"created_at - {_PAST}", "quote": "`" if self.name == "mariadb" else '"'}
         autocommit = self.store.engine.execution_options(isolation_level="AUTOCOMMIT")
-        if self.name == "postgresql":  # which meets what earlier tests have deleted, until a vacuum
+        if self.name == "postgresql":  # which plans for what earlier tests have deleted, until a vacuum
             with autocommit.connect() as connection:
-                connection.exec_driver_sql(f"VACUUM {_TABLES}")
+                connection.exec_driver_sql(f"VACUUM FULL {_TABLES}")
         with self.store.engine.begin() as connection:
             for statement in (_INSTANCES, *_REST):
                 connection.exec_driver_sql(statement.format(**given))

@@ -63,7 +63,7 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "limit": (limits._read_queue, STRIPE),
     "shares of a limit": (limits._count_by_fair_key, STRIPE),
     "waiter for a limit": (holds._select(4), dict(zip(holds.Waiter._fields, (777, 1, "approved", -1), strict=True))),
-    "keys with waiters": (limit_waits._select_next_key("same"), STRIPE),
+    "keys with waiters": (limit_waits._select_keys("waiting", "same"), STRIPE | {"limit": 1}),
     "grants to check": (limit_waits._select_to_check, {"limit": 100}),
     "dead holds": (limit_waits._select_examined, {"after": 0, "limit": 200}),
 }

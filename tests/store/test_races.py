@@ -14,8 +14,11 @@ from celery_durable.errors import Superseded
 from celery_durable.model import Claim, InstanceRow, ReleaseOutcome, RunOutcome, RunRef, Status, StepStatus, StepType
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import instances, lifecycle
-from celery_durable.store.runs import claims, leases, releases
+from celery_durable.store.runs import claims, holds, leases, limits, releases
 from celery_durable.store.runs.claims import ClaimRequest
+from celery_durable.store.runs.holds import LimitKey, Waiter
+from celery_durable.store.runs.limits import Reply, Request
+from celery_durable.values import LimitUse
 from tests.store.world import GRACE, LEASE, World, seconds, send_in, step, sweep_in, wait_in, write_in
 
 SERVERS = ["postgresql", "mariadb"]
@@ -28,6 +31,31 @@ def lock(tx: Tx, ref: RunRef) -> InstanceRow:
 
 def claim_in(tx: Tx, ref: RunRef, token: str) -> Claim | None:
     return claims.take_over(tx, ClaimRequest(ref, token=token, task_id="task-2", node="task-2", lease=LEASE))
+
+
+# --- one limit ------------------------------------------------------------------------------------
+
+
+def ask(tx: Tx, claim: Claim) -> Reply:
+    uses = [LimitUse("stripe", "", "", 1, None)]
+    waiter = Waiter(claim.pk, claim.ref.run_number, "charge")
+    ((reply,), _) = limits.ask(tx, [Request(waiter, uses, claim.token, is_new=True, resumes=False)])
+    return reply
+
+
+def test_of_two_steps_that_ask_at_once_one_gets_the_limit_and_the_other_waits(world: World) -> None:
+    """Both counted before either had committed, and their numbers said nothing about the order (hatchet#4778)."""
+    first, second, third = (world.claim(world.create(f"o-{n}")) for n in range(3))
+    world.store.transact(lambda tx: ask(tx, second))  # the limit has its row from now on
+    world.store.transact(lambda tx: holds.release(tx, second.pk))
+    with world.hold_transaction() as tx:
+        assert ask(tx, first) == Reply(holds=True)
+        asker = world.start_blocked(world.store.transact, lambda tx: ask(tx, third))
+    assert asker.result() == Reply(holds=False)
+    assert world.store.transact(lambda tx: ask(tx, second)) == Reply(holds=False)
+    world.store.transact(lambda tx: holds.release(tx, first.pk))
+    granted = world.store.transact(lambda tx: limits.serve(tx, LimitKey("stripe", ""))).granted
+    assert [waiter.instance_pk for waiter in granted] == [third.pk]
 
 
 # --- wait against send_event --------------------------------------------------------------------
