@@ -52,8 +52,10 @@ class BodyTimer:
 
     @staticmethod
     def expire(limit: BodyLimit) -> None:
-        """Let the time of a body be over now. Another thread calls it, before `stop`."""
+        """Let the time of a body be over now, and repeat the alarm. Another thread calls it, before `stop`."""
         limit.expires_at = 0.0
+        # A signal that comes just before the body waits does not interrupt that wait, so one is not enough.
+        signal.setitimer(signal.ITIMER_REAL, _REPEAT_SECONDS, _REPEAT_SECONDS)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     def stop(self, limit: BodyLimit) -> None:
@@ -62,7 +64,7 @@ class BodyTimer:
         self._limit = limit.outer
         if limit.outer is not None:
             self._arm_for(limit.outer)
-        elif limit.has_expired:  # the alarm repeats
+        elif limit.has_expired or limit.expires_at == 0.0:  # the alarm repeats
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def release(self) -> None:

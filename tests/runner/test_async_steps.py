@@ -6,12 +6,14 @@ import asyncio
 import contextvars
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from celery_durable import Retries, Status, Step, StepConfig, StepFailed, StepTimeout, StepTx, concurrency, current_step
+from celery_durable.errors import StepInterrupted
 from celery_durable.event_loop import event_loop
 from tests.support.authors import names
 from tests.support.databases import on_databases
@@ -208,6 +210,34 @@ def test_a_cancel_of_the_run_cancels_the_task_of_a_step_that_may_be_abandoned(wo
     world.run_until_idle()
     other.join()
     assert (instance.status, ended.is_set()) == (Status.TERMINATED, True)
+    assert world.operations.history.read("order", instance.id).attempts == ()
+
+
+def test_a_cancel_of_the_run_interrupts_a_function_that_may_be_abandoned_until_it_ends(world: World) -> None:
+    """It may catch one interruption, or the signal comes just before it waits."""
+    started, interruptions = threading.Event(), list[type[BaseException]]()
+
+    def hangs() -> None:
+        started.set()
+        for _ in range(2):
+            try:
+                time.sleep(30)
+            except BaseException as exc:
+                interruptions.append(type(exc))
+
+    instance = flow_of(world, lambda step: step.do("hangs", StepConfig(on_cancel="abandon"), hangs)).create()
+
+    def cancel() -> None:
+        assert started.wait(10)
+        instance.cancel()
+        world.worker.renew_leases()
+
+    other = threading.Thread(target=cancel)
+    world.worker  # noqa: B018  # started before the thread asks for it
+    other.start()
+    world.run_until_idle()
+    other.join()
+    assert (instance.status, interruptions) == (Status.TERMINATED, [StepInterrupted] * 2)
     assert world.operations.history.read("order", instance.id).attempts == ()
 
 
