@@ -37,7 +37,7 @@ from celery_durable.model import (
 from celery_durable.operations.context import OperationContext, Versions
 from celery_durable.store.engine import Tx
 from celery_durable.store.events import run_events
-from celery_durable.store.instances import instances, lifecycle
+from celery_durable.store.instances import instances, interventions, lifecycle
 from celery_durable.store.runs import runs, step_rows
 
 
@@ -250,6 +250,10 @@ class _Answer:
         assert self.inserted is not None  # there was none, under the lock
         if self.inserted.created_at > wait.wake_at:
             raise _too_late(row.ref, self.step, _describe_deadline(wait))
+        commit_id = self.context.runtime.new_token()
+        interventions.insert_audit_record(
+            tx, row, wait, action="answer", actor=self.actor, reason=None, commit_id=commit_id
+        )
         if not run_events.is_awaited(tx, row, wait.wait_event_type):
             return []
         return [lifecycle.make_due(tx, row, wake_reason=WakeReason.EVENT, grace=self.context.grace)]

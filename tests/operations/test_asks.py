@@ -56,7 +56,7 @@ def history(instance: Instance, run: int | None = None) -> Any:
     return instance.world.operations.history.read(instance.workflow, instance.id, run=run)
 
 
-def test_the_person_who_answers_is_in_the_event_and_the_workflow(world: World) -> None:
+def test_the_person_who_answers_is_in_the_event_the_audit_and_the_workflow(world: World) -> None:
     instance = ask(world)
     assert answer(instance, YES) is True
     world.run_until_idle()
@@ -64,6 +64,7 @@ def test_the_person_who_answers_is_in_the_event_and_the_workflow(world: World) -
     (event,) = history(instance).events
     assert (event.event_id, event.type, event.by, event.payload) == ("answer:approve", "approval", "ada", YES)
     assert event.consumed_by_step_key == "approve"
+    assert [(each.step_key, each.action, each.by) for each in history(instance).audit] == [("approve", "answer", "ada")]
 
 
 def test_the_second_answer_is_told_who_answered_and_when(world: World) -> None:
@@ -340,7 +341,7 @@ def test_an_answer_is_stored_whole_or_not_at_all(
     monkeypatch.undo()
     found = history(instance)
     stored = ["ada"] if is_applied else []
-    assert [each.by for each in found.events] == stored
+    assert [each.by for each in found.events] == [each.by for each in found.audit] == stored
     assert answer(instance, YES) is not is_applied
     for _ in range(3):  # the message that was not sent is missed
         world.run_after(6)
