@@ -14,7 +14,7 @@ from celery_durable.dashboard.changes import INSTANCE_CHANGES, Change, log_chang
 from celery_durable.dashboard.visits import Endpoint, ReadOnly, Visit
 from celery_durable.errors import ValueRefused
 from celery_durable.http import Forbidden, timeouts
-from celery_durable.model import Permission, Status
+from celery_durable.model import OUTCOME_UNKNOWN, Permission, Status
 
 _MAX_LISTED = 200
 
@@ -57,6 +57,10 @@ def _show_form(visit: Visit, change: Change, actor: str | None, *, error: str = 
     family = []
     if "family" in change.fields and row.status is Status.ERRORED:
         family = operations.families.preview_retry(workflow, instance_id)
+    error_name = None
+    if change.name in ("retry", "restart") and row.status is Status.ERRORED:
+        found = operations.queries.details(workflow, instance_id)[1].details.error
+        error_name = found and found.name
     arguments = [step] if step else []
     arguments += ["RESULT"] if "result" in change.fields else []
     arguments += ["--family"] if visit.query.get("family") else []
@@ -72,6 +76,7 @@ def _show_form(visit: Visit, change: Change, actor: str | None, *, error: str = 
         more=len(again[_MAX_LISTED:]),
         family=family[:_MAX_LISTED],
         is_family_chosen="family" in visit.query,
+        is_outcome_unknown=error_name == OUTCOME_UNKNOWN,
         asks_name="by" in change.fields and actor is None,
         command=visit.command_line(change.format_command_of(target, *arguments)),
         error=error,

@@ -377,7 +377,7 @@ class CancellationSwallowed(DurableError):
 class WorkerCrashLoop(DurableError):
     """Several workers in a row died or lost their lease at the same place of this instance. The instance fails.
 
-    Look at the workers' logs, for instance for memory that ran out, then restart the instance. The limit is
+    Look at the workers' logs, for instance for memory that ran out, then retry the instance. The limit is
     ``durable_max_crashes``.
 
     Attributes:
@@ -390,5 +390,5 @@ class WorkerCrashLoop(DurableError):
         self.crashes = crashes
         super().__init__(
             f"{crashes} workers in a row died or lost their lease while they worked on this instance, without a step "
-            "in between. Look at the workers' logs (out of memory, a crash in native code?), then restart it."
+            "in between. Look at the workers' logs (out of memory, a crash in native code?), then retry it."
         )

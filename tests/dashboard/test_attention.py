@@ -66,7 +66,7 @@ def test_failures_are_grouped_and_retried_together(orders: Shop, pages: Browser)
     assert orders.durable.workflows["bad"].get("b-0").history().reason == "new paper"
 
 
-def test_an_unknown_outcome_is_not_retried_in_one_go(healthy: Shop, pages: Browser) -> None:
+def test_an_unknown_outcome_is_not_retried_without_a_warning(healthy: Shop, pages: Browser) -> None:
     def charge() -> None:
         raise NonRetryableError("Its worker died.", name=OUTCOME_UNKNOWN)
 
@@ -81,6 +81,7 @@ def test_an_unknown_outcome_is_not_retried_in_one_go(healthy: Shop, pages: Brows
     assert "Find out whether the function did its work." in words(row)
     preview = words(pages.open("/instances/change?where=status%3Derrored&command=retry"))
     assert "The outcome of 1 of them is unknown" in preview
+    assert "may have done its work" in words(pages.open("/workflows/charge/instances/c-1/retry"))
 
 
 def test_a_run_that_nobody_takes_is_explained(healthy: Shop, pages: Browser) -> None:

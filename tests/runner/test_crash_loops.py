@@ -57,7 +57,7 @@ def test_an_instance_that_kills_every_worker_is_given_up_with_growing_pauses(wor
     assert len(seen) == 5
     assert instance.error == (
         "WorkerCrashLoop: 5 workers in a row died or lost their lease while they worked on this instance, without a "
-        "step in between. Look at the workers' logs (out of memory, a crash in native code?), then restart it."
+        "step in between. Look at the workers' logs (out of memory, a crash in native code?), then retry it."
     )
 
 
