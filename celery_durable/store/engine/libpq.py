@@ -25,8 +25,9 @@ _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _SUCCESS = (1, 2)  # PGRES_COMMAND_OK, PGRES_TUPLES_OK
 _IDLE = 0  # PQTRANS_IDLE
 _CONNECTION_OK = 0  # CONNECTION_OK
-_SQLSTATE = ord("C")  # PG_DIAG_SQLSTATE
+_SQLSTATE, _FUNCTION = ord("C"), ord("R")  # PG_DIAG_SQLSTATE, PG_DIAG_SOURCE_FUNCTION
 _NOT_PREPARED = b"26000"  # invalid_sql_statement_name
+_OTHER_TYPES = b"0A000", b"RevalidateCachedQuery"  # "cached plan must not change result type": a column was changed
 _KEY = "celery_durable.prepared_statements"
 _ids = itertools.count(1)
 
@@ -65,7 +66,8 @@ class PreparedStatements:
     """The statements that one connection has prepared. It prepares a statement when it first runs it.
 
     psycopg deallocates them all at a rollback, and after some statements that change tables; a pooler may, too. A
-    missing statement is prepared anew, but would end a transaction. So the BEGIN is prepared too: it finds out first.
+    missing statement, and one whose columns have other types now, is prepared anew, but would end a transaction. So the
+    BEGIN is prepared too: it finds out first.
     """
 
     def __init__(self, connection: Connection[Any]) -> None:
@@ -102,7 +104,7 @@ class PreparedStatements:
                 result = pgconn.exec_params(_number_parameters(sql), data)
             else:
                 result = pgconn.exec_prepared(self._names.get(sql) or self._prepare(sql), data)
-                if result.status not in _SUCCESS and result.error_field(_SQLSTATE) == _NOT_PREPARED:
+                if result.status not in _SUCCESS and _is_to_be_prepared_again(result):
                     result = self._execute_again(sql, data, result)
         except MemoryError as error:  # libpq returns no result if it cannot send, which psycopg takes for this
             if pgconn.status == _CONNECTION_OK:
@@ -113,7 +115,7 @@ class PreparedStatements:
         return result
 
     def _execute_again(self, sql: str, data: list[Any], failed: PGresult) -> PGresult:
-        """Prepare and run a statement that was deallocated. If that has broken a transaction, raise the error."""
+        """Prepare and run a statement anew. If that has broken a transaction, raise the error."""
         self._names.clear()
         pgconn = self._connection.pgconn
         if pgconn.transaction_status != _IDLE:
@@ -134,6 +136,11 @@ class PreparedStatements:
         if result.error_field(_SQLSTATE) is None:  # an error of libpq: the connection is lost
             return self._errors.OperationalError(result.get_error_message())
         return self._errors.error_from_result(result)
+
+
+def _is_to_be_prepared_again(failed: PGresult) -> bool:
+    sqlstate = failed.error_field(_SQLSTATE)
+    return sqlstate == _NOT_PREPARED or (sqlstate, failed.error_field(_FUNCTION)) == _OTHER_TYPES
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -91,6 +92,41 @@ def test_a_statement_that_the_server_forgot_is_prepared_again(world: World) -> N
     world.store.run_statement(lambda tx: tx.execute(sa.text("DEALLOCATE ALL")))
     assert world.store.read(count_prepared) == 0
     assert len(world.store.run_statement(lambda tx: tx.run(_echo, **VALUES[0]))) == 1
+
+
+@statement
+def _read_changing(_: Store) -> Any:
+    return sa.select(sa.column("name", sa.String)).select_from(sa.table("changing"))
+
+
+@pytest.fixture
+def change(world: World) -> Iterator[Callable[[str], None]]:
+    """Changes the type of a column of a table."""
+
+    def run(sql: str) -> None:
+        with world.store.engine.begin() as connection:
+            connection.exec_driver_sql(sql)
+
+    run("CREATE TABLE changing (name varchar(100))")
+    yield lambda type_: run(f"ALTER TABLE changing ALTER COLUMN name TYPE {type_}")
+    run("DROP TABLE changing")
+
+
+def test_a_statement_is_prepared_again_after_a_column_has_another_type(
+    world: World, change: Callable[[str], None]
+) -> None:
+    """PostgreSQL refuses it: "cached plan must not change result type"."""
+
+    def read(tx: Tx) -> int:
+        return len(tx.run(_read_changing))
+
+    assert world.store.run_statement(read) == 0
+    assert world.store.transact(read) == 0
+    for type_ in ("text", "varchar(200)"):
+        change(type_)
+        assert world.store.transact(read) == 0
+        change("varchar(300)")
+        assert world.store.run_statement(read) == 0
 
 
 def test_the_statements_of_a_transaction_need_no_cursor(world: World) -> None:
