@@ -195,7 +195,7 @@ class StepRecord(Record):
         workflow: The workflow whose instances do the items of a map; None for other steps.
         ask: What a wait asks a person: a sentence, or facts by name; None for other steps.
         to: Whom it asks; None if the workflow does not say.
-        limits: The names of the limits for which it waits.
+        limits: The names of the limits for which it waits; None if it waits for none.
     """
 
     step_key: str
@@ -221,7 +221,7 @@ class StepRecord(Record):
     workflow: str | None = None
     ask: Any = None
     to: str | None = None
-    limits: tuple[str, ...] = ()
+    limits: tuple[str, ...] | None = None
 
     @property
     def display_type(self) -> StepType:
@@ -240,7 +240,7 @@ class StepRecord(Record):
     def awaited(self) -> str:
         """What ends the wait of an open step before its time: an event, a topic, a task, a child, or its kind."""
         if self.waits_for_limits:
-            return " and ".join(f"limit {name}" for name in self.limits) or "its limits"
+            return " and ".join(f"limit {name}" for name in self.limits or ()) or "its limits"
         if self.wait_topic is not None:
             return f'topic "{self.wait_topic}"'
         if self.task is not None:

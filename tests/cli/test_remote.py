@@ -203,10 +203,3 @@ def test_each_request_is_told_as_a_line_for_curl_without_what_may_be_secret(
         said = remote("-b", api.url, *secrets, "-v", "ls", "-w", "echo", "-s", "waiting", "--limit", "3")
         path = "/workflows/echo/instances?status=waiting&pageSize=3"
         assert said.err.splitlines()[0] == f"{hidden} '{api.url}{path}'"
-
-
-def test_more_waits_than_the_api_lists_are_refused(shop: Shop) -> None:
-    with served(shop) as connection:
-        refused = connection("waits", "--limit", "101")
-    assert (refused.code, refused.out) == (1, "")
-    assert "The HTTP API lists 100 waits at most." in refused.err

@@ -168,6 +168,7 @@ CALLS: dict[str, list[Call]] = {
         Call(durable, (), {"workflow": "order", "event_type": "answer", "to": "sales", "is_asking": True, "limit": 1}),
         Call(durable, (), {"cursor": "forged"}),
         Call(orders, (), {"event_type": "answer", "to": "sales", "is_asking": True, "limit": 1}),
+        Call(orders, (), {"cursor": "forged"}),
     ],
     "pause": [Call(waiting)],
     "resume": [Call(lambda world: world.orders.get("paused"))],

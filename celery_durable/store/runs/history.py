@@ -175,7 +175,8 @@ def _with_limits(tx: Tx, pk: int, run_number: int, records: list[StepRecord]) ->
     for row in tx.execute(sa.select(h.step_key, h.name).where(*is_its).order_by(h.name)):
         names.setdefault(row.step_key, []).append(row.name)
     return [
-        replace(each, limits=tuple(names.get(each.step_key, ()))) if each.waits_for_limits else each for each in records
+        replace(each, limits=tuple(names.get(each.step_key, ())) or None) if each.waits_for_limits else each
+        for each in records
     ]
 
 

@@ -12,7 +12,7 @@ from celery_durable import Durable, Limit, NonRetryableError, Retries, Step, Ste
 
 GOOD, HANGS, KILLS, EXPIRED = "card-17", "card-18", "card-19", "card-20"
 """Cards, and what becomes of the process that charges them. Their names tell a reader of the pages nothing."""
-stripe = Limit("stripe", at_once=1)
+acquirer = Limit("acquirer", at_once=1)
 
 
 def build(broker_url: str, database_url: str, *, is_new: bool = True, is_off: bool = False) -> Celery:
@@ -81,7 +81,7 @@ def _add_sales(durable: Durable) -> None:
 
     @durable.workflow(name="card_payment")
     def card_payment(event: WorkflowEvent[str], step: Step) -> str:
-        return step.do("charge", StepConfig(limits=[stripe]), charge, event.payload)
+        return step.do("charge", StepConfig(limits=[acquirer]), charge, event.payload)
 
     @durable.workflow(name="bank_transfer")
     def bank_transfer(event: WorkflowEvent[str], step: Step) -> str:

@@ -244,9 +244,9 @@ def wrong_event(world: World) -> None:
 
 @_situation(
     "Card payments hang: c-41, c-42 and c-43 are not charged.",
-    cause="The limit stripe allows one at once, and card_payment c-40 holds it: its step charge does not end.",
-    remedy="Find out why c-40 hangs, and end it (terminate), or raise the limit (durable limits set stripe).",
-    shows=("LIMITED", "card_payment/c-40", "celery -A shop durable limits show stripe"),
+    cause="The limit acquirer allows one at once, and card_payment c-40 holds it: its step charge does not end.",
+    remedy="Find out why c-40 hangs, and end it (terminate), or raise the limit (durable limits set acquirer).",
+    shows=("LIMITED", "card_payment/c-40", "celery -A shop durable limits show acquirer"),
 )
 def full_limit(world: World) -> None:
     world.let_be_well()
