@@ -30,6 +30,7 @@ from celery_durable.model import to_us
 from celery_durable.runtime import Runtime
 from celery_durable.store.engine import Store, drivers
 from celery_durable.store.migrations import migrate
+from celery_durable.values import limits
 from tests import rings
 from tests.support import leftovers
 from tests.support.databases import IS_FIRST, OwnDatabase, on_databases, own_database
@@ -141,6 +142,14 @@ def own_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(event_loop, name, [])
     yield
     event_loop.stop()
+
+
+@pytest.fixture(autouse=True)
+def own_limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test may define limits as it likes, whatever the modules of other tests define."""
+    here = request.module.__file__
+    of_modules = {name: (limit, place) for name, (limit, place) in limits._of_modules.items() if place[0] == here}
+    monkeypatch.setattr(limits, "_of_modules", of_modules)
 
 
 @pytest.fixture(scope="session")
