@@ -84,7 +84,9 @@ class HarnessInstance(WorkflowInstance[R_co]):
 
 
 def _described(step: StepRecord) -> str:
-    what: Any = f"step {step.step_key!r} is {step.status}"
+    what: Any = f"step {step.name!r} is {step.status}"
+    if step.limits is not None:
+        what += f" for {step.awaited}"
     if step.wait_event_type is not None:
         what += f" for event {step.wait_event_type!r}"
     if step.wait_topic is not None:
