@@ -45,8 +45,9 @@ def _write(chromium: Any, situation: Situation, out: Path) -> None:
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as folder, open_world(Path(folder)) as world:
         situation.plant(world)
-        for name, text in read_world(chromium, world, picture=out / "home.png").items():
-            (out / name).write_text(text)
+        texts, _ = read_world(chromium, world, situation.shows, picture=out / "home.png")
+    for name, text in texts.items():
+        (out / name).write_text(text)
     (out / "complaint.txt").write_text(situation.complaint + "\n")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from tests.dashboard.stuck.shop import build
 from tests.dashboard.stuck.situations import World
 
 _MAX_PAGES = 60
-_CHECK_MS = 12_000
-"""The first page is read again after this time, as it reads itself again."""
+_PATIENCE_SECONDS = 120.0
 _LINK = re.compile(r" -> (\S+)\]")
 _TEXT = """
 () => {
@@ -54,17 +54,25 @@ _TEXT = """
 """
 
 
-def read_world(chromium: Any, world: World, *, picture: Path | None = None) -> dict[str, str]:
-    """Return the texts of the pages that two clicks from the first one reach, by the names of files."""
+def read_world(
+    chromium: Any, world: World, shows: Sequence[str], *, picture: Path | None = None
+) -> tuple[dict[str, str], bool]:
+    """Read the pages that two clicks from the first one reach, until one of them shows all of this, or for two minutes.
+
+    Returns their texts by the names of files, and whether one does.
+    """
     with _serve(world) as link:
         page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
         page.goto(link)
-        page.wait_for_timeout(_CHECK_MS)
+        home, end, is_shown = page.url, time.monotonic() + _PATIENCE_SECONDS, False
+        while not is_shown and time.monotonic() < end:
+            texts = _read_pages(page, home)
+            is_shown = any(all(each in text for each in shows) for text in texts.values())
         if picture is not None:
+            page.goto(home)
             page.screenshot(path=picture, full_page=True)
-        texts = _read_pages(page, page.url)
         page.context.close()
-    return texts
+    return texts, is_shown
 
 
 @contextmanager

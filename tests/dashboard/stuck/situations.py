@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,9 +22,6 @@ from tests.smoke.proc import Proc, RedisServer, python, until
 from tests.support.databases import empty_database
 
 _QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO")
-_LEASE_SECONDS = 31.0
-_DUE_SECONDS = 8.0
-"""After this time, the first page shows a run that nobody takes."""
 
 
 @dataclass
@@ -167,7 +163,6 @@ def dead_worker(world: World) -> None:
     world.wait_until_it_runs("order", "o-20")
     os.killpg(worker.pid, signal.SIGKILL)
     world.create("order", GOOD, "o-21", "o-22")
-    time.sleep(_LEASE_SECONDS + _DUE_SECONDS)
 
 
 @_situation(
@@ -180,7 +175,6 @@ def no_consumer(world: World) -> None:
     world.let_be_well()
     world.create("album", ["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "al-7")
     world.wait_for("album", "al-7", Status.WAITING)
-    time.sleep(_DUE_SECONDS)
 
 
 @_situation(
@@ -197,7 +191,6 @@ def blocked_row(world: World) -> None:
     session.exec_driver_sql("SET application_name = 'psql'")
     session.exec_driver_sql("SELECT * FROM workflow_instance WHERE instance_id = 'r-5' FOR UPDATE")
     world.wait_for("reminder", "r-6", Status.COMPLETE)
-    time.sleep(_DUE_SECONDS)
 
 
 @_situation(
@@ -225,7 +218,6 @@ def no_dispatcher(world: World) -> None:
     world.create("reminder", 10, "r-5", "r-6", "r-7")
     world.wait_for("reminder", "r-7", Status.WAITING)
     os.killpg(beat.pid, signal.SIGKILL)
-    time.sleep(_LEASE_SECONDS)
 
 
 @_situation(
@@ -239,7 +231,6 @@ def wrong_event(world: World) -> None:
     world.create("order", GOOD, "o-30")
     world.wait_for("order", "o-30", Status.WAITING)
     world.durable.workflows["order"].get("o-30").send_event("aproval", {"by": "ada"})
-    time.sleep(_DUE_SECONDS)
 
 
 @_situation(
@@ -254,7 +245,6 @@ def full_limit(world: World) -> None:
     world.wait_until_it_runs("card_payment", "c-40")
     world.create("card_payment", GOOD, "c-41", "c-42", "c-43")
     world.wait_for("card_payment", "c-43", Status.WAITING)
-    time.sleep(_DUE_SECONDS)
 
 
 @_situation(
@@ -304,7 +294,6 @@ def broker_outage(world: World) -> None:
     world.let_be_well()
     world.broker.stop()
     world.create("order", GOOD, "o-60", "o-61")
-    time.sleep(_LEASE_SECONDS)
 
 
 @_situation(
@@ -337,7 +326,6 @@ def read_only_database(world: World) -> None:
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
         "AND pid <> pg_backend_pid()",
     )
-    time.sleep(_LEASE_SECONDS)
 
 
 @_situation(
@@ -352,7 +340,6 @@ def frozen_worker(world: World) -> None:
     world.wait_until_it_runs("order", "o-50")
     os.killpg(worker.pid, signal.SIGSTOP)
     world.create("order", GOOD, "o-51")
-    time.sleep(_LEASE_SECONDS + _DUE_SECONDS)
 
 
 @_situation(
@@ -366,7 +353,6 @@ def old_code(world: World) -> None:
     world.start_beat()
     world.create("payment", GOOD, *(f"p-{number}" for number in range(6)))
     world.create("refund", GOOD, "rf-1", "rf-2")
-    time.sleep(_DUE_SECONDS * 2)
 
 
 @_situation(
@@ -378,7 +364,6 @@ def old_code(world: World) -> None:
 def crashing_step(world: World) -> None:
     world.let_be_well()
     world.create("payment", KILLS, "p-66")
-    time.sleep(_DUE_SECONDS * 2)
 
 
 @_situation(
@@ -407,4 +392,3 @@ def switched_off(world: World) -> None:
     world.start_worker()
     world.start_beat()
     world.create("payment", GOOD, "p-1", "p-2")
-    time.sleep(_DUE_SECONDS * 2)
