@@ -32,7 +32,7 @@ from celery_durable.model import (
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.server_info import find_database_id
-from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.engine.statements import constant, param, statement
 from celery_durable.store.runs import items, outbox
 from celery_durable.values import build_replying_task_message
 
@@ -96,7 +96,7 @@ def read_oldest_sent(tx: Tx) -> list[tuple[str | None, str | None, datetime, int
 def _is_searched(tx: Tx) -> tuple[sa.ColumnElement[bool], ...]:
     """The condition of the index of sent items."""
     item = tx.t.item.c
-    return item.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"), item.sent_at > sa.literal_column("0")
+    return item.status == constant(ItemStatus.SENT), item.sent_at > sa.literal_column("0")
 
 
 def _select_awaited(s: Store) -> sa.Select[Any]:
@@ -108,8 +108,8 @@ def _select_awaited(s: Store) -> sa.Select[Any]:
     )  # fmt: skip
     mine = sa.and_(i.c.id == item.instance_pk, i.c.run_number == item.run_number)
     is_awaited = (
-        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
-        i.c.status.not_in([sa.literal_column(f"'{status.value}'") for status in Status if status.is_terminal]),
+        st.status == constant(StepStatus.WAITING),
+        i.c.status.not_in([constant(status) for status in Status if status.is_terminal]),
     )
     return sa.select(*columns).select_from(items.join_step(s).join(i, mine)).where(*is_awaited)
 

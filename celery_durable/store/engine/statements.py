@@ -54,6 +54,11 @@ def statement_for(build: Callable[..., Any]) -> Callable[..., Statement]:
     return functools.update_wrapper(choose, build)
 
 
+def constant(value: str) -> sa.ColumnElement[str]:
+    """Return a text in the statement itself, by which PostgreSQL finds a partial index. It is never a caller's."""
+    return sa.literal_column(f"'{value}'")
+
+
 def param(name: str, type_: Any = None) -> sa.BindParameter[Any]:
     """Return a parameter of a Statement. A prefix keeps it apart from the names that SQLAlchemy gives to values."""
     return sa.bindparam(PARAM_PREFIX + name, type_=type_)

@@ -40,7 +40,7 @@ from celery_durable.model import (
     task_id,
 )
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.engine.statements import constant, param, statement
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.instances.item_senders import NOTHING_SENT, TASKS, ItemSender, SentWork
@@ -57,8 +57,8 @@ def _waiting_parent(s: Store) -> Any:
         .where(
             i.id == param("pk"),
             st.step_key == param("key"),
-            st.type == sa.literal_column(f"'{StepType.CHILD.value}'"),
-            st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+            st.type == constant(StepType.CHILD),
+            st.status == constant(StepStatus.WAITING),
         )
     )
 
@@ -136,7 +136,7 @@ def _select_unanswered_step(s: Store) -> Any:
     return sa.select(st.step_key).where(
         st.instance_pk == param("pk"),
         st.run_number == param("run"),
-        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        st.status == constant(StepStatus.WAITING),
         st.wait_event_type == param("type"),
         ~has_answer,
     )
@@ -343,7 +343,7 @@ def _update_item(s: Store) -> Any:
         sa.update(item)
         .where(
             *items.step_conditions(s),
-            item.c.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
+            item.c.status == constant(ItemStatus.SENT),
             item.c.position == param("position", sa.Integer),
             item.c.attempts == param("attempt", sa.Integer),
             *_delivery_conditions(s),
@@ -453,7 +453,7 @@ def _waiting_map_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
         st.run_number == param("run", sa.Integer),
         st.step_key == param("key", sa.String),
         items.is_map(s),
-        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        st.status == constant(StepStatus.WAITING),
     ]
 
 
@@ -482,7 +482,7 @@ def _takes_results(s: Store) -> Any:
         i.workflow == param("workflow", sa.String),
         i.instance_id == param("instance", sa.String),
         i.run_number == param("run", sa.Integer),
-        i.status.not_in([sa.literal_column(f"'{status.value}'") for status in Status if status.is_terminal]),
+        i.status.not_in([constant(status) for status in Status if status.is_terminal]),
         *_waiting_map_conditions(s),
     )
     h = s.tables.hold.c

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import Claim, InstanceRow, StepStatus, StoredEvent, from_us, make_answer_id, to_us
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.engine.statements import constant, param, statement
 from celery_durable.store.runs.claims import GuardResult
 from celery_durable.store.schema import dialects
 
@@ -70,7 +70,7 @@ def build_open_wait(s: Store, pk: Any, run_number: Any) -> sa.Select[tuple[str]]
     live = (
         st.instance_pk == pk,
         st.run_number == run_number,
-        st.status.in_([sa.literal_column(f"'{status}'") for status in _WAITING]),
+        st.status.in_([constant(status) for status in _WAITING]),
         st.wait_event_type == param("type", sa.String),
         st.wake_at > s.clock(),
     )

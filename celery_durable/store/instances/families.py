@@ -34,7 +34,7 @@ from celery_durable.model import (
     parse_children_event_type,
 )
 from celery_durable.store.engine import Store, Tx, bounds
-from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.engine.statements import constant, param, statement
 from celery_durable.store.instances import instances
 from celery_durable.store.runs import items, outbox
 from celery_durable.store.runs.runs import StepChild
@@ -65,7 +65,7 @@ def _select_steps(s: Store) -> Any:
         .where(
             st.instance_pk == param("pk"),
             st.run_number == param("run"),
-            st.type.in_([sa.literal_column(f"'{type_.value}'") for type_ in (StepType.CHILD, StepType.MAP)]),
+            st.type.in_([constant(type_) for type_ in (StepType.CHILD, StepType.MAP)]),
         )
         .order_by(st.seq)
     )

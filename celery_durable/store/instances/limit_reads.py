@@ -20,6 +20,7 @@ from celery_durable.model import (
     from_us,
 )
 from celery_durable.store.engine import Tx, bounds
+from celery_durable.store.engine.statements import constant
 from celery_durable.store.runs import holds, limits
 from celery_durable.store.runs.holds import STEP, LimitKey
 
@@ -188,7 +189,7 @@ def _count_waiting(tx: Tx, ranges: Sequence[Callable[[Any], list[Any]]]) -> list
 
 
 def _is_waiting(h: Any) -> Any:
-    return h.state == holds.text(HoldState.WAITING)
+    return h.state == constant(HoldState.WAITING)
 
 
 def _read_holds(tx: Tx, conditions: Sequence[Any], order: Sequence[Any], limit: int) -> list[LimitHold]:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from celery_durable.errors import InstanceNotFound
 from celery_durable.model import DueRun, HoldState, Status, WakeReason, duration_us, from_us, to_us
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import param, statement, statement_for
+from celery_durable.store.engine.statements import constant, param, statement, statement_for
 from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.runs import holds
 from celery_durable.store.runs.holds import LimitKey, Waiter
@@ -88,7 +88,7 @@ def _select_keys(s: Store, which: str, of: str) -> Any:
     name, key = param("name", sa.String), param("key", sa.String)
     is_next = [c.name == name, c.key > key] if of == "same" else [c.name > name]
     if which == "waiting":
-        is_next.append(c.state == holds.text(HoldState.WAITING))
+        is_next.append(c.state == constant(HoldState.WAITING))
     return sa.select(c.name, c.key).where(*is_next).order_by(c.name, c.key).limit(param("limit", sa.Integer))
 
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import TERMINAL, DueRun, RunRef, Status, WakeReason, duration_us
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.engine.statements import constant, param, statement
 from celery_durable.store.events.run_events import EVENT_KEY, InsertedEvent, build_open_wait, event_values
 from celery_durable.store.instances.lifecycle import due_values
 from celery_durable.store.schema.dialects import insert_rows_or_nothing
@@ -40,7 +40,7 @@ def _insert_and_wake(s: Store) -> Any:
         .where(
             i.c.workflow == param("workflow", sa.String),
             i.c.instance_id == param("instance", sa.String),
-            i.c.status.not_in([sa.literal_column(f"'{status}'") for status in sorted(TERMINAL)]),
+            i.c.status.not_in([constant(status) for status in sorted(TERMINAL)]),
             ~checks_payload.exists(),
         )
         .cte("seen")

@@ -21,7 +21,7 @@ from celery_durable.model import (
     from_us,
 )
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import Rows, param, statement
+from celery_durable.store.engine.statements import Rows, constant, param, statement
 from celery_durable.store.runs import attempts
 
 RELEASED: dict[str, Any] = {"claim_token": None, "claim_task_id": None, "claimed_by": None, "lease_until": None}
@@ -43,7 +43,7 @@ def _claimable(s: Store) -> list[sa.ColumnElement[bool]]:
         i.instance_id == param("instance"),
         i.run_number == param("run"),
         i.kind == param("kind"),
-        i.status.in_([sa.literal_column(f"'{status}'") for status in RUNNABLE]),
+        i.status.in_([constant(status) for status in RUNNABLE]),
         i.pause_requested == sa.false(),
         sa.or_(
             sa.and_(i.claim_token.is_(None), i.run_at <= now),
@@ -68,7 +68,7 @@ def new_run_columns(s: Store) -> list[sa.ColumnElement[Any]]:
     i, r = s.tables.instance.c, s.tables.run
     is_new = sa.and_(
         i.version == sa.literal_column(str(FIRST_VERSION + 1)),
-        i.kind == sa.literal_column(f"'{WorkflowKind.REPLAY.value}'"),
+        i.kind == constant(WorkflowKind.REPLAY),
     )
     # Not the instance's run_number: SQLAlchemy names columns without their table in RETURNING on SQLite.
     continues_none = [r.c.instance_pk == i.id, r.c.run_number == param("run", sa.Integer), r.c.ancestry.is_(None)]
@@ -91,7 +91,7 @@ def new_values(s: Store) -> dict[sa.Column[Any], Any]:
         i.running_attempt: sa.null(),
         i.running_since: sa.null(),
         i.next_check_at: until,
-        i.status: sa.literal_column(f"'{Status.ACTIVE.value}'"),
+        i.status: constant(Status.ACTIVE),
         i.dispatch_count: sa.literal_column("0"),
         i.version: i.version + 1,
         i.updated_at: s.clock(),

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import LIMITS_KEY, TERMINAL, HoldState, ItemStatus, Status, StepStatus
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import param, statement, statement_for
+from celery_durable.store.engine.statements import constant, param, statement, statement_for
 from celery_durable.store.schema.dialects import POSTGRESQL
 from celery_durable.store.schema.step_format import is_of_step
 
@@ -48,14 +48,9 @@ def waiter_of(row: Any) -> Waiter:
     return Waiter(row.instance_pk, row.run_number, row.step_key, row.position)
 
 
-def text(value: str) -> sa.ColumnElement[str]:
-    """Build a constant, by which the planner finds a partial index."""
-    return sa.literal_column(f"'{value}'")
-
-
 def is_active(h: Any) -> Any:
     """Build the condition of the partial index over the rows that may count."""
-    return h.state.in_([text(HoldState.HELD), text(HoldState.GRANTED)])
+    return h.state.in_([constant(HoldState.HELD), constant(HoldState.GRANTED)])
 
 
 def counts(s: Store, h: Any) -> sa.ColumnElement[bool]:
@@ -65,17 +60,17 @@ def counts(s: Store, h: Any) -> sa.ColumnElement[bool]:
     """
     i, item = s.tables.instance.alias("owner").c, s.tables.item.alias("owner_item").c
     st, e = s.tables.step.alias("owner_step").c, s.tables.event.alias("owner_event").c
-    is_live = sa.and_(*(i.status != text(status) for status in sorted(TERMINAL)))
+    is_live = sa.and_(*(i.status != constant(status) for status in sorted(TERMINAL)))
     is_owner = sa.or_(i.claim_token == h.token, sa.and_(h.token.is_(None), is_live))
-    is_out = [item.attempt_token == h.token, item.status == text(ItemStatus.SENT)]
+    is_out = [item.attempt_token == h.token, item.status == constant(ItemStatus.SENT)]
     has_ended = [e[name] == st[name] for name in ("instance_pk", "run_number")]
-    is_waiting = [st.status == text(StepStatus.WAITING), st.wait_event_type.is_not(None)]
+    is_waiting = [st.status == constant(StepStatus.WAITING), st.wait_event_type.is_not(None)]
     is_waiting.append(~_exists(s, *has_ended, e.type == st.wait_event_type))
     return sa.or_(
-        h.state == text(HoldState.GRANTED),
+        h.state == constant(HoldState.GRANTED),
         _exists(s, i.id == h.instance_pk, i.run_number == h.run_number, is_owner),
         sa.and_(h.position >= sa.literal_column("0"), _exists(s, *_is_same(item, h, 4), *is_out)),
-        sa.and_(h.token == text(CHILD_HOLDER), _exists(s, *_is_same(st, h, 3), *is_waiting)),
+        sa.and_(h.token == constant(CHILD_HOLDER), _exists(s, *_is_same(st, h, 3), *is_waiting)),
     )
 
 
@@ -131,7 +126,7 @@ _STATE = ("token", "granted_at", "start_at", "check_at", "lapses")
 @statement
 def _set_state(s: Store) -> Any:
     c = s.tables.hold.c
-    at = sa.case((c.name == param("at", sa.String), text(HoldState.WAITING)), else_=param("state", sa.String))
+    at = sa.case((c.name == param("at", sa.String), constant(HoldState.WAITING)), else_=param("state", sa.String))
     values = {name: param(name, c[name].type) for name in _STATE}
     return sa.update(s.tables.hold).where(*_is_of(s, 4)).values(state=at, **values)
 

@@ -37,7 +37,7 @@ from celery_durable.model import (
 )
 from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.server_info import ensure_database_id
-from celery_durable.store.engine.statements import Statement, param, statement
+from celery_durable.store.engine.statements import Statement, constant, param, statement
 from celery_durable.store.runs import outbox
 from celery_durable.store.schema import dialects
 from celery_durable.store.schema.step_format import is_of_step
@@ -61,7 +61,7 @@ def step_conditions(s: Store) -> list[sa.ColumnElement[bool]]:
 
 def has_status(s: Store, *statuses: ItemStatus) -> sa.ColumnElement[bool]:
     """Condition: an item has one of these statuses."""
-    return s.tables.item.c.status.in_([sa.literal_column(f"'{status.value}'") for status in statuses])
+    return s.tables.item.c.status.in_([constant(status) for status in statuses])
 
 
 # --- send ---------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def has_ready(s: Store) -> Any:
         item.c.instance_pk == param("pk", sa.BigInteger),
         item.c.run_number == param("run", sa.Integer),
         item.c.step_key == param("key", sa.String),
-        item.c.status == sa.literal_column(f"'{ItemStatus.PENDING.value}'"),
+        item.c.status == constant(ItemStatus.PENDING),
         sa.or_(due_at.is_(None), due_at <= s.clock()),
     )
 
@@ -461,15 +461,15 @@ def join_step(s: Store) -> sa.Join:
 def _unanswered_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     st, item = s.tables.step.c, s.tables.item.c
     return (
-        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
-        item.status == sa.literal_column(f"'{ItemStatus.SENT.value}'"),
+        st.status == constant(StepStatus.WAITING),
+        item.status == constant(ItemStatus.SENT),
     )
 
 
 def task_step_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
     """Conditions for the attempt of a task step. Parameter: ``type``."""
     st = s.tables.step.c
-    is_task = st.type == sa.literal_column(f"'{StepType.TASK.value}'")
+    is_task = st.type == constant(StepType.TASK)
     return (*_unanswered_conditions(s), is_task, st.wait_event_type == param("type", sa.String))
 
 
@@ -480,7 +480,7 @@ def has_items(step: Any) -> bool:
 
 def is_map(s: Store) -> sa.ColumnElement[bool]:
     """The condition that a step is a map."""
-    return s.tables.step.c.type == sa.literal_column(f"'{StepType.MAP.value}'")
+    return s.tables.step.c.type == constant(StepType.MAP)
 
 
 def map_item_conditions(s: Store) -> tuple[sa.ColumnElement[bool], ...]:
@@ -584,12 +584,12 @@ def cancel_open(tx: Tx, pk: int, run_number: int, step_key: str) -> None:
 @statement
 def _select_open_senders(s: Store) -> Any:
     st = s.tables.step.c
-    types: list[Any] = [sa.literal_column(f"'{each.value}'") for each in (StepType.MAP, StepType.TASK)]
+    types: list[Any] = [constant(each) for each in (StepType.MAP, StepType.TASK)]
     return sa.select(st.step_key, st.type).where(
         st.instance_pk == param("pk", sa.BigInteger),
         st.run_number == param("run", sa.Integer),
         st.type.in_(types),
-        st.status == sa.literal_column(f"'{StepStatus.WAITING.value}'"),
+        st.status == constant(StepStatus.WAITING),
     )
 
 

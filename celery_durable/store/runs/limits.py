@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from celery_durable.model import HoldState, Status
 from celery_durable.store.engine import Store, Tx, bounds
-from celery_durable.store.engine.statements import param, statement, statement_for
+from celery_durable.store.engine.statements import constant, param, statement, statement_for
 from celery_durable.store.runs import holds
 from celery_durable.store.runs.holds import LimitKey, Waiter, key_of, waiter_of
 from celery_durable.store.schema import dialects
@@ -79,7 +79,7 @@ def _is_limit(c: Any) -> list[sa.ColumnElement[bool]]:
 
 
 def _is_waiting(c: Any) -> list[sa.ColumnElement[bool]]:
-    return [*_is_limit(c), c.state == holds.text(HoldState.WAITING)]
+    return [*_is_limit(c), c.state == constant(HoldState.WAITING)]
 
 
 def _params(table: sa.Table, names: Iterable[str]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _read_queue(s: Store) -> Any:
     return sa.select(
         s.clock().label("now_us"),
         active.where(holds.counts(s, h.c)).scalar_subquery().label("used"),
-        active.where(h.c.state == holds.text(HoldState.GRANTED)).scalar_subquery().label("granted"),
+        active.where(h.c.state == constant(HoldState.GRANTED)).scalar_subquery().label("granted"),
         first.scalar_subquery().is_not(None).label("has_waiting"),  # with EXISTS it could be searched without the index
     )
 

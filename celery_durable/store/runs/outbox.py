@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, duration_us, from_us, from_us_or_none
 from celery_durable.redispatch import Redispatch
 from celery_durable.store.engine import Store, Tx, bounds
-from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.engine.statements import constant, param, statement
 from celery_durable.store.schema import dialects
 
 _CHUNK = 500
@@ -109,7 +109,7 @@ def _select_due(s: Store) -> Any:
 def _reschedule(s: Store) -> Any:
     o = s.tables.outbox
     # Of a task, the sweep's attempts to send it. Of an event, those to deliver it, which `begin_delivery` counts.
-    is_task = o.c.kind == sa.literal_column(f"'{OutboxKind.TASK.value}'")
+    is_task = o.c.kind == constant(OutboxKind.TASK)
     attempts = sa.case((is_task, o.c.attempts + 1), else_=o.c.attempts)
     return sa.update(o).where(o.c.id == param("id")).values(next_check_at=param("next_check_us"), attempts=attempts)
 
@@ -185,7 +185,7 @@ def _begin_delivery(s: Store) -> Any:
         sa.update(o)
         .where(
             o.c.id == param("id", sa.String),
-            o.c.kind == sa.literal_column(f"'{OutboxKind.EVENT.value}'"),
+            o.c.kind == constant(OutboxKind.EVENT),
             o.c.run_at <= now,
         )
         .values(claim_token=param("token", sa.String), attempts=o.c.attempts + 1, run_at=until, next_check_at=until)

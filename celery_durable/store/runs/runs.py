@@ -31,7 +31,7 @@ from celery_durable.model import (
     to_us,
 )
 from celery_durable.store.engine import Store, Tx
-from celery_durable.store.engine.statements import param, statement
+from celery_durable.store.engine.statements import constant, param, statement
 from celery_durable.store.schema.step_format import STEP_COLUMNS, STEPS
 
 _CHUNK = 500
@@ -160,7 +160,7 @@ def _insert_run(s: Store) -> Any:
 
 @statement
 def _insert_step(s: Store) -> Any:
-    is_ready = param("status", sa.String) == sa.literal_column(f"'{StepStatus.READY.value}'")
+    is_ready = param("status", sa.String) == constant(StepStatus.READY)
     values: dict[str, Any] = {"instance_pk": param("pk"), "run_number": param("run")}
     values |= {column.name: param(column.name, column.parameter_type) for column in STEP_COLUMNS}
     values |= {"next_retry_at": sa.case((is_ready, s.clock())), "created_at": s.clock()}
