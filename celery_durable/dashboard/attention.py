@@ -5,7 +5,6 @@ It shows the findings of `doctor`, the diagnoses of `explain`, and groups of fai
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,10 +17,10 @@ from celery_durable.dashboard.surveys import Problem, Survey
 from celery_durable.dashboard.visits import Endpoint, Visit
 from celery_durable.doctor import Finding, Level
 from celery_durable.errors import StoreUnavailable
-from celery_durable.insight.explain import YOUR_APP, Code
+from celery_durable.insight.explain import Code
 from celery_durable.insight.explain.codes import MEANINGS
-from celery_durable.insight.explain.phrases import inspect_worker_command
-from celery_durable.model import LimitRecord, Status, format_duration
+from celery_durable.insight.explain.phrases import inspect_worker_command, show_limit_command
+from celery_durable.model import Status, format_duration
 
 _SILENT_SINCE = timedelta(minutes=10)
 """A process that has been silent for longer is in the table of processes only."""
@@ -60,15 +59,9 @@ def _show(visit: Visit) -> Response:
         queues=_list_queues(checkup, survey) if sees_all else [],
         statuses=list(Status),
         retry=CHANGES["retry"],
-        show_limit=_format_show_limit,
+        show_limit=show_limit_command,
         outcome_unknown=MEANINGS[Code.OUTCOME_UNKNOWN].remedy.replace("`", ""),
     )
-
-
-def _format_show_limit(limit: LimitRecord) -> str:
-    """Return the command that lists the holders of a limit."""
-    key = ["--key", limit.key] if limit.key else []
-    return f"celery -A {YOUR_APP} durable {shlex.join(['limits', 'show', limit.name, *key])}"
 
 
 def _describe(findings: Sequence[Finding]) -> list[Problem]:

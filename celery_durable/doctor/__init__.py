@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Generator, Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,6 +22,7 @@ from celery_durable.doctor.findings import (
 from celery_durable.doctor.workers import check_workers
 from celery_durable.errors import DurableError
 from celery_durable.insight.explain.due import find_remedy, is_refused_connection
+from celery_durable.insight.explain.phrases import show_limit_command
 from celery_durable.model import SWEEP_TASK, Heartbeat, Outage, format_duration, iso
 from celery_durable.store.instances import overview
 from celery_durable.store.runs import outbox, schedule
@@ -281,5 +281,4 @@ def _check_limits(durable: Durable) -> Iterator[Finding]:
             f"The first of {limit.waiting} that wait for limit {limit.name!r}{of_key} has waited for "
             f"{format_duration(wait, units=1)}; {held}."
         )
-        which = shlex.join([limit.name, *(["--key", limit.key] if limit.key else [])])
-        yield Finding(Level.WARN, "limits", sentence, f"celery -A {APP} durable limits show {which}")
+        yield Finding(Level.WARN, "limits", sentence, show_limit_command(limit.name, limit.key))

@@ -117,6 +117,16 @@ def worker_command(queue: str) -> str:
     return f"celery -A {YOUR_APP} worker -Q {shlex.quote(queue)}"
 
 
+def show_limit_command(name: str, key: str) -> str:
+    """Return the command that lists who holds a limit, and who waits for it."""
+    return f"celery -A {YOUR_APP} durable limits show {name_limit(name, key)}"
+
+
+def name_limit(name: str, key: str) -> str:
+    """Return a limit, or one key of it, as the arguments of a command."""
+    return shlex.join([name, *(["--key", key] if key else [])])
+
+
 def inspect_worker_command(node: str) -> tuple[str, ...]:
     """Return the command that asks a worker whether it lives."""
     return (f"celery -A {YOUR_APP} inspect ping -d {shlex.quote(node)}",)

@@ -22,8 +22,10 @@ from celery_durable.insight.explain.phrases import (
     format_remaining,
     iso_or_none,
     locate_error,
+    name_limit,
     quote,
     shorten,
+    show_limit_command,
     worker_command,
 )
 from celery_durable.model import (
@@ -188,9 +190,9 @@ def _describe_limit(facts: Facts, wait: LimitWait) -> tuple[str, list[str], dict
         name = f"{holder.workflow}/{holder.instance_id}"
         parts.append(f"longest holder {name}, for {format_age(facts, holder.since)}")
         known |= {"longest_holder": name, "held_since": iso_or_none(holder.since)}
-    which = shlex.join([limit.name, *(["--key", limit.key] if limit.key else [])])
-    actions = [f"celery -A {YOUR_APP} durable limits show {which}"]
+    actions = [show_limit_command(limit.name, limit.key)]
     if limit.at_once is not None and limit.held >= limit.at_once:
+        which = name_limit(limit.name, limit.key)
         actions.append(f"celery -A {YOUR_APP} durable limits set {which} --at-once {limit.at_once + 1}")
     return f"limit {quote(limit.name)}{of_key} ({'; '.join(parts)})", actions, known
 
