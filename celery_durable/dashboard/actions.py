@@ -17,11 +17,17 @@ from celery_durable.http import Forbidden, timeouts
 from celery_durable.model import OUTCOME_UNKNOWN, Permission, Status
 
 _MAX_LISTED = 200
+_MAX_DIGITS = 9
 
 
 def read_target(request: Request) -> tuple[str, str]:
     """Return the workflow and the id of the instance of a path."""
     return request.path_params["workflowName"], request.path_params["instanceId"]
+
+
+def read_run_number(text: str) -> int | None:
+    """Return the number of a run; None, which means the current run, if it is no number."""
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def _find_command(request: Request) -> str:
@@ -52,15 +58,11 @@ def _show_form(visit: Visit, change: Change, actor: str | None, *, error: str = 
     if "step" in change.fields and not step:
         raise ValueRefused("The address names no step: choose one on the page of the instance.")
     operations = visit.operations
-    row = operations.queries.read(workflow, instance_id)
+    found = operations.queries.details(workflow, instance_id)[1].details
     again = operations.rewind.preview(workflow, instance_id, step) if change.name in ("rewind", "fork") else []
     family = []
-    if "family" in change.fields and row.status is Status.ERRORED:
+    if "family" in change.fields and found.status is Status.ERRORED:
         family = operations.families.preview_retry(workflow, instance_id)
-    error_name = None
-    if change.name in ("retry", "restart") and row.status is Status.ERRORED:
-        found = operations.queries.details(workflow, instance_id)[1].details.error
-        error_name = found and found.name
     arguments = [step] if step else []
     arguments += ["RESULT"] if "result" in change.fields else []
     arguments += ["--family"] if visit.query.get("family") else []
@@ -69,14 +71,16 @@ def _show_form(visit: Visit, change: Change, actor: str | None, *, error: str = 
         status=400 if error else 200,
         change=change,
         target=target,
-        row=row,
+        instance_status=found.status,
         step=step,
         about=change.about,
         again=again[:_MAX_LISTED],
         more=len(again[_MAX_LISTED:]),
         family=family[:_MAX_LISTED],
         is_family_chosen="family" in visit.query,
-        is_outcome_unknown=error_name == OUTCOME_UNKNOWN,
+        is_outcome_unknown=change.name in ("retry", "restart")
+        and found.error is not None
+        and found.error.name == OUTCOME_UNKNOWN,
         asks_name="by" in change.fields and actor is None,
         command=visit.command_line(change.format_command_of(target, *arguments)),
         error=error,

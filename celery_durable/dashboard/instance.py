@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from celery_durable.commands import Target
-from celery_durable.dashboard.actions import read_target
+from celery_durable.dashboard.actions import read_run_number, read_target
 from celery_durable.dashboard.changes import CHANGES, INSTANCE_CHANGES, STEP_CHANGES, read_remedies
 from celery_durable.dashboard.timeline import WIDTH, Phase, draw
 from celery_durable.dashboard.visits import Endpoint, Visit
@@ -27,7 +27,6 @@ _STEPS = 200
 _ROWS = 50
 _MAX_ATTEMPTS = 500
 """How many failed attempts a timeline draws."""
-_MAX_DIGITS = 9
 _UNCHANGEABLE = (Status.COMPLETE, Status.TERMINATED)
 
 
@@ -64,11 +63,11 @@ def _show(visit: Visit) -> Response:
 
 def _read_run(visit: Visit, head: InstanceHead, view: str) -> HistoryPage:
     """Return the run that the address names, with the list of this view."""
-    number, cursor, shown = visit.query.get("run", ""), visit.query.get("cursor") or None, _LISTS[view]
+    cursor, shown = visit.query.get("cursor") or None, _LISTS[view]
     return visit.operations.history.page(
         head.instance.workflow,
         head.instance.instance_id,
-        run=int(number) if number.isdecimal() and len(number) <= _MAX_DIGITS else None,
+        run=read_run_number(visit.query.get("run", "")),
         head=head,
         limit=_STEPS if view == "steps" else _ROWS,
         newest_first=shown != "steps",

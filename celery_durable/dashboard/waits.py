@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from starlette.responses import Response
 
 from celery_durable.commands import COMMANDS, Target
-from celery_durable.dashboard.actions import read_target
+from celery_durable.dashboard.actions import read_run_number, read_target
 from celery_durable.dashboard.changes import format_command, log_answer
 from celery_durable.dashboard.forms import make_fields, read_form
 from celery_durable.dashboard.visits import Endpoint, Visit
@@ -20,7 +20,6 @@ from celery_durable.model import EventWait, WaitFilter
 from celery_durable.wire.requests import SendEvent
 
 _ROWS = 50
-_MAX_DIGITS = 9
 _ANSWER = COMMANDS["send_event"]
 
 
@@ -77,12 +76,11 @@ async def _answer(visit: Visit) -> Response:
     payload, problems = read_form(make_fields(wait.schema), form)
     actor = await visit.find_actor(_ANSWER.name, workflow, instance_id)
     if not problems:
-        run = form.get("run", "")
         body = SendEvent(
             answers=wait.step_key,
             payload=payload,
             by=form.get("by", "").strip() or None,
-            run_number=int(run) if run.isdecimal() and len(run) <= _MAX_DIGITS else None,
+            run_number=read_run_number(form.get("run", "")),
         )
         body = await visit.site.commands.complete(_ANSWER.name, visit.request, target, body)
         try:
