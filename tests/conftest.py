@@ -36,7 +36,7 @@ from tests.support import leftovers
 from tests.support.databases import IS_FIRST, OwnDatabase, on_databases, own_database
 from tests.support.services import DATABASES, missing
 
-pytest_plugins = ["tests.support.answers", "tests.support.celery_apps", "tests.support.worlds"]
+pytest_plugins = ["tests.support.answers", "tests.support.celery_apps", "tests.support.limits", "tests.support.worlds"]
 
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=50)

@@ -91,15 +91,15 @@ def standing(folder: Path, *, instances: int = 1_500, seconds: float = 600.0) ->
         ]
 
 
-def behind(folder: Path, *, foreign: int = 5_000, instances: int = 500) -> list[Figure]:
-    """So many messages of others stand before ours in the queue."""
+def behind(folder: Path, *, foreign: int = 5_000, instances: int = 500, seconds: float = 10.0) -> list[Figure]:
+    """So many messages of others stand before ours in the queue, for so long, in which sweeps could send ours again."""
     with Room(folder) as room:
         room.site.beat()
         mark = room.site.app.signature("media.double", args=(1,)).set(queue=room.queue)
         for _ in range(foreign):
             mark.apply_async()
         room.create(instances, ONE)
-        time.sleep(10.0)  # longer than a dispatch message once counted as lost
+        time.sleep(seconds)
         worker = room.site.worker()
         took = room.wait_for_completed(instances, _LONG)
         until("the queue is empty", lambda: not room.length(room.queue), _LONG)

@@ -15,11 +15,6 @@ from tests.support.world import World
 database = on_databases("sqlite", "postgresql", "mariadb")
 
 
-@pytest.fixture
-def bodies(world: World) -> Bodies:
-    return Bodies(world)
-
-
 def test_a_higher_number_is_granted_at_once_and_counts_until_it_is_reset(world: World, bodies: Bodies) -> None:
     order = define(world, bodies, Limit("stripe", at_once=1))
     for each in "abcd":

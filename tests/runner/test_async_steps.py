@@ -186,6 +186,19 @@ def test_what_ignores_its_cancellation_is_abandoned(world: World, monkeypatch: p
     assert world.names() == []
 
 
+def cancel_once_it_runs(world: World, instance: Any, started: threading.Event) -> None:
+    def cancel() -> None:
+        assert started.wait(10)
+        instance.cancel()
+        world.worker.renew_leases()
+
+    other = threading.Thread(target=cancel)
+    world.worker  # noqa: B018  # started before the thread asks for it
+    other.start()
+    world.run_until_idle()
+    other.join()
+
+
 def test_a_cancel_of_the_run_cancels_the_task_of_a_step_that_may_be_abandoned(world: World) -> None:
     started, ended = threading.Event(), threading.Event()
 
@@ -199,16 +212,7 @@ def test_a_cancel_of_the_run_cancels_the_task_of_a_step_that_may_be_abandoned(wo
     order = flow_of(world, lambda step: step.do("hangs", StepConfig(on_cancel="abandon"), hangs))
     instance = order.create()
 
-    def cancel() -> None:
-        assert started.wait(10)
-        instance.cancel()
-        world.worker.renew_leases()
-
-    other = threading.Thread(target=cancel)
-    world.worker  # noqa: B018  # started before the thread asks for it
-    other.start()
-    world.run_until_idle()
-    other.join()
+    cancel_once_it_runs(world, instance, started)
     assert (instance.status, ended.is_set()) == (Status.TERMINATED, True)
     assert world.operations.history.read("order", instance.id).attempts == ()
 
@@ -227,16 +231,7 @@ def test_a_cancel_of_the_run_interrupts_a_function_that_may_be_abandoned_until_i
 
     instance = flow_of(world, lambda step: step.do("hangs", StepConfig(on_cancel="abandon"), hangs)).create()
 
-    def cancel() -> None:
-        assert started.wait(10)
-        instance.cancel()
-        world.worker.renew_leases()
-
-    other = threading.Thread(target=cancel)
-    world.worker  # noqa: B018  # started before the thread asks for it
-    other.start()
-    world.run_until_idle()
-    other.join()
+    cancel_once_it_runs(world, instance, started)
     assert (instance.status, interruptions) == (Status.TERMINATED, [StepInterrupted] * 2)
     assert world.operations.history.read("order", instance.id).attempts == ()
 

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -54,8 +54,4 @@ def build(config: Config) -> Celery:
 
 
 if "DURABLE_SMOKE" in os.environ:
-    config = Config.read(os.environ)
-    app = build(config)
-    app.set_current()
-    if config.role == "worker":
-        signals.worker_process_init.connect(dying.become_child)
+    app = dying.make_app(build)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from celery import Celery, signals
+from celery import Celery
 
 from celery_durable import Retries, Step, StepConfig, StepTimeout, WorkflowEvent
 from tests.smoke import dying, flows
@@ -109,8 +109,4 @@ def build(config: Config) -> Celery:
 
 
 if "DURABLE_SMOKE" in os.environ:
-    config = Config.read(os.environ)
-    app = build(config)
-    app.set_current()
-    if config.role == "worker":
-        signals.worker_process_init.connect(dying.become_child)
+    app = dying.make_app(build)

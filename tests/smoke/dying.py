@@ -6,7 +6,10 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
+
+from celery import Celery, signals
 
 from celery_durable.runtime import Runtime
 from tests.smoke.config import Config
@@ -52,6 +55,16 @@ class Treacherous(Runtime):
         with socket.create_connection(("127.0.0.1", self._config.control_port), timeout=10) as control:
             control.sendall(how.encode())
             assert control.recv(2) == b"ok"
+
+
+def make_app(build: Callable[[Config], Celery]) -> Celery:
+    """The application of this process, at home where its environment says."""
+    config = Config.read(os.environ)
+    app = build(config)
+    app.set_current()
+    if config.role == "worker":
+        signals.worker_process_init.connect(become_child)
+    return app
 
 
 def become_child(**_: Any) -> None:

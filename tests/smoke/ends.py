@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery
 from celery.exceptions import Ignore, Reject
 
 from celery_durable import Durable, Step, StepFailed, WorkflowEvent
@@ -183,10 +183,6 @@ def _workflow(durable: Durable, config: Config) -> None:
 
 
 if "DURABLE_SMOKE" in os.environ:
-    config = Config.read(os.environ)
-    app = build(config)
-    app.set_current()
-    if config.role != "none":
+    app = dying.make_app(build)
+    if Config.read(os.environ).role != "none":
         migrate.upgrade(vars(app)["durable"].internals.store)
-    if config.role == "worker":
-        signals.worker_process_init.connect(dying.become_child)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 import sqlalchemy as sa
-from celery import Celery, signals
+from celery import Celery
 
 from celery_durable import (
     Cancelled,
@@ -133,8 +133,4 @@ def _be_slow_or_busy() -> None:
 
 
 if "DURABLE_SMOKE" in os.environ:
-    config = Config.read(os.environ)
-    app = build(config)
-    app.set_current()
-    if config.role == "worker":
-        signals.worker_process_init.connect(dying.become_child)
+    app = dying.make_app(build)

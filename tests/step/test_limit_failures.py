@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-import pytest
-
 from celery_durable import Limit
 from celery_durable.model import RunRef
 from tests.support.databases import on_databases
@@ -14,11 +12,6 @@ from tests.support.limits import Bodies, define, holds, serve
 from tests.support.world import World
 
 database = on_databases("sqlite", "postgresql", "mariadb")
-
-
-@pytest.fixture
-def bodies(world: World) -> Bodies:
-    return Bodies(world)
 
 
 def test_a_worker_that_was_taken_for_dead_frees_nothing_when_it_ends(world: World, bodies: Bodies) -> None:

@@ -19,11 +19,6 @@ from tests.support.world import World
 database = on_databases("sqlite", "postgresql", "mariadb")
 
 
-@pytest.fixture
-def bodies(world: World) -> Bodies:
-    return Bodies(world)
-
-
 def test_a_step_waits_until_another_one_has_given_back_its_limit(world: World, bodies: Bodies) -> None:
     order = define(world, bodies, Limit("stripe", at_once=1))
     for each in ("a", "b", "c"):

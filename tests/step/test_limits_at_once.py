@@ -6,8 +6,6 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-import pytest
-
 from celery_durable import Limit
 from tests.support.databases import on_databases
 from tests.support.limits import Bodies, define, holds
@@ -15,11 +13,6 @@ from tests.support.world import Worker, World
 
 database = on_databases("postgresql", "mariadb")
 _WORKERS, _AT_ONCE, _SECONDS = 8, 3, 30
-
-
-@pytest.fixture
-def bodies(world: World) -> Bodies:
-    return Bodies(world)
 
 
 def test_workers_at_many_keys_run_each_step_once_and_no_more_at_once_than_allowed(world: World, bodies: Bodies) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import sqlalchemy as sa
 
 from celery_durable import Limit, Step, StepConfig, WorkflowEvent
@@ -45,6 +46,11 @@ class Bodies:
         """Advance other instances, each on a worker of its own."""
         for each in ids:
             self.world.new_worker().advance(RunRef("order", each, 1))
+
+
+@pytest.fixture
+def bodies(world: World) -> Bodies:
+    return Bodies(world)
 
 
 def define(world: World, bodies: Bodies, *limits: Limit, name: str = "order", **config: object):
