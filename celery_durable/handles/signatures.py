@@ -59,8 +59,8 @@ class StartSignatures(Generic[P_contra]):
             params: As in `create`. None: in a chain, the result of the task before.
             id: As in `create`. None: the id of the task, so that a repeated message starts nothing more.
             if_exists: As in `create`, but by default "return". "postpone" moves the start to the countdown.
-            if_running: As in `create`. A message that comes twice has no effect the second time, unless its first
-                delivery changed a start that was waiting: then it may start one more run.
+            if_running: As in `create`. A message that comes twice has no effect the second time; of each run the last
+                100 messages are remembered.
             at_latest: As in `create`.
             max_run: As in `create`.
             labels: As in `create`.

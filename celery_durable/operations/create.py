@@ -219,7 +219,7 @@ class CreateOperations:
     ) -> _Started:
         """Insert the instance. If it exists, lock it, and restart it if it is in one of the statuses."""
         workflow, instance_id = new["workflow"], new["instance_id"]
-        is_new = instances.insert(tx, **new)
+        is_new = instances.insert_if_missing(tx, **new)
         try:
             row = self._context.lock_row(tx, workflow, instance_id, None if is_new else if_version)
         except InstanceNotFound:  # the id is taken outside the caller's scope

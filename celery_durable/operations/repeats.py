@@ -13,7 +13,6 @@ from celery_durable.operations.context import OperationContext
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import instances, lifecycle, next_runs
 from celery_durable.store.instances.next_runs import NextRun
-from celery_durable.store.runs import runs
 from celery_durable.store.runs.runs import RunStart
 from celery_durable.values import Duration
 
@@ -113,17 +112,18 @@ class Repeat:
         new, ref = self.new, RunRef(self.new["workflow"], self.new["instance_id"], 1)
         now = instances.read_clock(tx)
         run_at = self.start.find_time(now, self.context.settings.max_sleep)
-        if instances.insert(tx, **new, run_at=run_at):
+        if instances.insert_if_missing(tx, **new, run_at=run_at):
             return Repeated("created", ref, [DueRun(ref, new["queue"])] if run_at is None else [], run_at)
         try:
             row = self.context.lock_row(tx, ref.workflow, ref.instance_id)
         except InstanceNotFound:  # the id is taken outside the caller's scope
             raise InstanceAlreadyExists(ref.workflow, ref.instance_id) from None
-        done = runs.find_by_commit(tx, row, commit_id=new["commit_id"])
+        done = next_runs.find_request(tx, row, new["commit_id"])
         if done is not None:
             return Repeated("unchanged", row.ref, [DueRun(row.ref, row.queue)] if done == row.run_number else [])
         if row.status.is_terminal:
             return self._restart(tx, row, run_at, now)
+        next_runs.note_request(tx, row, new["commit_id"])
         if self.start.if_running == "skip":
             return Repeated("unchanged", row.ref, [])
         run = NextRun(new["params"], new["commit_id"], to_us(now), None if run_at is None else to_us(run_at))

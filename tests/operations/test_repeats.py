@@ -245,6 +245,42 @@ def test_a_request_that_comes_twice_postpones_the_run_that_follows_once(world: W
     assert (instance.row.run_number, instance.run_at) == (2, asked_at + 80 * SECOND)
 
 
+@everywhere
+@pytest.mark.parametrize("ask", [DEBOUNCE, QUEUE, SKIP], ids=["postpone", "queue", "skip"])
+@pytest.mark.parametrize("first", ["waits", "runs"])
+def test_a_request_that_changed_a_waiting_start_or_run_starts_no_other_when_it_comes_again(
+    world: World, sync, ask: dict[str, Any], first: str
+) -> None:
+    """As Redis delivers a message again after an hour."""
+    instance = sync.create("p0", run_at="30 seconds") if first == "waits" else sync.run("long 0")
+    sync.create("p1", **ask, request_id="slot 1")
+    world.run_after(120)
+    before = outputs(instance)
+    sync.create("p1", **ask, request_id="slot 1")
+    world.run_after(120)
+    assert outputs(instance) == before
+
+
+@everywhere
+@pytest.mark.parametrize("first", ["waits", "runs"])
+def test_an_older_request_that_comes_again_replaces_no_newer_one(world: World, sync, first: str) -> None:
+    instance = sync.create("p0", run_at="30 seconds") if first == "waits" else sync.run("long 0")
+    for request in ("1", "2", "1"):
+        sync.create(f"p{request}", **DEBOUNCE, request_id=f"slot {request}")
+    world.run_after(120)
+    assert outputs(instance)[-1] == "p2"
+
+
+@everywhere
+def test_a_request_whose_run_was_discarded_starts_none_when_it_comes_again(world: World, sync) -> None:
+    instance = sync.run("long 0")
+    sync.create("p1", **QUEUE, request_id="slot 1")
+    world.operations.lifecycle.terminate("sync", "i-1")
+    sync.create("p1", **QUEUE, request_id="slot 1")
+    world.run_after(60)
+    assert (instance.status, instance.row.run_number) == (Status.TERMINATED, 1)
+
+
 @on_one_database
 def test_each_new_run_has_its_signal(world: World, sync) -> None:
     seen: list[Any] = []

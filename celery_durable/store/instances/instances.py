@@ -139,6 +139,16 @@ def insert(
     return True
 
 
+def insert_if_missing(tx: Tx, **new: Any) -> bool:
+    """As `insert`, for an id that usually exists.
+
+    On MariaDB a refused INSERT leaves the transaction with a shared lock on the row, so that of several which then
+    lock it all but one would end in a deadlock.
+    """
+    creator = runs.find_creator(tx, new["workflow"], new["instance_id"])
+    return insert(tx, **new) if creator is None else creator == new["commit_id"]
+
+
 def encode_start(
     workflow: str,
     *,

@@ -17,6 +17,9 @@ from celery_durable.store.engine import Tx
 from celery_durable.store.instances import instances, lifecycle
 from celery_durable.store.runs.runs import RunStart
 
+_KEPT_REQUESTS = 100
+"""So many requests are remembered per run."""
+
 
 @dataclass(frozen=True, slots=True)
 class NextRun:
@@ -61,6 +64,21 @@ def request(
     return _move_start(tx, row, start, grace=grace)
 
 
+def find_request(tx: Tx, row: InstanceRow, commit_id: str) -> int | None:
+    """Return the number of the run that this request started, or that was the current one when it came; or None."""
+    r = tx.t.run.c
+    is_this = (r.commit_id == commit_id) | r.request_ids.contains(json.dumps(commit_id), autoescape=True)
+    return tx.execute(sa.select(r.run_number).where(r.instance_pk == row.pk, is_this)).scalar()
+
+
+def note_request(tx: Tx, row: InstanceRow, commit_id: str) -> None:
+    """Remember a request that started no run, so that it has no effect when it comes again."""
+    r = tx.t.run.c
+    text = tx.execute(sa.select(r.request_ids).where(*_find_run(tx, row)).with_for_update(key_share=True)).scalar_one()
+    request_ids = [*([] if text is None else json.loads(text)), commit_id][-_KEPT_REQUESTS:]
+    tx.execute(sa.update(tx.t.run).where(*_find_run(tx, row)).values(request_ids=json.dumps(request_ids)))
+
+
 def _find_run(tx: Tx, row: InstanceRow) -> list[sa.ColumnElement[bool]]:
     r = tx.t.run.c
     return [r.instance_pk == row.pk, r.run_number == row.run_number]
@@ -69,8 +87,6 @@ def _find_run(tx: Tx, row: InstanceRow) -> list[sa.ColumnElement[bool]]:
 def _follow(tx: Tx, row: InstanceRow, new: NextRun, at_latest: timedelta | None) -> None:
     """Keep the run until the current one ends. It replaces one that was asked for before, and takes the later start."""
     asked = read(tx, row.pk)
-    if asked is not None and asked.commit_id == new.commit_id:
-        return
     if asked is not None:
         new = replace(new, asked_us=asked.asked_us, run_us=max(asked.run_us or 0, new.run_us or 0) or None)
     if at_latest is not None and new.run_us is not None:

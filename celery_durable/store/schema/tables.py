@@ -45,7 +45,7 @@ from celery_durable.store.schema import dialects
 from celery_durable.store.schema.dialects import Database, big_id, choose_options, full_index_only, long_text
 from celery_durable.store.schema.step_format import STEP_COLUMNS
 
-REVISION = "0007"
+REVISION = "0008"
 """The migration that this version of the code needs."""
 
 OPEN_EVENT_WAIT = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
@@ -237,6 +237,8 @@ def build_tables(schema: str | None = None, prefix: str = "", only_for: Database
         sa.Column("dropped_log_count", sa.Integer, nullable=False),
         # When the run was asked to stop.
         sa.Column("cancel_requested_at", sa.BigInteger),
+        # The newest requests for a run that came while it was the current one, as a JSON list of ids.
+        sa.Column("request_ids", long_text()),
         # Ended runs in the order of their ends, to find the oldest ones.
         partial_index(
             f"{prefix}ix_workflow_run_completed",
