@@ -12,7 +12,9 @@ from sqlalchemy.orm import Session
 from celery_durable import CreateOptions, Step, WorkflowEvent
 from celery_durable.errors import (
     BatchTooLarge,
+    DurationInvalid,
     InstanceAlreadyExists,
+    InstantInvalid,
     InvalidInstanceId,
     NotSerializable,
     PayloadTooLarge,
@@ -24,7 +26,7 @@ from celery_durable.errors import (
 )
 from celery_durable.model import Status
 from celery_durable.testing import START
-from tests.support.world import World
+from tests.support.world import World, on_one_database
 
 
 class OrderIn(pydantic.BaseModel):
@@ -230,6 +232,48 @@ def test_a_start_without_a_zone_is_refused(world: World, order) -> None:
     with pytest.raises(ValueRefused, match="run_at"):
         order.create(GOOD, run_at=datetime(2030, 1, 1))
     assert ids(world) == []
+
+
+# --- if_exists, if_running and at_latest ----------------------------------------------------------
+
+DEBOUNCE: dict[str, Any] = {"if_exists": "postpone", "run_at": "30 seconds"}
+SKIP: dict[str, Any] = {"if_running": "skip"}
+
+
+@on_one_database
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"if_exists": "x"}, ValueRefused, 'if_exists=\'x\' is not known: use "error", "return" or "postpone".'),
+        ({"if_running": "again"}, ValueRefused, "if_running='again' is not known: use \"skip\" or \"queue\"."),
+        (
+            DEBOUNCE | SKIP, ValueRefused,
+            'if_exists="postpone" and if_running="skip" exclude each other: pass one of them.',
+        ),
+        (
+            {"if_exists": "postpone"}, ValueRefused,
+            'if_exists="postpone" needs run_at, such as run_at="30 seconds": it moves that start.',
+        ),
+        (
+            {"at_latest": "5 min", "run_at": "1 s"}, ValueRefused,
+            "at_latest='5 min' needs if_exists=\"postpone\": nothing else moves the start.",
+        ),
+        (SKIP | {"id": None}, ValueRefused, 'if_running="skip" needs an id: a random one never exists.'),
+        (DEBOUNCE | {"id": None}, ValueRefused, 'if_exists="postpone" needs an id: a random one never exists.'),
+        (SKIP | {"id": "a b"}, InvalidInstanceId, "Instance id 'a b' is not allowed: use 1 to 100 of the characters "),
+        ({"run_at": "soon"}, DurationInvalid, "soon"),
+        ({"run_at": "366 days"}, DurationInvalid, "366 days"),
+        (DEBOUNCE | {"at_latest": "-1 s"}, DurationInvalid, "-1 s"),
+        ({"run_at": datetime(2030, 1, 1)}, InstantInvalid, "run_at"),
+        ({"run_at": [1]}, InstantInvalid, "run_at"),
+        ({"run_at": datetime(9000, 1, 1, tzinfo=UTC)}, StartTooFar, "9000"),
+    ],
+)  # fmt: skip
+def test_options_without_a_meaning_are_refused(world: World, order, options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error) as caught:
+        world.operations.create.instance("order", GOOD, **{"id": "i-1"} | options)
+    assert message in str(caught.value)
+    assert world.operations.queries.list("order").items == ()
 
 
 # --- batches ------------------------------------------------------------------------------------

@@ -13,14 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import NonRetryableError, Step, WorkflowEvent
-from celery_durable.errors import (
-    DurationInvalid,
-    InstanceAlreadyExists,
-    InstantInvalid,
-    InvalidInstanceId,
-    StartTooFar,
-    ValueRefused,
-)
+from celery_durable.errors import InstanceAlreadyExists, StartTooFar
 from celery_durable.model import Scope, Status
 from celery_durable.signals import ignore, listen, workflow_created, workflow_restarted
 from tests.store.world import has_lock_wait
@@ -433,45 +426,6 @@ def test_an_instance_outside_the_scope_is_neither_shown_nor_changed(world: World
         with pytest.raises(InstanceAlreadyExists):
             world.operations.restrict_to(Scope({"of": "ann"})).create.instance("sync", "p1", id="bob-1", **ask)
     assert instance.row == before
-
-
-# --- refused --------------------------------------------------------------------------------------
-
-
-@on_one_database
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"if_exists": "x"}, ValueRefused, 'if_exists=\'x\' is not known: use "error", "return" or "postpone".'),
-        ({"if_running": "again"}, ValueRefused, "if_running='again' is not known: use \"skip\" or \"queue\"."),
-        (
-            DEBOUNCE | SKIP, ValueRefused,
-            'if_exists="postpone" and if_running="skip" exclude each other: pass one of them.',
-        ),
-        (
-            {"if_exists": "postpone"}, ValueRefused,
-            'if_exists="postpone" needs run_at, such as run_at="30 seconds": it moves that start.',
-        ),
-        (
-            {"at_latest": "5 min", "run_at": "1 s"}, ValueRefused,
-            "at_latest='5 min' needs if_exists=\"postpone\": nothing else moves the start.",
-        ),
-        (SKIP | {"id": None}, ValueRefused, 'if_running="skip" needs an id: a random one never exists.'),
-        (DEBOUNCE | {"id": None}, ValueRefused, 'if_exists="postpone" needs an id: a random one never exists.'),
-        (SKIP | {"id": "a b"}, InvalidInstanceId, "Instance id 'a b' is not allowed: use 1 to 100 of the characters "),
-        ({"run_at": "soon"}, DurationInvalid, "soon"),
-        ({"run_at": "366 days"}, DurationInvalid, "366 days"),
-        (DEBOUNCE | {"at_latest": "-1 s"}, DurationInvalid, "-1 s"),
-        ({"run_at": datetime(2030, 1, 1)}, InstantInvalid, "run_at"),
-        ({"run_at": [1]}, InstantInvalid, "run_at"),
-        ({"run_at": datetime(9000, 1, 1, tzinfo=UTC)}, StartTooFar, "9000"),
-    ],
-)  # fmt: skip
-def test_options_without_a_meaning_are_refused(world: World, sync, options: Any, error: Any, message: str) -> None:
-    with pytest.raises(error) as caught:
-        world.operations.create.instance("sync", "p0", **{"id": "i-1"} | options)
-    assert message in str(caught.value)
-    assert world.operations.queries.list("sync").items == ()
 
 
 @on_one_database
