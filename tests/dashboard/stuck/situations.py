@@ -300,14 +300,14 @@ def broker_outage(world: World) -> None:
     "Since the deploy of this morning nothing works.",
     cause="The tables are older than the code: the migration was not run.",
     remedy="celery -A shop durable migrate.",
-    shows=("The tables are at revision 0000", "celery -A shop durable migrate"),
+    shows=("The tables are at revision 0005", "celery -A shop durable migrate"),
 )
 def old_tables(world: World) -> None:
     world.let_be_well()
     for proc in world.procs:
         proc.terminate()
     tables = ("DROP TABLE workflow_hold", "DROP TABLE workflow_limit")
-    world.execute(*tables, "UPDATE workflow_schema_version SET version_num = '0000'")
+    world.execute(*tables, "UPDATE workflow_schema_version SET version_num = '0005'")
 
 
 @_situation(

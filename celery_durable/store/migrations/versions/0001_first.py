@@ -80,7 +80,6 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
         sa.Column("retention_us", sa.BigInteger),
         sa.Column("retention_until", sa.BigInteger),
         sa.Column("max_run_us", sa.BigInteger),
-        sa.Column("next_run", LONG_TEXT),
         sa.UniqueConstraint("workflow", "instance_id", name=f"{prefix}uq_workflow_instance"),
         sqlite_autoincrement=True,
         **table,
@@ -122,8 +121,6 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
         sa.Column("commit_id", sa.String(36), nullable=False),
         sa.Column("log_count", sa.Integer, nullable=False),
         sa.Column("dropped_log_count", sa.Integer, nullable=False),
-        sa.Column("cancel_requested_at", sa.BigInteger),
-        sa.Column("request_ids", LONG_TEXT),
         **table,
     )
     partial("run_completed", "run", ["completed_at"], "completed_at IS NOT NULL")
@@ -152,13 +149,11 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
         sa.Column("started_at", sa.BigInteger),
         sa.Column("finished_at", sa.BigInteger),
         sa.Column("payload_type", sa.String(512)),
-        sa.Column("ask", LONG_TEXT),
         **table,
     )
     if not is_mariadb:  # a full index would cost more than the search for waits gains
         open_wait = "status IN ('waiting', 'WAITING') AND type IN ('waitForEvent', 'linear')"
         partial("step_waiting", "step", ["wait_event_type", "instance_pk"], open_wait)
-        partial("step_asking", "step", ["instance_pk"], "ask IS NOT NULL AND status IN ('waiting', 'WAITING')")
 
     op.create_table(
         f"{prefix}workflow_event",
@@ -171,7 +166,6 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("delivered_at", sa.BigInteger),
         sa.Column("consumed_by_step_key", sa.String(280)),
-        sa.Column("actor", sa.String(255)),
         sa.UniqueConstraint("instance_pk", "run_number", "event_id", name=f"{prefix}uq_workflow_event_id"),
         **table,
     )
@@ -208,10 +202,11 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
         sa.Column("swept_at", sa.BigInteger),
         sa.Column("next_sweep_at", sa.BigInteger),
         sa.Column("pool", sa.String(255)),
+        sa.Column("inventory", sa.BigInteger),
+        sa.Column("answered_inventory", sa.BigInteger),
         sa.Column("held_tasks", LONG_TEXT),
+        sa.Column("received_markers", LONG_TEXT),
         sa.Column("outages", LONG_TEXT),
-        sa.Column("listed_at", sa.BigInteger),
-        sa.Column("silent_at", sa.BigInteger),
         **table,
     )
 
@@ -243,7 +238,6 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
         sa.Column("queue", sa.String(255)),
         sa.Column("priority", sa.SmallInteger),
         sa.Column("on_lost", sa.String(8), nullable=False),
-        sa.Column("missing_at", sa.BigInteger),
         **table,
     )
     items = ["instance_pk", "run_number", "step_key", "status", "position"]
@@ -356,50 +350,6 @@ def upgrade(op: Operations, *, schema: str | None, prefix: str) -> None:  # noqa
         **table,
     )
     full("attempt_run", "attempt", ["instance_pk", "run_number", "id"])
-
-    op.create_table(
-        f"{prefix}workflow_limit",
-        sa.Column("name", sa.String(100), primary_key=True),
-        sa.Column("key", sa.String(255), primary_key=True),
-        sa.Column("at_once", sa.Integer),
-        sa.Column("rate", sa.String(64)),
-        sa.Column("set_at_once", sa.Integer),
-        sa.Column("set_rate", sa.String(64)),
-        sa.Column("set_by", sa.String(255)),
-        sa.Column("next_grant_at", sa.BigInteger, nullable=False),
-        sa.Column("next_start_at", sa.BigInteger, nullable=False),
-        sa.Column("last_seq", sa.BigInteger, nullable=False),
-        sa.Column("turn", sa.BigInteger, nullable=False),
-        sa.Column("updated_at", sa.BigInteger, nullable=False),
-        **table,
-    )
-
-    op.create_table(
-        f"{prefix}workflow_hold",
-        sa.Column("instance_pk", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("run_number", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("step_key", sa.String(280), primary_key=True),
-        sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("name", sa.String(100), primary_key=True),
-        sa.Column("key", sa.String(255), nullable=False),
-        sa.Column("fair_key", sa.String(255), nullable=False),
-        sa.Column("seq", sa.BigInteger, nullable=False),
-        sa.Column("turn", sa.BigInteger, nullable=False),
-        sa.Column("state", sa.String(8), nullable=False),
-        sa.Column("token", sa.String(36)),
-        sa.Column("asked_at", sa.BigInteger, nullable=False),
-        sa.Column("granted_at", sa.BigInteger),
-        sa.Column("start_at", sa.BigInteger),
-        sa.Column("check_at", sa.BigInteger),
-        sa.Column("lapses", sa.Integer, nullable=False),
-        **table,
-    )
-    if is_mariadb:
-        full("hold_state", "hold", ["state", "name", "key", "fair_key", "seq"])
-    else:
-        partial("hold_waiting", "hold", ["name", "key", "fair_key", "seq"], "state = 'waiting'")
-        partial("hold_active", "hold", ["name", "key"], "state IN ('held', 'granted')")
-    partial("hold_check", "hold", ["check_at"], "check_at IS NOT NULL")
 
     database = op.create_table(
         f"{prefix}workflow_database",
