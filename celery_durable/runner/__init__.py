@@ -18,10 +18,10 @@ from celery_durable.operations.limit_queue import LimitQueue
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runner.body_steps import BodyKind
 from celery_durable.runner.body_timer import body_timer
-from celery_durable.runner.committer import DatabaseCommitter
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.function_pass import FunctionPass, open_context
 from celery_durable.runner.group_commit import GroupCommit
+from celery_durable.runner.lanes import build_committer
 from celery_durable.runner.lease import Lease
 from celery_durable.runner.lease_renewer import LeaseRenewer
 from celery_durable.runner.linear_pass import LinearPass
@@ -171,7 +171,7 @@ class Runner:
         )
 
     def _open_pass(self, run: ClaimedRun, max_steps: int | None) -> FunctionPass | LinearPass:
-        committer = DatabaseCommitter(self.env, run, self.kinds)
+        committer = build_committer(self.env, run, self.kinds)
         if isinstance(run.definition, LinearDefinition):
             return LinearPass(run.definition, self.env, run, committer, max_commits=max_steps)
         assert isinstance(run.definition, WorkflowDefinition)

@@ -282,10 +282,8 @@ class FunctionStep:
                 context.env,
                 execution.policy,
                 failure,
+                attempt,
                 is_last=max_attempts is not None and self.number >= max_attempts,
-                workflow=context.claim.ref.workflow,
-                step=self.name,
-                attempt=self.number,
             )
         execution.cause, is_final = failure.error, retry_in is None
         write = context.build_write(
@@ -297,15 +295,7 @@ class FunctionStep:
             ran_for=attempt.duration,
         )
         writes = [write, *context.build_race_writes(execution, write)]
-        failed = record_failure(
-            context.env,
-            context.run,
-            failure,
-            step=self.name,
-            step_key=execution.key,
-            number=self.number,
-            ran_for=attempt.duration,
-        )
+        failed = record_failure(context.env, context.run, failure, attempt)
         step_commit = StepCommit(write.commit_id, writes, list(attempt.logs), parts=[FailedAttempts([failed])])
         if is_final:
             commit = functools.partial(context.commit, execution=execution)

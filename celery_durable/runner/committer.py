@@ -7,7 +7,7 @@ it did not happen. One in the body's transaction cannot be repeated: the body ru
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -23,7 +23,6 @@ from celery_durable.model import (
     StepStatus,
     StepWrite,
 )
-from celery_durable.runner import lanes
 from celery_durable.runner.commit_parts import CommitPart, OpenCommit, ReleaseLimits, RowKinds, StepEffectFailed
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.failed_attempts import log_attempts, log_end
@@ -39,7 +38,7 @@ from celery_durable.store.runs import claims, outputs, releases, step_rows
 
 class DatabaseCommitter:
     def __init__(self, env: Environment, run: ClaimedRun, kinds: RowKinds) -> None:
-        self._env, self._store, self._run, self._kinds = env, env.store, run, kinds
+        self.env, self.run, self._store, self._kinds = env, run, env.store, kinds
         self._lease, self._claim, self._limits = run.lease, run.lease.claim, run.limits
         self._published = PublishedValues(env, run.lease)
         self.remaining_logs = env.settings.max_logs - run.state.log_count
@@ -50,7 +49,8 @@ class DatabaseCommitter:
             if row.status is StepStatus.WAITING and (kind := kinds.of_row(row.type)).has_own_rows
         }
         """The kinds whose steps may have open rows of their own when the run ends."""
-        self._write_commit = lanes.build(env, run, self)
+        self.write_commit: Callable[[StepCommit], Committed] = self.transact
+        """Writes a commit that is not in the body's transaction. The `lanes` come before the plain way."""
 
     def publish(self, key: str, text: str) -> None:
         self._published.publish(key, text)
@@ -66,7 +66,7 @@ class DatabaseCommitter:
             lease.enter_user_code(step_commit)
         try:
             if transaction is None:
-                committed = self._write_commit(step_commit)
+                committed = self.write_commit(step_commit)
             else:
                 committed = self.transact(step_commit, transaction)
         except (Superseded, Exception) as error:  # noqa: BLE001  # `_recover` raises it
@@ -100,13 +100,13 @@ class DatabaseCommitter:
         if (run_outcome := committed.run_outcome) is not None:
             if run_outcome.status is Status.ERRORED:
                 log_end(self._claim.ref, run_outcome, failures)
-            notify.send_run_ended(self._claim, run_outcome, lambda: self._lease.now - self._run.state.created_at)
+            notify.send_run_ended(self._claim, run_outcome, lambda: self._lease.now - self.run.state.created_at)
         elif committed.released is not None:
             notify.send_workflow_suspended(self._claim, committed.released, committed.until)
         if committed.due_runs:  # after the signals, so that those of the woken runs are sent later
-            self._env.publish_runs(list(committed.due_runs))
+            self.env.publish_runs(list(committed.due_runs))
         if committed.messages:
-            self._env.send_messages(list(committed.messages))
+            self.env.send_messages(list(committed.messages))
 
     # --- the transaction that can write every commit --------------------------------------------
 
@@ -114,7 +114,7 @@ class DatabaseCommitter:
         """Write a commit in a transaction: that of the body, if it has opened one."""
         parts = list(step_commit.parts)
         if isinstance(step_commit.ending, RunOutcome):
-            parts.append(RunEnd(self._run, step_commit.ending, self.kinds_with_rows))
+            parts.append(RunEnd(self.run, step_commit.ending, self.kinds_with_rows))
         if parts:
             self._encode(parts)
         write = functools.partial(self._write, step_commit=step_commit, parts=parts)
@@ -130,9 +130,9 @@ class DatabaseCommitter:
         try:
             with self._lease.user_code():
                 for part in parts:
-                    part.encode(self._env.settings)
+                    part.encode(self.env.settings)
         except Exception as exc:
-            if self._env.stops_process(exc):
+            if self.env.stops_process(exc):
                 raise
             raise StepEffectFailed(exc) from exc
 
@@ -144,7 +144,7 @@ class DatabaseCommitter:
         """
         claim = self._claim
         for part in parts:
-            part.write_user_rows(tx, self._env)
+            part.write_user_rows(tx, self.env)
         targets = sorted({target for part in parts for target in part.find_lock_targets(tx)})
         for target in targets:
             if target.pk <= claim.pk:
@@ -159,7 +159,7 @@ class DatabaseCommitter:
             if writes:
                 self._limits.reset_suspension()
             later_targets = [target for target in targets if target.pk > claim.pk]
-            commit = OpenCommit(tx, self._env, claim, guard_result, writes, later_targets)
+            commit = OpenCommit(tx, self.env, claim, guard_result, writes, later_targets)
             rows = [self._write_row(commit, write) for write in writes]
             if ended := [write.key for write in writes if write.releases_limits]:
                 ReleaseLimits(ended).write(commit)
@@ -212,7 +212,7 @@ class DatabaseCommitter:
 
     def _release(self, commit: OpenCommit, ending: Release) -> tuple[ReleaseOutcome, datetime | None]:
         tx, claim, guard_result = commit.tx, commit.claim, commit.guard_result
-        if not self._run.state.is_start_recorded:
+        if not self.run.state.is_start_recorded:
             releases.mark_started(tx, claim)
         if not ending.waits:
             released, until = releases.release(tx, claim, guard_result, grace=commit.grace), None

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from celery_durable import values
 from celery_durable.errors import RetryDelayInvalid, StepFailed
@@ -27,6 +28,7 @@ from celery_durable.model import (
     build_log_fields,
 )
 from celery_durable.runner.environment import ClaimedRun, Environment
+from celery_durable.runner.step_attempt import StepAttempt
 from celery_durable.values import StepPolicy, hide_engine_frames
 
 logger = logging.getLogger("celery_durable.runner")
@@ -81,27 +83,18 @@ class FailedAttempt:
     error: BaseException | None = None
 
 
-def record_failure(
-    env: Environment,
-    run: ClaimedRun,
-    failure: AttemptFailure,
-    *,
-    step: str,
-    step_key: str,
-    number: int,
-    ran_for: timedelta,
-) -> FailedAttempt:
+def record_failure(env: Environment, run: ClaimedRun, failure: AttemptFailure, attempt: StepAttempt) -> FailedAttempt:
     """Build the record of a failed attempt of a body."""
     write = AttemptWrite(
-        step_key,
-        number,
+        attempt.step_key,
+        attempt.number,
         failure.outcome,
-        *_describe(env, run, failure.name, failure.message, step),
-        trace=_trace(env, run, failure.error or failure.interruption, step),
-        ran_for=ran_for,
+        *_describe(env, run, failure.name, failure.message, attempt.name),
+        trace=_trace(env, run, failure.error or failure.interruption, attempt.name),
+        ran_for=attempt.duration,
         worker=run.worker,
     )
-    return FailedAttempt(write, step, failure.error)
+    return FailedAttempt(write, attempt.name, failure.error)
 
 
 def record_run_error(env: Environment, run: ClaimedRun, error: BaseException) -> FailedAttempt:
@@ -206,29 +199,18 @@ def choose_retry_delay(
 
 
 def plan_retry(
-    env: Environment,
-    policy: StepPolicy,
-    failure: AttemptFailure,
-    *,
-    is_last: bool,
-    workflow: str,
-    step: str,
-    attempt: int,
+    env: Environment, policy: StepPolicy, failure: AttemptFailure, attempt: StepAttempt, *, is_last: bool
 ) -> tuple[AttemptFailure, timedelta | None]:
     """Return the failure of a body to record, and how long to wait after it; None if no retry follows."""
     if is_last or failure.is_final:
         return failure, None
+    of_step: Any = {"workflow": attempt.ref.workflow, "step": attempt.name}
     if failure.retry_in is not None:
-        return failure, env.runtime.wait_duration(failure.retry_in, purpose="retry", workflow=workflow, step=step)
+        return failure, env.runtime.wait_duration(failure.retry_in, purpose="retry", **of_step)
+    text = (failure.name, failure.message)
     try:
         return failure, choose_retry_delay(
-            env,
-            policy,
-            workflow=workflow,
-            step=step,
-            attempt=attempt,
-            failure=(failure.name, failure.message),
-            error=failure.error,
+            env, policy, **of_step, attempt=attempt.number, failure=text, error=failure.error
         )
     except RetryDelayInvalid as exc:
         return AttemptFailure.of(exc), None

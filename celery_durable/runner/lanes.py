@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from celery_durable.model import ReleaseOutcome, RunOutcome, Status, StepType, StepWrite
-from celery_durable.runner.commit_parts import RowKind
+from celery_durable.model import ReleaseOutcome, RunOutcome, Status, StepType
+from celery_durable.runner.commit_parts import RowKinds
+from celery_durable.runner.committer import DatabaseCommitter
 from celery_durable.runner.environment import ClaimedRun, Environment
 from celery_durable.runner.step_commit import Committed, StepCommit, build_suspension
 from celery_durable.store.engine import Tx
@@ -24,37 +25,26 @@ T = TypeVar("T")
 WriteCommit = Callable[[StepCommit], Committed]
 
 
-class Transactions(Protocol):
-    """The committer behind the lanes."""
-
-    remaining_logs: int
-    kinds_with_rows: set[RowKind]
-
-    def transact(self, step_commit: StepCommit) -> Committed: ...
-    def is_row_alone(self, step_commit: StepCommit) -> bool: ...
-    def changes_instance(self, step_commit: StepCommit) -> bool: ...
-    def row_changes_instance(self, write: StepWrite) -> bool: ...
-    def find_committed(self, tx: Tx, step_commit: StepCommit) -> Committed | None: ...
-
-
-def build(env: Environment, run: ClaimedRun, committer: Transactions) -> WriteCommit:
-    """Return the first lane for the commits of a run."""
-    write = committer.transact
-    write = EndLane(env, run, committer, write).commit
+def build_committer(env: Environment, run: ClaimedRun, kinds: RowKinds) -> DatabaseCommitter:
+    """Build what commits the steps of a run, with the lanes for its database."""
+    committer = DatabaseCommitter(env, run, kinds)
+    write = EndLane(committer, committer.transact).commit
     if env.store.combines_writes:
-        write = SleepLane(env, run, committer, write).commit
-        write = RowLane(env, run, committer, write).commit
+        write = SleepLane(committer, write).commit
+        write = RowLane(committer, write).commit
     elif env.store.database is MARIADB:
-        write = UnpausedRowLane(env, run, committer, write).commit
-    return write if env.group_commit is None else GroupLane(env, run, committer, write).commit
+        write = UnpausedRowLane(committer, write).commit
+    committer.write_commit = write if env.group_commit is None else GroupLane(committer, write).commit
+    return committer
 
 
 class _Lane:
     """``otherwise``: the next lane."""
 
-    def __init__(self, env: Environment, run: ClaimedRun, committer: Transactions, otherwise: WriteCommit) -> None:
-        self._env, self._run, self._committer, self._otherwise = env, run, committer, otherwise
-        self._claim, self._limits = run.lease.claim, run.limits
+    def __init__(self, committer: DatabaseCommitter, otherwise: WriteCommit) -> None:
+        self._committer, self._otherwise = committer, otherwise
+        self._env, self._run, self._limits = committer.env, committer.run, committer.run.limits
+        self._claim = committer.run.lease.claim
 
     def _run_statement(self, write: Callable[[Tx], T], step_commit: StepCommit) -> T | Committed:
         find_committed = functools.partial(self._committer.find_committed, step_commit=step_commit)

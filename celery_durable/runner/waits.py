@@ -13,7 +13,6 @@ from celery_durable.config import Settings
 from celery_durable.errors import SleepTooFar
 from celery_durable.errors.base import format_limit
 from celery_durable.model import (
-    Claim,
     OpenWait,
     ReceivedEvent,
     Release,
@@ -76,6 +75,12 @@ class PreparedOutcome:
 
     event: StoredEvent | None
     outcome: WaitOutcome
+
+    def is_current(self, event: StoredEvent | None, *, is_over: bool) -> bool:
+        """Whether it is that of the ``event`` to consume now, or of the timeout if there is no event."""
+        if event is None or self.event is None:
+            return event is self.event and is_over
+        return event.seq == self.event.seq
 
 
 class SleepKind(StepKind[SleepCall]):
@@ -214,16 +219,37 @@ def check_wait(context: ExecutionContext, execution: StepExecution, wait: WaitSp
     such as an answer at the last moment, the run keeps waiting. The commit that ends the pass finds that the wait is
     over, under the lock, and the next pass records it.
     """
-    row, commit_id = execution.entry.row, next(context.lease.commit_ids)
+    row, key, commit_id = execution.entry.row, execution.key, next(context.lease.commit_ids)
     wake_at = None if row is None else row.wake_at
-    prepared = _prepare_outcome(context, execution.key, wait, wake_at)
-    decide = functools.partial(
-        _decide_wait, context=context, execution=execution, wait=wait, prepared=prepared, commit_id=commit_id
-    )
+    prepared = _prepare_outcome(context, key, wait, wake_at)
+
+    def decide(tx: Tx, guard_result: GuardResult) -> Decision:
+        """Decide under the lock what to record: the prepared outcome, a new wait, or nothing."""
+        until = guard_result.now + wait.timeout if wake_at is None else wake_at
+        build_write = functools.partial(
+            context.build_write, execution, wake_at=until, event_type=wait.event_type, ask=wait.ask, commit_id=commit_id
+        )
+        if prepared is not None:
+            event = run_events.find_oldest_event(tx, context.claim, wait.event_type, key=key, deadline=until)
+            if prepared.is_current(event, is_over=until <= guard_result.now):
+                if event is not None:
+                    run_events.consume(tx, context.claim, guard_result, event, key=key)
+                write = build_write(prepared.outcome.status, **prepared.outcome.columns)
+                return Decision([write, *context.build_race_writes(execution, write)], prepared.outcome.parts)
+        if wait.has_same_type:
+            return Decision()
+        return Decision([build_write(StepStatus.WAITING, payload_type=wait.payload_type)])
+
+    def find_ending(rows: Sequence[StepRow]) -> Release:
+        """Suspend the run until the wait ends. If it has ended after the unlocked check, the run is due now."""
+        if rows or wake_at is None:
+            return build_suspension(rows)
+        return Release([OpenWait(wake_at, wait.event_type)])
+
     step_commit = StepCommit(commit_id, decide=decide)
     if prepared is None:
         if other_steps is OtherSteps.NONE:
-            step_commit.ending = functools.partial(_find_ending, wake_at=wake_at, event_type=wait.event_type)
+            step_commit.ending = find_ending
             context.suspend_with(step_commit)
             return
         if wait.has_same_type and wake_at is not None:
@@ -242,52 +268,6 @@ def _prepare_outcome(
         return None
     with context.lease.user_code():
         return PreparedOutcome(event, wait.on_timeout() if event is None else wait.on_event(event))
-
-
-def _decide_wait(
-    tx: Tx,
-    guard_result: GuardResult,
-    *,
-    context: ExecutionContext,
-    execution: StepExecution,
-    wait: WaitSpec,
-    prepared: PreparedOutcome | None,
-    commit_id: str,
-) -> Decision:
-    """Decide under the lock what to record: the prepared outcome, a new wait, or nothing."""
-    row, claim = execution.entry.row, context.claim
-    until = row.wake_at if row is not None and row.wake_at is not None else guard_result.now + wait.timeout
-    build_write = functools.partial(
-        context.build_write, execution, wake_at=until, event_type=wait.event_type, ask=wait.ask, commit_id=commit_id
-    )
-    if prepared is None or not _is_current(
-        tx, claim, guard_result, prepared, event_type=wait.event_type, key=execution.key, until=until
-    ):
-        if wait.has_same_type:
-            return Decision()
-        return Decision([build_write(StepStatus.WAITING, payload_type=wait.payload_type)])
-    event, outcome = prepared.event, prepared.outcome
-    if event is not None:
-        run_events.consume(tx, claim, guard_result, event, key=execution.key)
-    write = build_write(outcome.status, **outcome.columns)
-    return Decision([write, *context.build_race_writes(execution, write)], outcome.parts)
-
-
-def _is_current(
-    tx: Tx,
-    claim: Claim,
-    guard_result: GuardResult,
-    prepared: PreparedOutcome,
-    *,
-    event_type: str,
-    key: str,
-    until: datetime,
-) -> bool:
-    """Whether the prepared outcome is that of the event to consume now, or of the timeout if there is no event."""
-    event = run_events.find_oldest_event(tx, claim, event_type, key=key, deadline=until)
-    if event is None or prepared.event is None:
-        return event is prepared.event and until <= guard_result.now
-    return event.seq == prepared.event.seq
 
 
 def wait_duration(
@@ -335,13 +315,6 @@ def _check_payload(name: str, call: WaitCall, event: StoredEvent, schema: Codec)
         text = f"The payload of {source} {call.event_type!r} does not fit the schema of wait {name!r}: {problems}"
         return WaitOutcome(StepStatus.ERRORED, {"error": ("EventPayloadInvalid", text), "attempts": 1})
     return WaitOutcome(StepStatus.COMPLETED, {"result": event.result_json})
-
-
-def _find_ending(rows: Sequence[StepRow], *, wake_at: datetime | None, event_type: str) -> Release:
-    """Suspend the run until the wait ends. If it has ended after the unlocked check, the run is due now."""
-    if rows or wake_at is None:
-        return build_suspension(rows)
-    return Release([OpenWait(wake_at, event_type)])
 
 
 def _decode_event(step: str, row: StepRow, schema: Codec) -> ReceivedEvent[Any]:

@@ -30,8 +30,8 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "an event is not marked as consumed",
         (
-            "runner.waits:_decide_wait",
-            "run_events.consume(tx, claim, guard_result, event, key=execution.key)",
+            "runner.waits:check_wait",
+            "run_events.consume(tx, context.claim, guard_result, event, key=key)",
             "pass",
         ),
     ),
