@@ -4,19 +4,3 @@ from celery_durable.definitions.definition import Definition
 from celery_durable.definitions.linear import LinearDefinition, LinearStep, define_linear
 from celery_durable.definitions.steps import StepFunction, describe_step, durable_step, runs_in_orm
 from celery_durable.definitions.workflows import SHARED, Registry, WorkflowDefinition, WorkflowOptions, define
-
-__all__ = [
-    "SHARED",
-    "Definition",
-    "LinearDefinition",
-    "LinearStep",
-    "Registry",
-    "StepFunction",
-    "WorkflowDefinition",
-    "WorkflowOptions",
-    "define",
-    "define_linear",
-    "describe_step",
-    "durable_step",
-    "runs_in_orm",
-]

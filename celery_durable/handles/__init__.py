@@ -3,14 +3,3 @@
 from celery_durable.handles.host import Host, HostInternals
 from celery_durable.handles.limits import LimitHandle, Limits
 from celery_durable.handles.workflow import AsyncFunction, Workflow, WorkflowDecorator, WorkflowInstance
-
-__all__ = [
-    "AsyncFunction",
-    "Host",
-    "HostInternals",
-    "LimitHandle",
-    "Limits",
-    "Workflow",
-    "WorkflowDecorator",
-    "WorkflowInstance",
-]

@@ -6,28 +6,3 @@ from celery_durable.step.log import LogContext, StepLog
 from celery_durable.step.remote_calls import ChildCall, HasDefinition, MapCall, TaskCall, TypedWorkflow
 from celery_durable.step.tx import NewEmission, NewEvent, NewInstance, StepTx, TxBuffer
 from celery_durable.step.workflow import Step
-
-__all__ = [
-    "BodyCall",
-    "ChildCall",
-    "CurrentStep",
-    "HasDefinition",
-    "LogContext",
-    "MapCall",
-    "NewEmission",
-    "NewEvent",
-    "NewInstance",
-    "SleepCall",
-    "Step",
-    "StepCall",
-    "StepContext",
-    "StepFuture",
-    "StepLog",
-    "StepTx",
-    "TaskCall",
-    "TxBuffer",
-    "TypedWorkflow",
-    "WaitCall",
-    "current_step",
-    "running_attempt",
-]

@@ -3,5 +3,3 @@
 from __future__ import annotations
 
 from celery_durable.store.engine.store import Store, Tx
-
-__all__ = ["Store", "Tx"]

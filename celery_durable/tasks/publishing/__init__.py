@@ -2,5 +2,3 @@
 
 from celery_durable.tasks.publishing.publisher import Publisher
 from celery_durable.tasks.publishing.report import BrokerOutage, PublishReport, SendState
-
-__all__ = ["BrokerOutage", "PublishReport", "Publisher", "SendState"]

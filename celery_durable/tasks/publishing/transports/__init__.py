@@ -31,6 +31,3 @@ def make_transport_factory(
 ) -> Callable[[int], Transport]:
     """A function that makes an unopened transport; its argument is the number of earlier failures."""
     return functools.partial(kind, app, monotonic)
-
-
-__all__ = ["Transport", "find_transport_class", "make_transport_factory"]
