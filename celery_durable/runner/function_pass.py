@@ -142,7 +142,10 @@ class FunctionPass:
         context = self._context
         match reason:
             case Suspend():
-                return context.pending_suspension or build_release_commit(self._replay.waits)
+                # A step whose worker died may wait for its limits, and then kill the next one.
+                waits, rows = self._replay.waits, context.replay_state.rows.values()
+                shows_progress = bool(waits) and not any(row.waits_for_limits and row.attempts for row in rows)
+                return context.pending_suspension or build_release_commit(waits, shows_progress=shows_progress)
             case PassInterrupted(error=error):
                 release_for_shutdown(context.claim.ref, self._release)
                 raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from celery_durable import Limit
+from celery_durable import Limit, Retries, Step, WorkflowEvent
 from celery_durable.model import RunRef
 from tests.support.databases import on_databases
 from tests.support.limits import Bodies, define, holds, serve
@@ -37,6 +37,37 @@ def test_a_worker_that_was_taken_for_dead_frees_nothing_when_it_ends(world: Worl
     world.run_after(2 * world.settings.lease)
     world.run_until_idle()
     assert sorted(bodies.ran) == ["a", "a", "b", "c"]
+    assert holds(world) == []
+
+
+def test_a_step_that_waits_for_its_limit_between_the_deaths_of_its_workers_is_given_up(
+    world: World, bodies: Bodies
+) -> None:
+    """Each wait counted as progress, so a step under a full limit killed one worker after the other without a pause."""
+    bank = Limit("bank", at_once=1)
+    order = define(world, bodies, bank, retries=Retries(limit=None))
+
+    @world.workflow(name="holder", limits=[bank])
+    def holder(event: WorkflowEvent, step: Step) -> None:
+        step.wait_for_event("go", "go")
+
+    instance = order.create(id="a")
+    for crashes in range(1, world.settings.max_crashes):
+        bodies.during["a"] = lambda: world.worker.die()
+        world.run_until_idle()
+        world.advance(2 * world.settings.lease)
+        world.sweeper.sweep()
+        holding = holder.create(id=f"holder-{crashes}")
+        world.worker.advance(holding.ref)
+        world.run_after(60)
+        assert (instance.status, instance.row.crash_count) == ("waiting", crashes)
+        world.operations.lifecycle.terminate("holder", holding.id)
+        serve(world)
+    bodies.during["a"] = lambda: world.worker.die()
+    world.run_until_idle()
+    world.run_after(2 * world.settings.lease)
+    world.run_after(60)
+    assert instance.error.startswith("WorkerCrashLoop: 5 workers in a row ")
     assert holds(world) == []
 
 
