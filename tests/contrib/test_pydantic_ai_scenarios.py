@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_ai import (
     Agent,
+    AgentRunResult,
     BinaryContent,
     CancellationToken,
     DeferredToolRequests,
@@ -314,10 +315,15 @@ def test_a_registered_model_may_replace_the_agents_own(durable_harness: DurableH
     assert (instance.result(), names(instance)) == ("cheap", ["model.request.cheap"])
 
 
+def run_now(agent: Agent, prompt: str) -> AgentRunResult[Any]:
+    """Run an agent as `agent.run_sync` does, but close the event loop."""
+    return asyncio.run(agent.run(prompt))
+
+
 def test_an_agent_outside_of_workflows_is_as_without_the_capability() -> None:
     agent = make_agent([call("look", "c1")], "done")
     agent.tool_plain(name="look", metadata={"celery_durable": StepConfig(retries=3)})(lambda: "seen")
-    assert returned(agent.run_sync("go").all_messages()) == ["seen"]
+    assert returned(run_now(agent, "go").all_messages()) == ["seen"]
 
 
 def test_nothing_of_a_run_that_waits_stays_on_the_loop(durable_harness: DurableHarness) -> None:
@@ -349,7 +355,7 @@ def play_refused(harness: DurableHarness, scenario: Scenario) -> tuple[str, str]
 
 def test_a_run_outside_of_run_agent_is_refused(durable_harness: DurableHarness) -> None:
     agent = make_agent("done")
-    assert play_refused(durable_harness, lambda step: agent.run_sync("go").output) == (
+    assert play_refused(durable_harness, lambda step: run_now(agent, "go").output) == (
         "StepMisuse",
         "The agent 'tested' was run in a workflow, outside of run_agent(), so each replay would repeat its requests: "
         "call run_agent(step, lambda: agent.run(...)).",
@@ -377,7 +383,7 @@ def test_a_run_in_a_step_is_part_of_that_step(durable_harness: DurableHarness) -
         return (await agent.run("go")).output
 
     instance = play(
-        durable_harness, lambda step: [step.do("ask", ask), step.do("sync", lambda: agent.run_sync("").output)]
+        durable_harness, lambda step: [step.do("ask", ask), step.do("sync", lambda: run_now(agent, "").output)]
     )
     assert (instance.result(), names(instance), calls["request"]) == (["done"] * 2, ["ask", "sync"], 2)
 

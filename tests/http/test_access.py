@@ -30,6 +30,7 @@ from celery_durable.http.access import AccessControl, make_guarded_route
 from tests.http.asgi import send
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
+from tests.support.embedded import until
 
 
 def with_key(access: Access) -> bool:
@@ -349,5 +350,5 @@ def test_an_application_can_be_mounted(shop: Shop, order: str) -> None:
 def test_an_application_that_nobody_uses_is_collected(shop: Shop) -> None:
     """FastAPI remembers functions for ever."""
     app = weakref.ref(asgi(shop.durable, allow_anonymous=True))
-    gc.collect()
-    assert app() is None
+    # A collection does nothing while another thread collects what earlier tests have left.
+    until(lambda: gc.collect() >= 0 and app() is None, seconds=10)
