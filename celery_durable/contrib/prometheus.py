@@ -23,11 +23,8 @@ from prometheus_client.registry import Collector
 from celery_durable import signals, values
 from celery_durable.app import Durable
 from celery_durable.model import OUTCOME_UNKNOWN, TERMINAL, Count, Heartbeat, LimitRecord, Status
-from celery_durable.store import heartbeats
-from celery_durable.store.engine import server_info
 from celery_durable.store.engine.faults import describe_fault
 from celery_durable.store.instances import overview
-from celery_durable.store.runs import outbox
 from celery_durable.values import Duration
 
 __all__ = ["InstanceCounts", "Metrics", "exposed", "instrument"]
@@ -273,21 +270,19 @@ class InstanceCounts(Collector):
         try:
             known = sorted(self._durable.internals.registry)
             self._counts = self._durable.internals.read_store.read(lambda tx: overview.count_by_status(tx, known))
-            self._given_up = self._durable.internals.read_store.read(outbox.count_given_up)
-            now_there, beats = self._durable.internals.store.read(heartbeats.read)
-            self._outages = _lasting(now_there, beats)
+            health = self._durable.internals.operations.stats.health()
+            self._given_up, self._limits = health.given_up, health.limits
+            self._outages = _lasting(health.now, health.heartbeats)
             # Dispatchers cannot store the outage in a database that takes no writes.
-            if not self._durable.internals.store.read(server_info.is_read_only):
+            if not health.is_read_only:
                 self._read_only_since = None
             else:
                 self._read_only_since = now if self._read_only_since is None else self._read_only_since
                 self._outages["database", "database"] = now - self._read_only_since
-            # Not from the replica: what became due while it lags would count as overdue.
-            oldest = self._durable.internals.store.read(overview.count_overdue).oldest
-            self._oldest_due_seconds = 0.0 if oldest is None else max(0.0, (now_there - oldest).total_seconds())
-            queues = self._durable.internals.operations.stats.task_queues().items()
+            oldest = health.due.oldest
+            self._oldest_due_seconds = 0.0 if oldest is None else max(0.0, (health.now - oldest).total_seconds())
+            queues = health.task_queues.items()
             self._unconsumed = {name: queue.age.total_seconds() for name, queue in queues if not queue.is_consumed}
-            self._limits = self._durable.internals.operations.limits.awaited()
         except Exception as exc:  # noqa: BLE001  # the other metrics are wanted all the more
             logger.warning("The instances cannot be counted: %s", describe_fault(exc))
             self._counts, self._given_up, self._outages, self._oldest_due_seconds = {}, None, None, None

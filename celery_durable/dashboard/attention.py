@@ -5,7 +5,7 @@ It shows the findings of `doctor`, the diagnoses of `explain`, and groups of fai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,13 +15,15 @@ from celery_durable.dashboard.changes import CHANGES, Remedy, read_remedies
 from celery_durable.dashboard.checkups import Checkup
 from celery_durable.dashboard.surveys import Problem, Survey
 from celery_durable.dashboard.visits import Endpoint, Visit
-from celery_durable.doctor import Finding, Level
+from celery_durable.doctor import Finding, Level, Servers, check_health, check_workers
 from celery_durable.errors import StoreUnavailable
 from celery_durable.insight.explain import Code
 from celery_durable.insight.explain.codes import MEANINGS
 from celery_durable.insight.explain.phrases import inspect_worker_command, show_limit_command
 from celery_durable.model import Status, format_duration
 
+_NEEDED_NOW = ("backlog", "dispatcher", "outbox", "switches", "task queue", "workers")
+"""What a WARN is about that concerns work of today, and not the installation."""
 _SILENT_SINCE = timedelta(minutes=10)
 """A process that has been silent for longer is in the table of processes only."""
 
@@ -39,13 +41,20 @@ def _show(visit: Visit) -> Response:
     # What processes and servers do is not of one scope.
     sees_all = not visit.operations.scope_text
     checkup = visit.site.checkups.read() if sees_all else None
-    problems = [] if checkup is None else _describe(checkup.problems)
+    findings = [] if checkup is None else [*checkup.findings]
     survey: Survey | None = None
-    if checkup is None or checkup.can_read:
+    if checkup is None or checkup.servers.can_read:
         try:
             survey = visit.site.surveys.read(visit.operations)
         except StoreUnavailable as exc:
-            problems.insert(0, Problem(Level.FAIL, "database", str(exc)))
+            findings.append(Finding(Level.FAIL, "database", str(exc)))
+    if sees_all and survey is not None:
+        findings += check_health(visit.site.durable, survey.health)
+        if visit.site.checkups.has_broker:
+            servers = Servers() if checkup is None else checkup.servers
+            findings += check_workers(visit.site.durable, survey.health, servers)
+    problems = [*_describe(each for each in findings if each.level is Level.FAIL)]
+    problems += _describe(each for each in findings if each.level is Level.WARN and each.about in _NEEDED_NOW)
     if survey is not None:
         problems += survey.stuck
         problems += _find_silent(survey) if sees_all else []
@@ -53,7 +62,7 @@ def _show(visit: Visit) -> Response:
         "attention.html",
         problems=problems,
         survey=survey,
-        warnings=[] if checkup is None else _describe(checkup.warnings),
+        warnings=_describe(each for each in findings if each.level is Level.WARN and each.about not in _NEEDED_NOW),
         is_checking=sees_all and checkup is None,
         sees_all=sees_all,
         queues=_list_queues(checkup, survey) if sees_all else [],
@@ -64,7 +73,7 @@ def _show(visit: Visit) -> Response:
     )
 
 
-def _describe(findings: Sequence[Finding]) -> list[Problem]:
+def _describe(findings: Iterable[Finding]) -> list[Problem]:
     return [
         Problem(each.level, each.about, each.sentence, [Remedy(each.remedy, None)] if each.remedy else [])
         for each in findings
@@ -73,7 +82,7 @@ def _describe(findings: Sequence[Finding]) -> list[Problem]:
 
 def _find_silent(survey: Survey) -> list[Problem]:
     """Return the processes that are silent, without those that another one has replaced."""
-    live = {beat.node for beat in survey.processes if not beat.is_silent(survey.now)}
+    working = {beat.node for beat in survey.working}
     return [
         Problem(
             Level.WARN,
@@ -82,15 +91,15 @@ def _find_silent(survey: Survey) -> list[Problem]:
             "cannot reach the database.",
             read_remedies(inspect_worker_command(beat.node)) if beat.kind == "worker" else (),
         )
-        for beat in survey.processes
-        if beat.is_silent(survey.now) and survey.now - beat.seen_at < _SILENT_SINCE and beat.node not in live
+        for beat in survey.health.heartbeats
+        if beat.is_silent(survey.now) and survey.now - beat.seen_at < _SILENT_SINCE and beat.node not in working
     ]
 
 
 def _list_queues(checkup: Checkup | None, survey: Survey | None) -> list[Queue]:
     """Return the queues with their lengths and consumers."""
     lengths = {} if checkup is None else checkup.queues
-    beats = [] if survey is None else [beat for beat in survey.processes if not beat.is_silent(survey.now)]
+    beats = [] if survey is None else survey.working
     names = sorted({*lengths, *(queue for beat in beats for queue in beat.queues)})
     return [
         Queue(name, lengths.get(name), sorted({beat.node for beat in beats if name in beat.queues})) for name in names

@@ -1,19 +1,17 @@
-"""What `doctor` finds, and the lengths of the queues. A page never waits for servers: a thread looks for them."""
+"""What `doctor` finds by asking servers, and the lengths of the queues. A thread asks: a page never waits for it."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from celery_durable.app import Durable
-from celery_durable.doctor import Finding, Level, check_all, check_stored
+from celery_durable.doctor import Finding, Level, Servers, check_database, check_servers
 
 _FRESH_SECONDS = 10.0
 _FIRST_WAIT_SECONDS = 2.0
-_NEEDED_NOW = ("backlog", "dispatcher", "outbox", "switches", "task queue", "workers")
-"""What a WARN is about that concerns work of today, and not the installation."""
 logger = logging.getLogger("celery_durable.dashboard")
 
 
@@ -22,32 +20,17 @@ class Checkup:
     """The findings of one run, ``taken_at`` by the process's clock, in the order in which they should be fixed."""
 
     taken_at: float
-    findings: Sequence[Finding] = ()
-    queues: Mapping[str, int | None] = field(default_factory=dict)
+    findings: Sequence[Finding]
+    servers: Servers
+    queues: Mapping[str, int | None]
     """The length of each queue; None if the broker cannot say."""
-
-    @property
-    def problems(self) -> list[Finding]:
-        """The findings that need somebody now, the worst first."""
-        fails = [each for each in self.findings if each.level is Level.FAIL]
-        return fails + [each for each in self.findings if each.level is Level.WARN and each.about in _NEEDED_NOW]
-
-    @property
-    def warnings(self) -> list[Finding]:
-        """The findings about the installation: it works, but is likely to fail later."""
-        return [each for each in self.findings if each.level is Level.WARN and each.about not in _NEEDED_NOW]
-
-    @property
-    def can_read(self) -> bool:
-        """Whether the tables can be read."""
-        return any(each.level is Level.OK and each.about == "tables" for each in self.findings)
 
 
 class Checkups:
     """The last checkup of this process. A page that finds an old one starts the next."""
 
     def __init__(self, durable: Durable, *, has_broker: bool = True) -> None:
-        self._durable, self._has_broker = durable, has_broker
+        self._durable, self.has_broker = durable, has_broker
         self._lock, self._first = threading.Lock(), threading.Event()
         self._is_running = False
         self._last: Checkup | None = None
@@ -64,14 +47,14 @@ class Checkups:
         return self._last
 
     def _run(self) -> None:
-        findings, queues = list[Finding](), dict[str, int | None]()
+        findings, servers, queues = list[Finding](), Servers(), dict[str, int | None]()
         try:
-            findings += (check_all if self._has_broker else check_stored)(self._durable)
-            queues = self._durable.internals.queue_lengths() if self._has_broker else {}
+            findings += (check_servers if self.has_broker else check_database)(self._durable, servers)
+            queues = self._durable.internals.queue_lengths() if self.has_broker else {}
         except Exception as exc:
             logger.exception("The checks of the dashboard failed")
             findings.append(Finding(Level.FAIL, "checks", f"They failed: {exc}", "See the log of this process."))
-        self._last = Checkup(self._durable.internals.runtime.monotonic(), findings, queues)
+        self._last = Checkup(self._durable.internals.runtime.monotonic(), findings, servers, queues)
         self._first.set()
         with self._lock:
             self._is_running = False

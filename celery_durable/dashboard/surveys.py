@@ -19,15 +19,14 @@ from celery_durable.dashboard.changes import Remedy, read_remedies
 from celery_durable.doctor import Level
 from celery_durable.errors import InstanceNotFound
 from celery_durable.insight.explain import Code, explain
+from celery_durable.insight.stats import Health
 from celery_durable.model import (
     OUTCOME_UNKNOWN,
     Count,
-    DueRuns,
     EventWait,
     FailureText,
     Heartbeat,
     InstanceStatus,
-    LimitRecord,
     Status,
 )
 from celery_durable.redaction import Redaction
@@ -35,10 +34,10 @@ from celery_durable.redaction import Redaction
 _FRESH_SECONDS = 5.0
 _OVERDUE_AFTER = timedelta(seconds=5)
 """A run that is due for a shorter time is on its way."""
-_MAX_EXPLAINED = 3
+_MAX_EXPLAINED = 4
 _MAX_GROUPS = 20
 _MAX_SCOPES = 100
-_MAX_LIMITS = _MAX_WAITS = 20
+_MAX_WAITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +75,24 @@ class Failures:
 class Survey:
     """What the database says, at one moment, to the callers with one scope."""
 
-    now: datetime
+    health: Health
     counts: Mapping[str, Mapping[Status, Count]]
-    due: DueRuns
     stuck: Sequence[Problem]
     failures: Sequence[Failures]
     others: int
     """How many different failures are not listed."""
-    processes: Sequence[Heartbeat]
     waits: Sequence[EventWait]
     """Those that have lasted for more than half of their time, earliest end first."""
-    limits: Sequence[LimitRecord]
-    """The limits for which something waits, of all instances."""
-    has_more_limits: bool
-    """Whether something waits for more limits."""
+
+    @property
+    def now(self) -> datetime:
+        """The database's time."""
+        return self.health.now
+
+    @property
+    def working(self) -> list[Heartbeat]:
+        """The processes that are not silent."""
+        return [beat for beat in self.health.heartbeats if not beat.is_silent(self.now)]
 
 
 class Surveys:
@@ -124,43 +127,26 @@ MakeRedaction = Callable[[str, str], Redaction]
 
 def take_survey(operations: Operations, make_redaction: MakeRedaction) -> Survey:
     """Read what the page shows of the database."""
-    stats = operations.stats.read()
-    now, beats = operations.stats.processes()
+    health = operations.stats.health()
     counts: dict[str, dict[Status, Count]] = {}
-    for each in stats.instances:
+    for each in operations.stats.counts():
         counts.setdefault(each.workflow, {})[each.status] = each
-    failures, others = _group(make_redaction, operations.stats.failures())
-    stuck = _find_stuck(operations, make_redaction, stats.due, now)
+    errored = [workflow for workflow, its in counts.items() if Status.ERRORED in its]
+    failures, others = _group(make_redaction, operations.stats.failures(errored))
     waits = [
         make_redaction(each.workflow, each.instance_id).redact_wait(each)
         for each in operations.stats.late_waits(limit=_MAX_WAITS)
     ]
-    limits = operations.limits.awaited(limit=_MAX_LIMITS + 1)
-    return Survey(
-        now,
-        counts,
-        stats.due,
-        stuck,
-        failures,
-        others,
-        beats,
-        waits,
-        limits[:_MAX_LIMITS],
-        has_more_limits=len(limits) > _MAX_LIMITS,
-    )
+    return Survey(health, counts, _explain_stuck(operations, make_redaction, health), failures, others, waits)
 
 
-def _find_stuck(operations: Operations, make_redaction: MakeRedaction, due: DueRuns, now: datetime) -> list[Problem]:
-    """Explain the runs that should move and do not, those first that wait for the longest time; each code once."""
+def _explain_stuck(operations: Operations, make_redaction: MakeRedaction, health: Health) -> list[Problem]:
+    """Explain the runs that should move and do not; each code once."""
     found = dict[Code, Problem]()
-    stuck: list[tuple[str, str]] = []
-    if due.oldest is not None and now - due.oldest >= _OVERDUE_AFTER:
-        stuck = [(each.workflow, each.instance_id) for each in operations.stats.overdue(limit=_MAX_EXPLAINED)]
-    leases = operations.stats.leases(limit=_MAX_EXPLAINED)
-    stuck += [(each.ref.workflow, each.ref.instance_id) for each in leases if now - each.lease_until >= _OVERDUE_AFTER]
-    for workflow, instance_id in stuck:
+    stuck = [each for each in health.stuck if health.now - each.since >= _OVERDUE_AFTER]
+    for workflow, instance_id in [(each.workflow, each.instance_id) for each in stuck[:_MAX_EXPLAINED]]:
         try:
-            facts = operations.queries.facts(workflow, instance_id)
+            facts = operations.queries.facts(workflow, instance_id, health)
         except InstanceNotFound:  # it was deleted meanwhile
             continue
         diagnosis = explain(facts.redacted(make_redaction(workflow, instance_id)))

@@ -10,24 +10,33 @@ from kombu.utils.url import maybe_sanitize_url
 
 from celery_durable import tasks
 from celery_durable.app import Durable
-from celery_durable.doctor.database import Processes, check_database
+from celery_durable.doctor.database import check_database
 from celery_durable.doctor.findings import (
     ANSWER_SECONDS,
     APP,
     CONNECT_SECONDS,
     Finding,
     Level,
+    Servers,
     ask_in_time,
 )
-from celery_durable.doctor.workers import check_workers
+from celery_durable.doctor.workers import check_workers, find_replies
 from celery_durable.errors import DurableError
 from celery_durable.insight.explain.due import find_remedy, is_refused_connection
 from celery_durable.insight.explain.phrases import show_limit_command
-from celery_durable.model import SWEEP_TASK, Heartbeat, Outage, format_duration, iso
-from celery_durable.store.instances import overview
-from celery_durable.store.runs import outbox, schedule
+from celery_durable.insight.stats import Health
+from celery_durable.model import SWEEP_TASK, Outage, format_duration, iso
 
-__all__ = ["Finding", "Level", "check_all", "check_stored"]
+__all__ = [
+    "Finding",
+    "Level",
+    "Servers",
+    "check_all",
+    "check_database",
+    "check_health",
+    "check_servers",
+    "check_workers",
+]
 
 _MIN_TIME_LIMIT = timedelta(hours=1)
 """A step may take this long. A shorter time limit of Celery would end passes that work correctly."""
@@ -40,6 +49,16 @@ _VISIBILITY_SECONDS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "s
 
 def check_all(durable: Durable) -> Iterator[Finding]:
     """Run all checks. Findings come in the order in which problems should be fixed."""
+    servers = Servers()
+    yield from check_servers(durable, servers)
+    if servers.can_read:
+        health = durable.internals.operations.stats.health()
+        yield from check_health(durable, health)
+        yield from check_workers(durable, health, servers)
+
+
+def check_servers(durable: Durable, servers: Servers) -> Iterator[Finding]:
+    """Check the settings, the broker and the database, and ask the workers for replies."""
     try:
         _ = durable.internals.settings
     except DurableError as exc:
@@ -47,24 +66,18 @@ def check_all(durable: Durable) -> Iterator[Finding]:
         return
     yield from _check_settings(durable)
     has_broker = yield from _check_broker(durable)
-    processes = yield from check_stored(durable)
-    if processes is not None:
-        now, beats = processes
-        must_reply = has_broker and _transport(durable.app.conf) != "memory"  # its workers are in other processes
-        yield from check_workers(durable, now, beats, has_broker=has_broker, must_reply=must_reply)
+    yield from check_database(durable, servers)
+    if has_broker and servers.can_read:
+        servers.replies, servers.must_reply = find_replies(durable), _transport(durable.app.conf) != "memory"
 
 
-def check_stored(durable: Durable) -> Generator[Finding, None, Processes | None]:
-    """Run the checks that need only the database. Returns its time and the heartbeats, as `check_database` does."""
-    processes = yield from check_database(durable)
-    if processes is not None:
-        now, beats = processes
-        yield _check_dispatcher(durable, now, beats)
-        yield from _check_outages(now, beats)
-        yield _check_backlog(durable)
-        yield _check_outbox(durable)
-        yield from _check_limits(durable)
-    return processes
+def check_health(durable: Durable, health: Health) -> Iterator[Finding]:
+    """Check what the database says of dispatchers and of the work that is due."""
+    yield _check_dispatcher(durable, health)
+    yield from _check_outages(health)
+    yield _check_backlog(health)
+    yield _check_outbox(health)
+    yield from _check_limits(durable, health)
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -203,9 +216,9 @@ def _check_read_timeout(transport: str, options: dict[str, Any]) -> Finding:
 # --- processes ----------------------------------------------------------------------------------
 
 
-def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, ...]) -> Finding:
+def _check_dispatcher(durable: Durable, health: Health) -> Finding:
     about, setting = "dispatcher", durable.internals.settings.dispatcher
-    sweeping = [beat for beat in beats if beat.sweeps(now)]
+    sweeping = [beat for beat in health.heartbeats if beat.sweeps(health.now)]
     if sweeping and all(beat.id == SWEEP_TASK for beat in sweeping):
         sentence = (
             f"Only the task {SWEEP_TASK} looks for due work, last on {sweeping[0].node}: timers are up to five seconds "
@@ -217,7 +230,7 @@ def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, .
     if sweeping:
         nodes = ", ".join(sorted({beat.node for beat in sweeping})[:5])
         return Finding(Level.OK, about, f"Due work is looked for by {nodes}.")
-    last = max((beat.swept_at for beat in beats if beat.swept_at is not None), default=None)
+    last = max((beat.swept_at for beat in health.heartbeats if beat.swept_at is not None), default=None)
     seen = "No dispatcher has been seen" if last is None else f"No dispatcher has looked for due work since {iso(last)}"
     host = {"worker": "worker", "none": ""}.get(setting, "beat")
     remedy = f"celery -A {APP} {host}" if host else "Set durable_dispatcher to beat, worker or both in one process."
@@ -225,10 +238,11 @@ def _check_dispatcher(durable: Durable, now: datetime, beats: tuple[Heartbeat, .
     return Finding(Level.FAIL, about, sentence, remedy)
 
 
-def _check_outages(now: datetime, beats: tuple[Heartbeat, ...]) -> Iterator[Finding]:
+def _check_outages(health: Health) -> Iterator[Finding]:
     """Report the outages that dispatchers recorded. Of one outage, only the earliest record is shown."""
     first_seen: dict[tuple[str, str], Outage] = {}
-    for outage in sorted((each for beat in beats if not beat.is_silent(now) for each in beat.outages), key=_since):
+    now, beats = health.now, [beat for beat in health.heartbeats if not beat.is_silent(health.now)]
+    for outage in sorted((each for beat in beats for each in beat.outages), key=_since):
         first_seen.setdefault((outage.what, outage.where), outage)
     for outage in first_seen.values():
         who = {
@@ -248,11 +262,10 @@ def _since(outage: Outage) -> datetime:
     return outage.since
 
 
-def _check_backlog(durable: Durable) -> Finding:
-    first, now = durable.internals.store.read(schedule.read_next_due)
-    # `first` does not count a run whose message was sent: its row is next read when the message may be lost.
-    unclaimed = durable.internals.store.read(overview.count_overdue).oldest
-    oldest = min((at for at in (first, unclaimed) if at is not None), default=None)
+def _check_backlog(health: Health) -> Finding:
+    # The agenda does not count a run whose message was sent: its row is next read when the message may be lost.
+    now, times = health.now, (health.agenda.next_at, health.due.oldest)
+    oldest = min((at for at in times if at is not None), default=None)
     if oldest is None or now - oldest <= _MAX_LATENESS:
         return Finding(Level.OK, "backlog", f"No due work has waited longer than {format_duration(_MAX_LATENESS)}.")
     sentence = f"The oldest due work has been waiting for {format_duration(now - oldest, units=1)}."
@@ -260,8 +273,8 @@ def _check_backlog(durable: Durable) -> Finding:
     return Finding(Level.WARN, "backlog", sentence, remedy)
 
 
-def _check_outbox(durable: Durable) -> Finding:
-    count = durable.internals.store.read(outbox.count_given_up)
+def _check_outbox(health: Health) -> Finding:
+    count = health.given_up
     if not count:
         return Finding(Level.OK, "outbox", "No task or outbound event was given up.")
     what = "1 task or outbound event was" if count == 1 else f"{count} tasks or outbound events were"
@@ -269,9 +282,9 @@ def _check_outbox(durable: Durable) -> Finding:
     return Finding(Level.WARN, "outbox", f"{what} given up.", remedy)
 
 
-def _check_limits(durable: Durable) -> Iterator[Finding]:
+def _check_limits(durable: Durable, health: Health) -> Iterator[Finding]:
     """Name the limits with the longest waits. A forgotten holder is found so, such as a run that sleeps for weeks."""
-    awaited = [(each.longest_wait or timedelta(0), each) for each in durable.internals.operations.limits.awaited()]
+    awaited = [(each.longest_wait or timedelta(0), each) for each in health.limits]
     late = sorted((each for each in awaited if each[0] > _MAX_LIMIT_WAIT), key=lambda each: each[0], reverse=True)
     for wait, found in late[:_SHOWN_LIMITS]:
         limit = durable.internals.redaction("", "").redact_limit(found)

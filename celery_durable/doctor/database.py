@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from datetime import timedelta
 
 from celery_durable.app import Durable
-from celery_durable.doctor.findings import APP, Finding, Level
+from celery_durable.doctor.findings import APP, Finding, Level, Servers
 from celery_durable.errors import UnsupportedDatabase
 from celery_durable.insight.explain.due import find_remedy
-from celery_durable.model import Heartbeat, format_duration
-from celery_durable.store import heartbeats
+from celery_durable.model import format_duration
 from celery_durable.store.engine import server_info
 from celery_durable.store.engine.faults import find_driver_error
 from celery_durable.store.migrations import migrate
@@ -19,27 +18,26 @@ from celery_durable.testing import databases
 
 _WAITS_BEFORE_READS = 1
 """The bit of ``wsrep_sync_wait`` for SELECT and BEGIN."""
-Processes = tuple[datetime, tuple[Heartbeat, ...]]
 
 
-def check_database(durable: Durable) -> Generator[Finding, None, Processes | None]:
-    """Check the database. Returns its time and the stored heartbeats; None if the tables cannot be read."""
+def check_database(durable: Durable, servers: Servers) -> Iterator[Finding]:
+    """Check the database, and whether the tables can be read."""
     about = "database"
     try:
         if databases.is_without_store(durable):
             remedy = "Set it, for example app.conf.durable_database_url = 'postgresql+psycopg://user@host/db'"
             yield Finding(Level.FAIL, about, "durable_database_url is not set.", remedy)
-            return None
+            return
         started_at = durable.internals.runtime.wall_clock()
         found = server_info.read_server_info(durable.internals.store)
         offset = started_at + (durable.internals.runtime.wall_clock() - started_at) / 2 - found.now
     except UnsupportedDatabase as exc:
         yield Finding(Level.FAIL, about, str(exc), "Use a supported database.")
-        return None
+        return
     except Exception as exc:  # noqa: BLE001  # many drivers, many errors, one meaning
         answer = str(find_driver_error(exc))
         yield Finding(Level.FAIL, about, f"The database cannot be used: {answer}", find_remedy(answer, of="database"))
-        return None
+        return
     url = durable.internals.store.engine.url.render_as_string()
     if found.is_read_only:
         sentence = f"{found.name} {found.version} at {url} is read-only: a standby?"
@@ -51,12 +49,11 @@ def check_database(durable: Durable) -> Generator[Finding, None, Processes | Non
         yield Finding(Level.FAIL, "isolation", f"Transactions run as {found.isolation}: wake-ups can be lost.", remedy)
     yield from _check_lock_timeout(durable)
     yield from check_galera(found.sync_wait)
-    is_current = yield from _check_tables(durable)
+    yield _check_tables(durable, servers)
     direction = "ahead of" if offset > timedelta(0) else "behind"
     ahead = f"{format_duration(abs(offset))} {direction} the database's"
     sentence = f"This machine's clock is {ahead}. Workflows use only the database's clock."
     yield Finding(Level.OK, "clock", sentence)
-    return durable.internals.store.read(heartbeats.read) if is_current else None
 
 
 def _check_lock_timeout(durable: Durable) -> Iterator[Finding]:
@@ -81,12 +78,10 @@ def check_galera(sync_wait: int | None) -> Iterator[Finding]:
     yield Finding(Level.WARN, "galera", sentence, remedy)
 
 
-def _check_tables(durable: Durable) -> Generator[Finding, None, bool]:
+def _check_tables(durable: Durable, servers: Servers) -> Finding:
     revision = migrate.read_revision(durable.internals.store)
-    if revision is not None and revision >= REVISION:
-        yield Finding(Level.OK, "tables", f"The tables are at revision {revision}; this version needs {REVISION}.")
-        return True
+    servers.can_read = revision is not None and revision >= REVISION
+    if servers.can_read:
+        return Finding(Level.OK, "tables", f"The tables are at revision {revision}; this version needs {REVISION}.")
     at = "The tables do not exist" if revision is None else f"The tables are at revision {revision}"
-    sentence = f"{at}; this version needs {REVISION}."
-    yield Finding(Level.FAIL, "tables", sentence, f"celery -A {APP} durable migrate")
-    return False
+    return Finding(Level.FAIL, "tables", f"{at}; this version needs {REVISION}.", f"celery -A {APP} durable migrate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
@@ -35,6 +35,20 @@ class Finding:
     about: str
     sentence: str
     remedy: str = ""
+
+
+Replies = dict[str, set[str]]
+"""The queues that each worker consumes, as it replies over the broker."""
+
+
+@dataclass(slots=True)
+class Servers:
+    """What the checks of servers learn besides their findings: whether tables can be read, and what workers reply."""
+
+    can_read: bool = False
+    replies: Replies = field(default_factory=dict)
+    must_reply: bool = False
+    """Whether all workers were asked: those of a broker in memory are in other processes."""
 
 
 def ask_in_time(ask: Callable[[], T]) -> T:

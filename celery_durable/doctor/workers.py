@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
 from celery_durable.app import Durable
-from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level, ask_in_time
+from celery_durable.doctor.findings import APP, CONNECT_SECONDS, Finding, Level, Replies, Servers, ask_in_time
+from celery_durable.insight.stats import Health
 from celery_durable.model import SILENT_AFTER, Heartbeat, format_duration
-from celery_durable.store.runs import schedule
 
 _PING_SECONDS = 1.0
 
 
-def check_workers(
-    durable: Durable, now: datetime, beats: tuple[Heartbeat, ...], *, has_broker: bool, must_reply: bool
-) -> Iterator[Finding]:
+def find_replies(durable: Durable) -> Replies:
+    """Ask workers over the broker which queues they consume. Workers that do not reply in time are left out."""
+
+    def ask() -> dict[str, Any]:
+        # A connection of its own: a pooled connection that still waits for replies would be inherited by forks.
+        with durable.app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
+            found: Any = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues()
+        return found or {}
+
+    try:
+        replies = ask_in_time(ask)
+    except Exception:  # noqa: BLE001  # transports without broadcast
+        return {}
+    return {node: {queue["name"] for queue in queues or ()} for node, queues in replies.items()}
+
+
+def check_workers(durable: Durable, health: Health, servers: Servers) -> Iterator[Finding]:
     """Check that workers run, consume the queues, know the workflows and, if they must, reply over the broker."""
-    working = [beat for beat in beats if beat.kind == "worker" and not beat.is_silent(now)]
-    current = leave_out_replaced(working)
-    replying = _find_replying_workers(durable) if has_broker else {}
-    yield _check_replies(durable, current, set(replying), must_reply=must_reply)
+    working = [beat for beat in health.heartbeats if beat.kind == "worker" and not beat.is_silent(health.now)]
+    current, replying = leave_out_replaced(working), servers.replies
+    yield _check_replies(durable, current, set(replying), must_reply=servers.must_reply)
     yield from check_node_names(current)
     needed: dict[str, list[str]] = {durable.internals.settings.queue: []}
     for name, handle in durable.workflows.items():
         needed.setdefault(handle.definition.queue or durable.internals.settings.queue, []).append(name)
     configured = set(needed)
-    for queue in durable.internals.store.read(schedule.read).queues:  # instances keep the queue that they began with
+    for queue in health.agenda.queues:  # instances keep the queue that they began with
         needed.setdefault(queue, [])
     for queue, names in needed.items():
         consumers_of_any_pool = [beat for beat in working if queue in beat.queues]
@@ -56,12 +68,12 @@ def check_workers(
             sentence = f"No worker of queue {queue!r} knows {', '.join(map(repr, unknown[:5]))}."
             remedy = "Import the modules that define them in the workers, or finish the deploy."
             yield Finding(Level.FAIL, "workflows", sentence, remedy)
-    yield from _check_task_queues(durable, set(needed), set().union(*replying.values()))
+    yield from _check_task_queues(health, set(needed), set().union(*replying.values()))
 
 
-def _check_task_queues(durable: Durable, checked: set[str], replied: set[str]) -> Iterator[Finding]:
+def _check_task_queues(health: Health, checked: set[str], replied: set[str]) -> Iterator[Finding]:
     """Report queues in which tasks of steps wait and that no worker consumes, by its heartbeat or by its reply."""
-    for name, queue in durable.internals.operations.stats.task_queues().items():
+    for name, queue in health.task_queues.items():
         if queue.is_consumed or name in checked | replied:
             continue
         waits = "1 task of a step waits" if queue.count == 1 else f"{queue.count} tasks of steps wait"
@@ -70,7 +82,7 @@ def _check_task_queues(durable: Durable, checked: set[str], replied: set[str]) -
         yield Finding(Level.WARN, "task queue", sentence, f"celery -A {APP} worker -Q {name}")
 
 
-def _describe_other_consumers(replying: dict[str, set[str]], queue: str) -> str:
+def _describe_other_consumers(replying: Replies, queue: str) -> str:
     """Name the workers that consume the queue without a heartbeat in this database; "" if there are none."""
     nodes = ", ".join(sorted(node for node, queues in replying.items() if queue in queues)[:5])
     return f" But {nodes} consumes it and writes no heartbeat to this database." if nodes else ""
@@ -120,19 +132,3 @@ def _check_replies(durable: Durable, working: Sequence[Heartbeat], replying: set
         remedy = "Do they use the same broker_url? Busy solo workers do not reply either."
         return Finding(Level.WARN, about, sentence, remedy)
     return Finding(Level.OK, about, f"{len(working)} running: {nodes}.")
-
-
-def _find_replying_workers(durable: Durable) -> dict[str, set[str]]:
-    """Ask workers over the broker which queues they consume. Workers that do not reply in time are left out."""
-
-    def ask() -> dict[str, Any]:
-        # A connection of its own: a pooled connection that still waits for replies would be inherited by forks.
-        with durable.app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
-            found: Any = durable.app.control.inspect(timeout=_PING_SECONDS, connection=connection).active_queues()
-        return found or {}
-
-    try:
-        replies = ask_in_time(ask)
-    except Exception:  # noqa: BLE001  # transports without broadcast
-        return {}
-    return {node: {queue["name"] for queue in queues or ()} for node, queues in replies.items()}

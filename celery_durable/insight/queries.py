@@ -10,6 +10,7 @@ from typing import cast
 from celery_durable import values
 from celery_durable.errors import ValueRefused
 from celery_durable.insight.explain import Diagnosis, Facts, explain
+from celery_durable.insight.stats import Health
 from celery_durable.model import (
     RUNNABLE,
     Count,
@@ -109,15 +110,15 @@ class QueryOperations:
         """Explain the state of an instance, from one read of the database; raises InstanceNotFound."""
         return explain(self.facts(workflow, instance_id))
 
-    def facts(self, workflow: str, instance_id: str) -> Facts:
-        """Return the facts that `explain` uses; raises InstanceNotFound."""
+    def facts(self, workflow: str, instance_id: str, health: Health | None = None) -> Facts:
+        """Return the facts that `explain` uses; raises InstanceNotFound. ``health``: if it was just read."""
 
         def work(tx: Tx) -> Facts:
-            return self._read_facts(tx, self._context.read_head(tx, workflow, instance_id))
+            return self._read_facts(tx, self._context.read_head(tx, workflow, instance_id), health)
 
         return self._context.store.read(work)
 
-    def _read_facts(self, tx: Tx, head: InstanceHead) -> Facts:
+    def _read_facts(self, tx: Tx, head: InstanceHead, health: Health | None) -> Facts:
         """Read what can matter for the diagnosis of an instance in this state, by one statement for each kind."""
         scope, settings, row = self._context.scope, self._context.settings, head.instance
         of_run, is_failed = (row.pk, head.run.run_number), row.status is Status.ERRORED
@@ -140,8 +141,8 @@ class QueryOperations:
             last_attempt=attempt,
             limit_waits=tuple(limit_reads.find_waits(tx, *of_run)) if is_limited else (),
             buffered=history.read_buffered_types(tx, *of_run) if any(step.wait_event_type for step in open_) else (),
-            heartbeats=heartbeats.read(tx)[1],
-            is_read_only=is_due and server_info.is_read_only(tx),
+            heartbeats=heartbeats.read(tx)[1] if health is None else health.heartbeats,
+            is_read_only=is_due and (server_info.is_read_only(tx) if health is None else health.is_read_only),
             locker=server_info.find_locker(tx, row.pk) if is_due else None,
             dispatcher=settings.dispatcher,
             lease=settings.lease,

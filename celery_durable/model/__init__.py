@@ -55,11 +55,11 @@ from celery_durable.model.overview import (
     DueRuns,
     EventWait,
     FailureText,
-    OverdueRun,
     QueueLength,
     RowLocker,
     Stats,
     StatusCount,
+    StuckRun,
     TaskQueue,
     WaitFilter,
 )

@@ -39,12 +39,12 @@ class DueRuns(Count):
 
 
 @dataclass(frozen=True, slots=True)
-class OverdueRun:
-    """An instance whose run is due, and that no worker has claimed."""
+class StuckRun:
+    """An instance that should move and does not, since when its run is due, or since its worker's lease has ended."""
 
     workflow: str
     instance_id: str
-    run_at: datetime
+    since: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
 from typing import cast
 
 from celery_durable import values
@@ -40,10 +39,6 @@ class LimitOperations:
         items = found[:limit]
         more = cursors.write(items[-1].name, items[-1].key) if len(found) > limit else None
         return Page(tuple(items), more)
-
-    def awaited(self, *, limit: int = _MAX_SERVED) -> Sequence[LimitRecord]:
-        """Return limits and keys for which steps wait, in order."""
-        return self._context.read_list(functools.partial(limit_reads.read_limits, is_awaited=True, limit=limit))
 
     def get(self, name: str, *, key: str = "") -> LimitDetails:
         """Return one key of a limit with its holders and the first that wait; raises LimitNotFound."""

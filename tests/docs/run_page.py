@@ -60,9 +60,9 @@ class JumpingRuntime(Runtime):
             super().sleep(seconds)
             return
         durable = celery_durable.app.current_durable("The page")
-        due_at, now = durable.internals.store.read(schedule.read_next_due)
-        assert due_at is not None, "a result is waited for, and nothing will ever be due"
-        JumpingRuntime.ahead_us += max(0, to_us(due_at) - to_us(now))
+        found = durable.internals.store.read(schedule.read)
+        assert found.next_at is not None, "a result is waited for, and nothing will ever be due"
+        JumpingRuntime.ahead_us += max(0, to_us(found.next_at) - to_us(found.now))
         durable.internals.sweeper.sweep()
 
 

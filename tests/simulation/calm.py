@@ -42,7 +42,7 @@ class Calm:
                 continue
             if stuck := self._schedule.limited.stuck():
                 return stuck
-            next_at, _ = self._schedule.world.clients.store.read(schedule.read_next_due)
+            next_at = self._schedule.world.clients.store.read(schedule.read).next_at
             if next_at is None:
                 return []
             if next_at > self._schedule.world.clock.now:

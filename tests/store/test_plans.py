@@ -233,7 +233,7 @@ def test_suspended_instances_do_not_slow_down_the_sweep_and_the_claim(world: Wor
     started = time.monotonic()
     assert [due.ref for due in world.sweep()] == due
     assert world.sweep(priority=RESUMING) == []
-    assert world.store.read(schedule.read_next_due)[0] == world.now + REDISPATCH.longest
+    assert world.store.read(schedule.read).next_at == world.now + REDISPATCH.longest
     for ref in due:
         assert world.try_claim(ref, lease=LEASE) is not None
     assert world.try_claim(RunRef("order", "s-777", 1)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,13 +18,13 @@ from celery_durable.model import (
     DueRuns,
     EventWait,
     FailureText,
-    OverdueRun,
     RunRef,
     Scope,
     Status,
     StatusCount,
     StepStatus,
     StepType,
+    StuckRun,
     WaitFilter,
     duration_us,
     from_us,
@@ -35,7 +36,7 @@ from celery_durable.store.instances import lists
 from celery_durable.store.instances.lists import InstanceFilter
 from celery_durable.store.runs import schedule
 from celery_durable.store.runs.history import get_failed_step, to_error_info
-from celery_durable.store.runs.schedule import QueueAgenda
+from celery_durable.store.runs.schedule import Agenda, QueueAgenda
 from celery_durable.store.schema import dialects
 from celery_durable.store.schema.tables import OPEN_ASK, OPEN_EVENT_WAIT
 
@@ -97,53 +98,55 @@ def count_by_status(
 
 def count_overdue(tx: Tx, *, scope: Scope | None = None) -> DueRuns:
     """Count the runs that a worker should have claimed: those swept soon, and those with a message under way."""
-    if (found := _examine_due(tx, scope)) is None:
-        return DueRuns(0)
-    c, is_due, limit = found
-    query = sa.select(
-        sa.func.count().label("examined"),
-        sa.func.sum(sa.case((is_due, 1), else_=0)).label("n"),
-        sa.func.min(sa.case((is_due, c.run_at))).label("oldest"),
-    )
-    parts = tx.execute(query.group_by(c.part)).all()
-    oldest = min((part.oldest for part in parts if part.oldest is not None), default=None)
-    is_exact = all(part.examined < limit for part in parts)
-    return DueRuns(sum(int(part.n) for part in parts), is_exact, oldest=from_us_or_none(oldest))
+    return read_overdue(tx, schedule.read(tx), scope=scope)[0]
 
 
-def read_overdue(tx: Tx, *, limit: int, scope: Scope | None = None) -> list[OverdueRun]:
-    """Return the runs that `count_overdue` counts, those first that are due for the longest time."""
-    if (found := _examine_due(tx, scope)) is None:
-        return []
-    c, is_due, _ = found
-    query = sa.select(c.workflow, c.instance_id, c.run_at).where(is_due).order_by(c.run_at, c.id).limit(limit)
-    return [OverdueRun(row.workflow, row.instance_id, from_us(row.run_at)) for row in tx.execute(query)]
-
-
-def _examine_due(tx: Tx, scope: Scope | None) -> tuple[Any, Any, int] | None:
-    """Return the columns of the runs to examine, the condition of the due ones, and the bound of each range."""
+def read_overdue(tx: Tx, agenda: Agenda, *, scope: Scope | None = None) -> tuple[DueRuns, list[StuckRun]]:
+    """Return what `count_overdue` does, and of each workflow the run that is due, or whose lease has ended, longest."""
     now = tx.store.statement_clock()
     soon = now + duration_us(_SWEPT_WITHIN)
-    queues = schedule.read(tx).queues
     ranges = [
-        *_ranges_due_within(queues, lambda c: (c.next_check_at <= soon,)),
+        *_ranges_due_within(agenda.queues, lambda c: (c.next_check_at <= soon,)),
         *(
             Range(
                 {"queue": name},
                 "sent_at",
                 where=lambda c: (c.sent_at.is_not(None), c.claim_token.is_(None), c.next_check_at > soon),
             )
-            for name, queue in queues.items()
+            for name, queue in agenda.queues.items()
             if queue.oldest_sent_at is not None
         ),
     ]
     if not ranges:
-        return None
+        return DueRuns(0), []
     limit = bounds.divide(ranges)
-    columns = ("id", "workflow", "instance_id", "run_at", "claim_token", "status")
+    columns = ("id", "workflow", "instance_id", "run_at", "claim_token", "lease_until", "status")
     c = bounds.build_union(tx.t.instance, ranges, *columns, limit=limit).c
-    in_scope = bounds.scope_conditions(tx.t, scope, of=c)
-    return c, sa.and_(c.run_at <= now, c.claim_token.is_(None), c.status.in_(_RUNNABLE), *in_scope), limit
+    is_claimed = c.claim_token.is_not(None)
+    since = sa.case((is_claimed, c.lease_until), else_=c.run_at)
+    is_late = sa.and_(since <= now, c.status.in_(_RUNNABLE), *bounds.scope_conditions(tx.t, scope, of=c))
+    # All times have 16 digits, so the least text is that of the earliest time.
+    text = sa.cast(since, sa.String(16)).concat(c.instance_id)
+    keys = (c.part, c.workflow, sa.case((is_claimed, 1), else_=0).label("is_claimed"))
+    query = sa.select(
+        *keys,
+        sa.func.count().label("examined"),
+        sa.func.sum(sa.case((is_late, 1), else_=0)).label("n"),
+        sa.func.min(sa.case((is_late, text))).label("first"),
+    )
+    rows = tx.execute(query.group_by(*keys)).all()
+    examined = Counter[int]()
+    for row in rows:
+        examined[row.part] += row.examined
+    firsts = sorted((row.first, row.workflow, row.is_claimed) for row in rows if row.first is not None)
+    stuck = {
+        (workflow, is_claimed): StuckRun(workflow, first[16:], from_us(int(first[:16])))
+        for first, workflow, is_claimed in reversed(firsts)
+    }
+    oldest = min((each.since for (_, is_claimed), each in stuck.items() if not is_claimed), default=None)
+    count = sum(int(row.n) for row in rows if not row.is_claimed)
+    due = DueRuns(count, all(each < limit for each in examined.values()), oldest=oldest)
+    return due, sorted(stuck.values(), key=lambda each: each.since)
 
 
 def _ranges_due_within(
@@ -169,15 +172,14 @@ _FAILURE_BOUNDS = 4
 _MESSAGE_LENGTH = 200
 
 
-def group_failures(tx: Tx, *, scope: Scope | None = None) -> list[FailureText]:
-    """Group the errored instances by workflow, error and failed steps, the largest group first.
+def group_failures(tx: Tx, workflows: Collection[str], *, scope: Scope | None = None) -> list[FailureText]:
+    """Group the errored instances of these workflows by error and failed steps, the largest group first.
 
     Of each workflow, the newest instances are examined. A group is not exact if its workflow has more.
     """
-    names = bounds.read_workflow_names(tx)
-    if not names:
+    if not workflows:
         return []
-    ranges = [Range({"workflow": name, "status": Status.ERRORED.value}, "id", is_reversed=True) for name in names]
+    ranges = [Range({"workflow": name, "status": Status.ERRORED.value}, "id", is_reversed=True) for name in workflows]
     i, r, limit = tx.t.instance, tx.t.run, max(bounds.divide(ranges) // _FAILURE_BOUNDS, 1)
     examined = bounds.build_union(i, ranges, "id", "workflow", "instance_id", "run_number", limit=limit)
     message = sa.func.substr(r.c.error_message, 1, _MESSAGE_LENGTH).label("message")

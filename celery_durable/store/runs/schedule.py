@@ -145,12 +145,6 @@ def conditions_due_within(tx: Tx, *, within: timedelta) -> tuple[sa.ColumnElemen
     return (i.priority.in_(_PRIORITIES), i.queue.in_(sorted(read(tx).queues)), i.next_check_at <= at)
 
 
-def read_next_due(tx: Tx) -> tuple[datetime | None, datetime]:
-    """Return when the dispatcher has work next (None means never), and the database's time."""
-    found = read(tx)
-    return found.next_at, found.now
-
-
 # The progress of each queue: when its newest claimed dispatch message was sent. All dispatchers share it.
 #
 # A dispatch message is claimed when a worker claims its run. Each worker writes at most every few seconds. Of many

@@ -43,6 +43,7 @@ LISTS: dict[str, InstanceFilter] = {
     "scope of a prefix and a label": InstanceFilter(scope=Scope(id_prefix="s-77", labels={"tenant": "acme"})),
 }
 BANK = LimitKey("bank", "")
+WORKFLOWS = ("order", "refund", "ship")
 READS: dict[str, Callable[[Tx], Any]] = {
     **{
         f"list: {name}": lambda tx, chosen=chosen: lists.read_page(tx, chosen, before_pk=None, limit=25)
@@ -56,9 +57,8 @@ READS: dict[str, Callable[[Tx], Any]] = {
     "counts in a scope": lambda tx: overview.count_instances(tx, scope=Scope(labels={"tenant": "acme"})),
     "overdue": overview.count_overdue,
     "overdue in a scope": lambda tx: overview.count_overdue(tx, scope=Scope(id_prefix="s-77")),
-    "the longest overdue": lambda tx: overview.read_overdue(tx, limit=3),
-    "failures": overview.group_failures,
-    "failures in a scope": lambda tx: overview.group_failures(tx, scope=Scope(labels={"tenant": "rare"})),
+    "failures": lambda tx: overview.group_failures(tx, WORKFLOWS),
+    "failures in a scope": lambda tx: overview.group_failures(tx, WORKFLOWS, scope=Scope(labels={"tenant": "rare"})),
     "leases": lambda tx: overview.read_leases(tx, limit=100, lease=LEASE),
     "waits": lambda tx: _read_waits(tx, None, None),
     "waits of a type": lambda tx: _read_waits(tx, None, "approval"),

@@ -11,6 +11,8 @@ from celery_durable.store.instances import lists, overview
 from celery_durable.store.instances.lists import InstanceFilter
 from tests.store.world import World
 
+WORKFLOWS = ("order", "ship")
+
 
 def fail(world: World, id_: str, message: str, *, step: str | None = "charge", workflow: str = "order") -> None:
     failed = None if step is None else RunFailure((step,), 1).text
@@ -27,7 +29,7 @@ def test_failures_are_grouped_by_workflow_step_and_text(world: World) -> None:
     fail(world, "e", "no money", workflow="ship")
     fail(world, "f", "x" * 300)
     world.create("open")
-    found = world.store.read(overview.group_failures)
+    found = world.store.read(lambda tx: overview.group_failures(tx, WORKFLOWS))
     assert [(each.workflow, each.step, each.error, each.count, each.newest_id) for each in found] == [
         ("order", "charge", ErrorInfo("CardDeclined", "no money"), 3, "a-2"),
         ("order", "charge", ErrorInfo("CardDeclined", "x" * 200), 1, "f"),
@@ -44,7 +46,7 @@ def test_groups_of_a_scope_have_its_instances_only(world: World) -> None:
     fail(world, "a-1", "no money")
     fail(world, "b-1", "no money")
     for scope in (Scope(id_prefix="a-"), Scope({"n": "a-1"})):
-        (found,) = world.store.read(lambda tx, scope=scope: overview.group_failures(tx, scope=scope))
+        (found,) = world.store.read(lambda tx, scope=scope: overview.group_failures(tx, WORKFLOWS, scope=scope))
         assert (found.count, found.newest_id) == (1, "a-1")
 
 
@@ -55,7 +57,7 @@ def test_a_group_says_that_its_workflow_has_more_than_were_examined(
     for number in range(3):
         fail(world, f"a-{number}", "no money")
     fail(world, "e", "no money", workflow="ship")
-    found = world.store.read(overview.group_failures)
+    found = world.store.read(lambda tx: overview.group_failures(tx, WORKFLOWS))
     assert [(each.workflow, str(each)) for each in found] == [("order", "2+"), ("ship", "1")]
 
 

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from celery_durable.model import StuckRun
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import chaos_checks, overview
+from celery_durable.store.runs import schedule
 from tests.store.test_plans import SLEEPERS, fill
 from tests.store.world import LEASE, World
 
 ASKED: dict[str, Callable[[Tx], Any]] = {
     "overdue": overview.count_overdue,
-    "the longest overdue": lambda tx: overview.read_overdue(tx, limit=3),
     "leases": lambda tx: overview.read_leases(tx, limit=100, lease=LEASE),
     "held by a node": lambda tx: chaos_checks.find_held_claims(tx, "w@here", lease=LEASE),
     "soon": lambda tx: chaos_checks.find_due_soon(tx, within=timedelta(seconds=60), limit=100),
@@ -84,5 +85,25 @@ def test_overdue_runs_count_with_a_new_an_old_or_no_dispatch_message(world: Worl
     world.advance(1)
     found = world.store.read(overview.count_overdue)
     assert (found.count, found.oldest) == (3, began)
-    listed = world.store.read(lambda tx: overview.read_overdue(tx, limit=2))
-    assert [(each.instance_id, each.run_at) for each in listed] == [("o-1", began), ("o-2", began)]
+
+
+def test_of_each_workflow_the_run_is_found_that_is_late_for_the_longest_time(world: World) -> None:
+    began = world.now
+    for name in ("s-1", "s-2", "held", "held later"):
+        world.create(name, workflow="ship" if name.startswith("s") else "order")
+        world.advance(1)
+    for name in ("held", "held later"):
+        world.claim(world.ref(name))
+    lapsed = world.now + LEASE
+    assert _find_stuck(world) == [StuckRun("ship", "s-1", began)]
+    world.advance(LEASE.total_seconds() + 1)
+    world.create("o-1")
+    assert _find_stuck(world) == [
+        StuckRun("ship", "s-1", began),
+        StuckRun("order", "held", lapsed),
+        StuckRun("order", "o-1", world.now),
+    ]
+
+
+def _find_stuck(world: World) -> list[StuckRun]:
+    return world.store.read(lambda tx: overview.read_overdue(tx, schedule.read(tx)))[1]

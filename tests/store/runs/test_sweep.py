@@ -1,4 +1,4 @@
-"""Finding due work: sweep, read_next_due, undo_dispatch."""
+"""Finding due work: sweep, the agenda, undo_dispatch."""
 
 from __future__ import annotations
 
@@ -310,16 +310,16 @@ def test_a_sweep_skips_a_locked_instance(world: World) -> None:
 
 
 def test_the_next_poll_is_the_earliest_of_all(world: World) -> None:
-    def read_next_due() -> object:
-        return world.store.read(schedule.read_next_due)
+    def read_next() -> object:
+        return world.store.read(schedule.read).next_at
 
-    assert read_next_due() == (None, world.now)
+    assert read_next() is None
     world.create("o-1", run_at=world.now + seconds(60))
-    assert read_next_due() == (world.now + seconds(60), world.now)
+    assert read_next() == world.now + seconds(60)
     world.release(world.claim(world.create("o-2")))
-    assert read_next_due() == (world.now + GRACE, world.now)
+    assert read_next() == world.now + GRACE
     world.create("o-3", run_at=world.now + seconds(1))
-    assert read_next_due() == (world.now + seconds(1), world.now)
+    assert read_next() == world.now + seconds(1)
 
 
 def test_the_agenda_names_each_queue_with_its_earliest_work(world: World) -> None:
