@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_durable import values
 from celery_durable.config import Settings
@@ -36,10 +36,13 @@ from celery_durable.model import (
 )
 from celery_durable.redaction import Redaction, make_no_redaction
 from celery_durable.runtime import Runtime
-from celery_durable.store.engine import Store, Tx, bounds
+from celery_durable.store.engine import Store, Tx, bounds, sessions
 from celery_durable.store.engine.server_info import find_database_id
 from celery_durable.store.instances import instances
 from celery_durable.values import UNSET
+
+if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
+    from sqlalchemy.orm import Session
 
 T = TypeVar("T")
 PublishRuns = Callable[[Sequence[DueRun]], None]
@@ -82,9 +85,12 @@ class OperationContext:
         """Run ``work``, which reads a list or a count of many instances."""
         return (self.read_store or self.store).read(work)
 
-    def after_commit(self, callback: Callable[[], object]) -> None:
+    def after_commit(self, callback: Callable[[], object], session: Session | None = None) -> None:
         """Call ``callback`` once the last change is committed: now, unless it joined a transaction of the caller."""
-        self.store.after_commit(callback)
+        if session is not None:
+            sessions.after_commit(session, callback)
+        else:
+            self.store.after_commit(callback)
 
     def check_create_enabled(self) -> None:
         """Raise CreateDisabled if new instances are refused now. Workflows still create their children."""

@@ -31,7 +31,7 @@ from celery_durable.model import (
 )
 from celery_durable.operations.context import OperationContext, Versions, read_status
 from celery_durable.operations.repeats import Repeat, Start, parse_start
-from celery_durable.store.engine import Tx, bounds, sessions
+from celery_durable.store.engine import Tx, bounds
 from celery_durable.store.instances import batches, instances, lifecycle
 from celery_durable.store.instances.batches import NewInstance
 from celery_durable.store.runs import runs
@@ -105,24 +105,18 @@ class CreateOperations:
 
         if session is not None:
             is_new = insert(store.join(session))
-            if is_new:
-                sessions.after_commit(session, notify_and_wake)
         else:
             is_single = start.at is None and not row["initial_labels"] and not row["plan"].steps
             is_new = store.run_statement(insert) if is_single else store.transact(insert)
-            if is_new:
-                self._context.after_commit(notify_and_wake)
+        if is_new:
+            self._context.after_commit(notify_and_wake, session)
         return is_new
 
     def _repeat(self, row: dict[str, Any], start: Start, session: Session | None) -> None:
         """Create the instance in its own transaction or in that of the session, or have the existing one run again."""
-        repeat = Repeat(self._context, row, start)
-        if session is not None:
-            done = repeat.write(self._context.store.join(session))
-            sessions.after_commit(session, functools.partial(done.announce, self._context))
-        else:
-            done = self._context.store.transact(repeat.write)
-            self._context.after_commit(functools.partial(done.announce, self._context))
+        write, store = Repeat(self._context, row, start).write, self._context.store
+        done = store.transact(write) if session is None else write(store.join(session))
+        self._context.after_commit(functools.partial(done.announce, self._context), session)
 
     def _is_existing_in_scope(self, workflow: str, instance_id: str) -> bool:
         if self._context.scope is None:
@@ -163,10 +157,7 @@ class CreateOperations:
                 notify.send_workflow_created(due.ref)
             self._context.publish_runs(due_runs)
 
-        if session is not None:
-            sessions.after_commit(session, notify_and_wake)
-        else:
-            self._context.after_commit(notify_and_wake)
+        self._context.after_commit(notify_and_wake, session)
         return created_ids
 
     def restart_or_create(

@@ -14,7 +14,7 @@ from celery_durable import notify, values
 from celery_durable.errors import EventRefused, InstanceTerminal
 from celery_durable.model import DueRun, RunRef, WakeReason
 from celery_durable.operations.context import OperationContext, Versions, is_possible_id, require_possible_id
-from celery_durable.store.engine import Tx, sessions
+from celery_durable.store.engine import Tx
 from celery_durable.store.engine.time_limits import ORDINARY, TimeBudget
 from celery_durable.store.events import run_events
 from celery_durable.store.instances import lifecycle
@@ -44,32 +44,9 @@ class EventOperations:
         if_version: Versions = None,
     ) -> bool:
         """Store an event for the current run. Returns False if its id was accepted before, also by an ended run."""
-        sending = self._check(workflow, instance_id, type_, payload, id=id, if_version=if_version)
-        store = self._context.store
-        if session is not None:
-            tx = store.join(session)
-            sending.check_payload(tx)
-            is_new, due_runs = sending.insert(tx)
-            sessions.after_commit(session, lambda: sending.notify_and_wake(due_runs))
-        else:
-            is_new, due_runs = sending.commit()
-            self._context.after_commit(lambda: sending.notify_and_wake(due_runs))
-        return is_new
-
-    def _check(
-        self,
-        workflow: str,
-        instance_id: str,
-        type_: str,
-        payload: Any,
-        *,
-        id: str | None,
-        if_version: Versions,
-    ) -> _Sending:
-        """Return the event, or raise the error of the argument that is invalid."""
         context = self._context
         values.check_event_type(type_, context.settings.max_event_type)
-        return _Sending(
+        sending = _Sending(
             context=context,
             workflow=workflow,
             instance_id=instance_id,
@@ -79,6 +56,14 @@ class EventOperations:
             may_be_repeated=id is not None,
             if_version=if_version,
         )
+        if session is not None:
+            tx = context.store.join(session)
+            sending.check_payload(tx)
+            is_new, due_runs = sending.insert(tx)
+        else:
+            is_new, due_runs = sending.commit()
+        context.after_commit(lambda: sending.notify_and_wake(due_runs), session)
+        return is_new
 
 
 @dataclass(slots=True, kw_only=True)

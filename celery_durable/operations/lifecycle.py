@@ -92,11 +92,11 @@ class LifecycleOperations:
 
         A run that has done nothing yet, or that was asked before, ends at once. The person ``by`` is recorded.
         """
-        self._stop(workflow, instance_id, reason, by, if_version, is_cancel=True)
+        self._stop(_Stop(self._context, workflow, instance_id, reason, by, is_cancel=True), if_version)
 
     def cancel_once(self, workflow: str, instance_id: str, *, reason: str) -> None:
         """Cancel an instance unless it was cancelled before, for a caller that may repeat itself."""
-        self._stop(workflow, instance_id, reason, None, None, is_cancel=True, is_repeatable=True)
+        self._stop(_Stop(self._context, workflow, instance_id, reason, is_cancel=True, is_repeatable=True))
 
     def terminate(
         self,
@@ -113,7 +113,7 @@ class LifecycleOperations:
         If a step of another instance created it, that step gets an error as its answer. With ``children``, the
         open children of its run end soon after it. The person ``by`` is recorded.
         """
-        self._stop(workflow, instance_id, reason, by, if_version, is_cancel=False, ends_children=children)
+        self._stop(_Stop(self._context, workflow, instance_id, reason, by, ends_children=children), if_version)
 
     def end_children(self, payload: Mapping[str, Any]) -> None:
         """End children of a run that was ended, as the event `END_CHILDREN` demands. Repeating it is harmless."""
@@ -123,29 +123,10 @@ class LifecycleOperations:
             with suppress(InstanceNotFound, InstanceTerminal):  # it has ended meanwhile
                 end(workflow, instance_id, reason=ended.reason)
 
-    def _stop(
-        self,
-        workflow: str,
-        instance_id: str,
-        reason: str | None,
-        by: str | None,
-        if_version: Versions,
-        *,
-        is_cancel: bool,
-        is_repeatable: bool = False,
-        ends_children: bool = True,
-    ) -> None:
-        actor = None if by is None else self._context.check_actor(by)
-        stop = _Stop(
-            self._context,
-            workflow,
-            instance_id,
-            self._context.clean_reason(reason),
-            actor,
-            is_cancel=is_cancel,
-            is_repeatable=is_repeatable,
-            ends_children=ends_children,
-        )
+    def _stop(self, stop: _Stop, if_version: Versions = None) -> None:
+        if stop.by is not None:
+            stop.by = self._context.check_actor(stop.by)
+        stop.reason = self._context.clean_reason(stop.reason)
         work = functools.partial(stop.write, if_version=if_version)
         due_runs = self._context.store.transact(work, find_committed=stop.find_committed)
         self._context.after_commit(lambda: stop.announce(due_runs))
@@ -163,8 +144,8 @@ class _Stop:
     workflow: str
     instance_id: str
     reason: str | None
-    actor: str | None
-    is_cancel: bool
+    by: str | None = None
+    is_cancel: bool = False
     is_repeatable: bool = False
     ends_children: bool = True
     ended: InstanceRow | None = None
@@ -183,10 +164,10 @@ class _Stop:
         answers.lock_parent(tx, parent, (self.workflow, self.instance_id))
         action = "cancel" if self.is_cancel else "terminate"
         row = self.context.lock_unfinished(tx, self.workflow, self.instance_id, action, if_version)
-        if self.actor is not None:
+        if self.by is not None:
             commit_id = self.context.runtime.new_token()
             interventions.insert_audit_record(
-                tx, row, None, action=action, actor=self.actor, reason=self.reason, commit_id=commit_id
+                tx, row, None, action=action, actor=self.by, reason=self.reason, commit_id=commit_id
             )
         if self.is_cancel:
             was_cancelled = runs.is_cancel_requested(tx, row.pk, row.run_number)

@@ -45,7 +45,6 @@ from celery_durable.values.names import (
     sanitize_text,
 )
 from celery_durable.values.outbox_messages import (
-    CompletionHook,
     CompletionHooks,
     build_completion_message,
     build_event_message,

@@ -12,7 +12,7 @@ import sqlite3
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -313,11 +313,11 @@ IS_READING = "celery_durable_is_reading"
 _AUTOCOMMIT: Mapping[str, Any] = MappingProxyType({"isolation_level": "AUTOCOMMIT"})
 
 
-class ConnectionMode(Protocol):
+class ConnectionMode:
     """Changes connections of one kind of database: ``reading_options`` are those of pooled ones that only read."""
 
-    reading_options: Mapping[str, Any]
-    kept_options: Mapping[str, Any]
+    reading_options: Mapping[str, Any] = _AUTOCOMMIT
+    kept_options: Mapping[str, Any] = MappingProxyType({})
 
     def begin_reading(self, conn: sa.Connection) -> None:
         """Prepare a kept connection for statements that only read."""
@@ -332,16 +332,10 @@ class ConnectionMode(Protocol):
         """Change a kept connection back after its transaction."""
 
 
-class _PostgresqlMode:
+class _PostgresqlMode(ConnectionMode):
     """A kept connection is in autocommit, for single statements. A change costs no round trip."""
 
-    reading_options = kept_options = _AUTOCOMMIT
-
-    def begin_reading(self, conn: sa.Connection) -> None:
-        pass
-
-    def end_reading(self, conn: sa.Connection) -> None:
-        pass
+    kept_options = _AUTOCOMMIT
 
     def begin_transactions(self, conn: sa.Connection) -> None:
         conn.rollback()  # ends SQLAlchemy's own transaction state of autocommit; no round trip
@@ -357,20 +351,13 @@ class _PostgresqlMode:
         dialect.set_isolation_level(conn.connection.dbapi_connection, isolation_level)
 
 
-class _SqliteMode:
+class _SqliteMode(ConnectionMode):
     """A connection is in autocommit until BEGIN IMMEDIATE, which `begin_immediate` sends for each transaction.
 
     SQLAlchemy's AUTOCOMMIT would set a pragma when it is returned, and SQLite then compiles each cached statement anew.
     """
 
-    reading_options: Mapping[str, Any] = MappingProxyType({IS_READING: True})
-    kept_options = reading_options
-
-    def begin_reading(self, conn: sa.Connection) -> None:
-        pass
-
-    def end_reading(self, conn: sa.Connection) -> None:
-        pass
+    reading_options = kept_options = MappingProxyType({IS_READING: True})
 
     def begin_transactions(self, conn: sa.Connection) -> None:
         conn.rollback()  # ends SQLAlchemy's own transaction state of the reads
@@ -380,23 +367,14 @@ class _SqliteMode:
         conn.execution_options(**self.kept_options)
 
 
-class _MariadbMode:
+class _MariadbMode(ConnectionMode):
     """A kept connection stays out of autocommit, because a change costs a round trip: a read ends with a rollback."""
-
-    reading_options = _AUTOCOMMIT
-    kept_options: Mapping[str, Any] = MappingProxyType({})
 
     def begin_reading(self, conn: sa.Connection) -> None:
         conn.begin()  # no round trip
 
     def end_reading(self, conn: sa.Connection) -> None:
         conn.rollback()
-
-    def begin_transactions(self, conn: sa.Connection) -> None:
-        pass
-
-    def end_transactions(self, conn: sa.Connection) -> None:
-        pass
 
 
 MODES: Mapping[Database, ConnectionMode] = {

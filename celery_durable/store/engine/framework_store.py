@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from celery_durable.store.engine import Store, Tx, faults
+from celery_durable.store.engine import Store, Tx
 from celery_durable.store.engine.sessions import Framework
-from celery_durable.store.engine.time_limits import LOOP, ORDINARY, USER_WRITES, TimeBudget, Timeouts
+from celery_durable.store.engine.time_limits import USER_WRITES
 
 T = TypeVar("T")
 
@@ -27,38 +27,19 @@ class FrameworkStore(Store):
 
     # --- work of the calling thread -------------------------------------------------------------
 
-    def transact(
-        self,
-        work: Callable[[Tx], T],
-        *,
-        find_committed: Callable[[Tx], T | None] | None = None,
-        timeouts: Timeouts | TimeBudget | None = ORDINARY,
-    ) -> T:
-        if self._framework.is_in_transaction():
-            return self._join(work)
-        return super().transact(work, find_committed=find_committed, timeouts=timeouts)
+    def transact(self, work: Callable[[Tx], T], **options: Any) -> T:
+        return self._join(work) if self._framework.is_in_transaction() else super().transact(work, **options)
 
-    def run_statement(
-        self,
-        work: Callable[[Tx], T],
-        *,
-        find_committed: Callable[[Tx], T | None] | None = None,
-        timeouts: Timeouts | TimeBudget | None = ORDINARY,
-    ) -> T:
-        if self._framework.is_in_transaction():
-            return self._join(work)
-        return super().run_statement(work, find_committed=find_committed, timeouts=timeouts)
+    def run_statement(self, work: Callable[[Tx], T], **options: Any) -> T:
+        return self._join(work) if self._framework.is_in_transaction() else super().run_statement(work, **options)
 
-    def transact_once(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = LOOP) -> T:
+    def transact_once(self, work: Callable[[Tx], T], **options: Any) -> T:
         # The engine's own writes, such as published values, do not wait for the body of a step.
-        if self._framework.is_in_transaction() and not self._framework.is_in_step():
-            return self._join(work)
-        return super().transact_once(work, timeouts=timeouts)
+        is_joined = self._framework.is_in_transaction() and not self._framework.is_in_step()
+        return self._join(work) if is_joined else super().transact_once(work, **options)
 
-    def read(self, work: Callable[[Tx], T], *, timeouts: Timeouts | None = ORDINARY) -> T:
-        if self._framework.is_in_transaction():
-            return self._join(work)
-        return super().read(work, timeouts=timeouts)
+    def read(self, work: Callable[[Tx], T], **options: Any) -> T:
+        return self._join(work) if self._framework.is_in_transaction() else super().read(work, **options)
 
     def _join(self, work: Callable[[Tx], T]) -> T:
         """Run ``work`` in the open transaction. It is not repeated: the transaction is not the store's."""
@@ -87,11 +68,5 @@ class FrameworkStore(Store):
 
     # --- faults: bodies raise the framework's exceptions ----------------------------------------
 
-    def is_transient(self, error: BaseException) -> bool:
-        return faults.is_transient(self._framework.to_database_error(error))
-
-    def is_unique_violation(self, error: BaseException) -> bool:
-        return faults.is_unique_violation(self._framework.to_database_error(error))
-
-    def is_rejection(self, error: BaseException) -> bool:
-        return faults.is_rejection(self._framework.to_database_error(error))
+    def to_database_error(self, error: BaseException) -> BaseException:
+        return self._framework.to_database_error(error)

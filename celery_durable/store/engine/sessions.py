@@ -22,7 +22,7 @@ from celery_durable.store.engine.faults import CommitInDoubt, Fault, classify_fa
 from celery_durable.store.schema.dialects import Database
 
 if TYPE_CHECKING:  # the ORM takes a tenth of a second to import
-    from sqlalchemy.orm import Session
+    from sqlalchemy.orm import Session, SessionTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,6 @@ class Framework(Protocol):
 
 
 logger = logging.getLogger("celery_durable.store")
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session, SessionTransaction
 
 _THREAD = "celery_durable.thread"
 _DRIVER = "celery_durable.driver_connection"
@@ -168,24 +165,6 @@ class StepSessions:
         if _identify_database(url) != _identify_database(self._engine.url):
             raise StoreMismatch(url.render_as_string(), self._engine.url.render_as_string())
 
-    def commit(self, session: Session) -> None:
-        try:
-            type(session).commit(session)  # the session's own commit() is blocked for the step's body
-        except exc.DBAPIError as error:
-            if classify_fault(error) is Fault.CONNECTION_LOST:
-                log_commit_in_doubt(error)
-                # The lock ended with the connection.
-                self.threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
-                raise CommitInDoubt(error) from error
-            raise
-
-    @staticmethod
-    def abandon(session: Session) -> None:
-        """Take SQLite's write lock from a session whose body did not end in time. Its next write fails."""
-        if (driver := session.info.pop(_DRIVER, None)) is not None:
-            session.info[_ABANDONED] = True
-            drivers.roll_back_and_block_writes(driver)
-
     def close(self, session: Session) -> None:
         self.threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
         session.info.pop(_DRIVER, None)
@@ -216,10 +195,22 @@ class StepSession:
         self.session.flush()
 
     def commit(self) -> None:
-        self._sessions.commit(self.session)
+        session = self.session
+        try:
+            type(session).commit(session)  # the session's own commit() is blocked for the step's body
+        except exc.DBAPIError as error:
+            if classify_fault(error) is Fault.CONNECTION_LOST:
+                log_commit_in_doubt(error)
+                # The lock ended with the connection.
+                self._sessions.threads_with_write_lock.discard(session.info.pop(_THREAD, 0))
+                raise CommitInDoubt(error) from error
+            raise
 
     def abandon(self) -> None:
-        self._sessions.abandon(self.session)
+        """Take SQLite's write lock from a session whose body did not end in time. Its next write fails."""
+        if (driver := self.session.info.pop(_DRIVER, None)) is not None:
+            self.session.info[_ABANDONED] = True
+            drivers.roll_back_and_block_writes(driver)
 
     def close(self) -> None:
         """Roll back what is not committed. A shared factory may then return the same session to the application."""
@@ -266,7 +257,7 @@ def _make_blocked_method(step: str, method: str) -> Callable[..., None]:
     return refuse
 
 
-def after_commit(session: Session, callback: Callable[[], None]) -> None:
+def after_commit(session: Session, callback: Callable[[], object]) -> None:
     """Call ``callback`` once after the session's transaction has committed. Discard it if that rolls back."""
     session = session.registry() if hasattr(session, "registry") else session
     if _CALLBACKS not in session.info:

@@ -353,14 +353,18 @@ class Store:
         except exc.IntegrityError as error:
             raise Superseded(str(error.orig)) from error
 
+    def to_database_error(self, error: BaseException) -> BaseException:
+        """Return what a body raised as SQLAlchemy's exception, if a framework has wrapped it."""
+        return error
+
     def is_transient(self, error: BaseException) -> bool:
-        return faults.is_transient(error)
+        return faults.is_transient(self.to_database_error(error))
 
     def is_unique_violation(self, error: BaseException) -> bool:
-        return faults.is_unique_violation(error)
+        return faults.is_unique_violation(self.to_database_error(error))
 
     def is_rejection(self, error: BaseException) -> bool:
-        return faults.is_rejection(error)
+        return faults.is_rejection(self.to_database_error(error))
 
     is_commit_in_doubt = staticmethod(faults.is_commit_in_doubt)
 

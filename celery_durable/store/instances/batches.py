@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -16,9 +16,6 @@ from celery_durable.store.instances import instances
 from celery_durable.store.runs import runs
 from celery_durable.store.runs.runs import RunStart
 from celery_durable.store.schema import dialects
-
-_MAX_ROWS, _MAX_CHARACTERS = 1_000, 2_000_000
-"""The bounds of one statement. A server refuses statements that are too long: MariaDB's default is 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def insert(
     given = instances.encode_start(workflow, queue=queue, grace=grace, plan=plan, retention=retention)
     start = RunStart("", commit_id, plan)
     created: dict[str, int] = {}
-    for part in _divide(batch):
+    for part in dialects.divide(batch, lambda each: len(each.params)):
         created |= _insert_part(tx, part, given, start)
     runs.insert_planned_steps(tx, list(created.values()), start)
     instances.insert_labels_of_many(
@@ -64,19 +61,6 @@ def find_created(tx: Tx, workflow: str, ids: Collection[str], *, commit_id: str)
     is_first = (r.instance_pk == i.id, r.run_number == 1, r.commit_id == commit_id)
     query = sa.select(i.instance_id).where(i.workflow == workflow, i.instance_id.in_(ids), *is_first)
     return set(tx.execute(query).scalars())
-
-
-def _divide(batch: Sequence[NewInstance]) -> Iterator[list[NewInstance]]:
-    part: list[NewInstance] = []
-    characters = 0
-    for each in batch:
-        if part and (len(part) == _MAX_ROWS or characters + len(each.params) > _MAX_CHARACTERS):
-            yield part
-            part, characters = [], 0
-        part.append(each)
-        characters += len(each.params)
-    if part:
-        yield part
 
 
 def _insert_part(tx: Tx, part: Sequence[NewInstance], given: dict[str, Any], start: RunStart) -> dict[str, int]:

@@ -112,25 +112,10 @@ def record_crash(tx: Tx, row: Any, *, pk: int, run_number: int, now: datetime, d
         message += f" The last step that it recorded is {last!r}."
     else:
         message += " It recorded no step."
-    values = {
-        "instance_pk": pk,
-        "run_number": run_number,
-        "step_key": None,
-        "item": None,
-        "attempt": None,
-        "outcome": AttemptOutcome.CRASHED.value,
-        "error_name": LEASE_EXPIRED if died is None else _PROCESS_DIED,
-        "error_message": message,
-        "traceback": None,
-        "file": None,
-        "line": None,
-        "node": row.claimed_by,
-        "pid": None,
-        "task_id": row.claim_task_id,
-        "started_at": row.running_since,
-        "ended_at": to_us(now),
-    }
-    tx.run(_insert, **values)
+    name = LEASE_EXPIRED if died is None else _PROCESS_DIED
+    crash = AttemptWrite(None, None, AttemptOutcome.CRASHED, name, message, task_id=row.claim_task_id)
+    known = {"node": row.claimed_by, "started_at": row.running_since}
+    tx.run(_insert, **_encode(pk, run_number, crash, now) | known)
 
 
 def _select_last_step(st: sa.Table, pk: int, run_number: int) -> sa.Select[Any]:

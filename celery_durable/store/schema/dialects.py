@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from celery_durable.errors import UnsupportedDatabase
+
+T = TypeVar("T")
 
 CLOCK_PARAM = "durable_clock_us"
 
@@ -293,16 +295,23 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def encode_rows_in_parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the rows as texts, each small enough for the parameter of one statement."""
-    part: list[str] = []
-    characters = 0
-    for text in (json.dumps(row, ensure_ascii=False) for row in rows):
-        if part and (len(part) == _MAX_ROWS or characters + len(text) > _MAX_CHARACTERS):
-            yield f"[{','.join(part)}]"
-            part, characters = [], 0
-        part.append(text)
-        characters += len(text)
-    if part:
+    for part in divide([json.dumps(row, ensure_ascii=False) for row in rows], len):
         yield f"[{','.join(part)}]"
+
+
+def divide(given: Iterable[T], count_characters: Callable[[T], int]) -> Iterator[list[T]]:
+    """Divide what statements insert into parts, each small enough for one statement."""
+    part: list[T] = []
+    characters = 0
+    for each in given:
+        size = count_characters(each)
+        if part and (len(part) == _MAX_ROWS or characters + size > _MAX_CHARACTERS):
+            yield part
+            part, characters = [], 0
+        part.append(each)
+        characters += size
+    if part:
+        yield part
 
 
 def build_rows(

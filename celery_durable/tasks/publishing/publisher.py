@@ -24,7 +24,7 @@ from celery_durable.tasks.publishing.message_builder import MessageBuilder
 from celery_durable.tasks.publishing.recorder import RecordedMessage
 from celery_durable.tasks.publishing.report import BrokerOutage, PublishReport, SendState
 from celery_durable.tasks.publishing.sender import Job, Sender
-from celery_durable.tasks.publishing.transports import Transport, find_transport_class, make_transport_factory
+from celery_durable.tasks.publishing.transports import Transport, find_transport_class
 
 T = TypeVar("T")
 
@@ -64,11 +64,8 @@ class Publisher:
 
     @functools.cached_property
     def _sender(self) -> Sender:
-        return Sender(
-            make_transport_factory(self._app, self._kind, self._runtime.monotonic),
-            self._circuit_breakers,
-            self._runtime,
-        )
+        make_transport = functools.partial(self._kind, self._app, self._runtime.monotonic)
+        return Sender(make_transport, self._circuit_breakers, self._runtime)
 
     # --- messages -------------------------------------------------------------------------------
 

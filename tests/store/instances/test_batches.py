@@ -11,6 +11,7 @@ from celery_durable.model import PlannedStep, RunPlan, RunRef, WorkflowKind
 from celery_durable.store.engine import Tx
 from celery_durable.store.instances import batches, instances
 from celery_durable.store.instances.batches import NewInstance
+from celery_durable.store.schema import dialects
 from tests.store.world import GRACE, World
 
 LINEAR = RunPlan(WorkflowKind.LINEAR, (PlannedStep("PAY", 3, None), PlannedStep("SHIP", None, None)), version=4)
@@ -66,10 +67,10 @@ def test_an_empty_batch_writes_nothing(world: World) -> None:
 def test_a_batch_of_more_rows_or_text_than_one_statement_takes_is_divided(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "_MAX_ROWS", 3)
-    monkeypatch.setattr(batches, "_MAX_CHARACTERS", 10)
+    monkeypatch.setattr(dialects, "_MAX_ROWS", 3)
+    monkeypatch.setattr(dialects, "_MAX_CHARACTERS", 10)
     batch = [new("a", "1"), new("b", "2"), new("c", "3"), new("d", '"12345678"'), new("e", "4"), new("f", "5")]
-    assert [[each.instance_id for each in part] for part in batches._divide(batch)] == [
+    assert [[each.instance_id for each in part] for part in dialects.divide(batch, lambda each: len(each.params))] == [
         ["a", "b", "c"],
         ["d"],
         ["e", "f"],

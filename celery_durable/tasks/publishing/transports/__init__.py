@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 from celery import Celery
 
 from celery_durable.tasks.publishing.transports.amqp import AmqpTransport
@@ -24,10 +21,3 @@ def find_transport_class(app: Celery) -> type[Transport]:
         return Transport
     kinds: tuple[type[Transport], ...] = (RedisTransport, AmqpTransport)
     return next((kind for kind in kinds if kind.supports(transport)), Transport)
-
-
-def make_transport_factory(
-    app: Celery, kind: type[Transport], monotonic: Callable[[], float]
-) -> Callable[[int], Transport]:
-    """A function that makes an unopened transport; its argument is the number of earlier failures."""
-    return functools.partial(kind, app, monotonic)
