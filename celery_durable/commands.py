@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from celery_durable.errors import ConfigInvalid, InstanceAlreadyExists, InstanceNotFound, ValueRefused
 from celery_durable.model import CreateOptions, InstanceStatus, Permission, Status
-from celery_durable.values import UNSET
 from celery_durable.wire.requests import (
     Cancel,
     ChangeLimit,
@@ -440,20 +439,12 @@ def send_event(operations: Operations, target: Target, body: SendEvent) -> Event
 
 def change_limit(operations: Operations, name: str, body: ChangeLimit) -> Done:
     """Set or reset the numbers of a limit."""
-    at_once, rate, by = body.at_once, body.rate, body.by or ""
-    if body.reset is (at_once is not None or rate is not None):
+    numbers = {"at_once": body.at_once, "rate": body.rate}
+    given = numbers if body.reset else {key: number for key, number in numbers.items() if number is not None}
+    if body.reset is any(number is not None for number in numbers.values()):
         raise ValueRefused("A limit is either set or reset: give a number to hold at once, a rate, or both; or reset.")
-    if body.reset:
-        operations.limits.reset(name, by=by, key=body.key)
-        return Done()
     try:
-        operations.limits.set(
-            name,
-            by=by,
-            key=body.key,
-            at_once=UNSET if at_once is None else at_once,
-            rate=UNSET if rate is None else rate,
-        )
+        operations.limits.set(name, by=body.by or "", key=body.key, **given)
     except ConfigInvalid as exc:
         raise ValueRefused(f"A limit's {exc.setting.partition('.')[2]} cannot be {exc.value!r}: {exc.remedy}.") from exc
     return Done()

@@ -64,7 +64,7 @@ class LimitHandle:
             LimitNotFound: No step has asked for this limit and key yet.
             StoreUnavailable: The database cannot do this now.
         """
-        self._operations().limits.reset(self.name, by=by, key=key)
+        self.set(at_once=None, rate=None, key=key, by=by)
 
 
 class Limits:

@@ -44,9 +44,10 @@ class LimitOperations:
         """Return one key of a limit with its holders and the first that wait; raises LimitNotFound."""
 
         def read(tx: Tx) -> LimitDetails:
-            if not limit_reads.exists(tx, name, key):
-                raise LimitNotFound(name, key, has_keys=not key and limit_reads.exists(tx, name, None))
-            return limit_reads.read_details(tx, LimitKey(name, key))
+            found = limit_reads.read_details(tx, LimitKey(name, key))
+            if found is None:
+                raise LimitNotFound(name, key, has_keys=not key and limit_reads.has_keys(tx, name))
+            return found
 
         return self._context.read_list(read)
 
@@ -55,8 +56,8 @@ class LimitOperations:
     ) -> None:
         """Set numbers of a limit, of all its keys if ``key`` is None. What is left out stays as it is.
 
-        None is the number of the code. Fewer stop no step that runs; more are granted at once. ``by``: who does it.
-        Raises LimitNotFound and ConfigInvalid.
+        None is the number of the code: two of them reset the limit. ``by``: who does it. Raises LimitNotFound and
+        ConfigInvalid.
         """
         given = {name: each for name, each in (("at_once", at_once), ("rate", rate)) if each is not UNSET}
         if not given:
@@ -77,7 +78,3 @@ class LimitOperations:
         keys = self._context.store.transact(write)
         logger.info("Limit %r was %s by %s: %s", name, "reset" if is_reset else "set", actor, given)
         self.queue.serve(keys)
-
-    def reset(self, name: str, *, by: str, key: str | None = None) -> None:
-        """Let the numbers of the code count again; raises LimitNotFound."""
-        self.set(name, by=by, key=key, at_once=None, rate=None)

@@ -49,7 +49,7 @@ from celery_durable.step import ChildCall, NewInstance, TaskCall
 from celery_durable.store.engine import Tx
 from celery_durable.store.runs import items, outbox
 from celery_durable.store.runs.claims import GuardResult
-from celery_durable.store.runs.holds import CHILD_HOLDER, STEP
+from celery_durable.store.runs.holds import CHILD_HOLDER
 from celery_durable.values import AnswerError, Codec, StepPolicy, encode_step_task
 
 TASK_POLICY = StepPolicy(max_attempts=1)
@@ -281,13 +281,10 @@ def _commit_limited(
     execution: StepExecution,
     write: StepWrite,
     send: Callable[[Tx, GuardResult], Decision],
-    *,
-    token: str,
-    position: int = STEP,
+    **hold: Any,
 ) -> None:
     """Commit that a step which has its limits sends its task or creates its child, or that it waits for them."""
-    given: dict[str, Any] = {"commit_id": write.commit_id, "attempt": write.attempts}
-    call = LimitedCall.of_step(context, execution, send, token=token, position=position, **given)
+    call = LimitedCall.of_step(context, execution, write, send, **hold)
     (wait,) = commit_limited(context, [call], write.commit_id, execution=execution)
     if wait is not None:
         execution.wait = wait

@@ -26,12 +26,10 @@ from celery_durable.runner.failed_attempts import (
 from celery_durable.runner.limits import LimitedCall, commit_limited
 from celery_durable.runner.session_lock import SessionLock
 from celery_durable.runner.step_attempt import StepAttempt
-from celery_durable.runner.step_commit import Decision, StepCommit, build_attempt_commit, build_suspension
+from celery_durable.runner.step_commit import StepCommit, build_attempt_commit, build_suspension
 from celery_durable.runner.step_execution import OtherSteps, StepExecution, decode_result
 from celery_durable.runner.step_kinds import CallIdentity, StepKind, compare_timeout
 from celery_durable.step import BodyCall, StepTx
-from celery_durable.store.engine import Tx
-from celery_durable.store.runs.claims import GuardResult
 from celery_durable.values import StepPolicy, ValidationFailed
 
 logger = logging.getLogger("celery_durable.runner")
@@ -221,18 +219,8 @@ class FunctionStep:
         )
 
     def build_limited_call(self, commit_id: str) -> LimitedCall:
-        def take(tx: Tx, guard_result: GuardResult) -> Decision:
-            del tx, guard_result
-            return Decision([self.build_count(commit_id)])
-
-        return LimitedCall.of_step(
-            self._context,
-            self.execution,
-            take,
-            commit_id=commit_id,
-            attempt=self.number,
-            token=self._context.claim.token,
-        )
+        token = self._context.claim.token
+        return LimitedCall.of_step(self._context, self.execution, self.build_count(commit_id), token=token)
 
     def build_attempt(self, session_lock: SessionLock | None) -> StepAttempt:
         context, execution = self._context, self.execution

@@ -53,25 +53,27 @@ class LimitedCall:
         cls,
         context: ExecutionContext,
         execution: StepExecution,
-        take: Callable[[Tx, GuardResult], Decision],
+        write: StepWrite,
+        take: Callable[[Tx, GuardResult], Decision] | None = None,
         *,
-        commit_id: str,
-        attempt: int,
         token: str,
         position: int = STEP,
     ) -> LimitedCall:
-        """Build that of a step's attempt. While it waits, its row keeps what is recorded of the last one."""
-        key, row = execution.key, context.replay_state.rows.get(execution.key)
+        """Build that of the attempt that ``write`` begins. While it waits, its row keeps what is recorded of the last.
+
+        Without ``take``, only ``write`` is written once it has the limits.
+        """
+        row = context.replay_state.rows.get(execution.key)
 
         def build_wait(guard_result: GuardResult) -> StepWrite:
-            kept: dict[str, Any] = {"attempts": attempt - 1, "commit_id": commit_id, "keeps_limits": True}
+            kept: dict[str, Any] = {"attempts": write.attempts - 1, "commit_id": write.commit_id, "keeps_limits": True}
             if row is not None:
                 kept["error"] = None if row.error_name is None else (row.error_name, row.error_message or "")
                 kept["ran_for"] = None if row.started_at is None else guard_result.now - row.started_at
             return context.build_write(execution, StepStatus.WAITING, **kept)
 
-        request = build_request(context, key, execution.policy.limits, token=token, position=position)
-        return cls(request, take, build_wait)
+        request = build_request(context, execution.key, execution.policy.limits, token=token, position=position)
+        return cls(request, take or (lambda *_: Decision([write])), build_wait)
 
 
 def commit_limited(

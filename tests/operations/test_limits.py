@@ -25,7 +25,7 @@ def test_a_higher_number_is_granted_at_once_and_counts_until_it_is_reset(world: 
         bodies.pass_over("b", "c", "d")
         world.operations.limits.set("stripe", at_once=2, by="ann")
         seen.append(holds(world))
-        world.operations.limits.reset("stripe", by="ann")
+        world.operations.limits.set("stripe", at_once=None, rate=None, by="ann")
         (limit,) = world.operations.limits.list().items
         seen.append((limit.at_once, limit.set_by, limit.held, limit.waiting.count, limit.name, limit.key))
 

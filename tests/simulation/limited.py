@@ -113,7 +113,7 @@ class Limited:
                 if number:
                     limits.set(name, at_once=number, by="operator")
                 else:
-                    limits.reset(name, by="operator")
+                    limits.set(name, at_once=None, rate=None, by="operator")
                 self._schedule.tell(f"limit {name}: {number or 'reset'}")
             except LimitNotFound:
                 self._schedule.tell(f"limit {name}: not found")

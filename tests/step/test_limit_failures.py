@@ -140,7 +140,7 @@ def test_a_tenant_with_many_that_wait_gets_no_more_than_the_others(world: World,
     bodies.during["big-first"] = lambda: (
         world.operations.limits.set("bank", at_once=1, by="ann"),
         bodies.pass_over(*(f"{tenant}-{n}" for tenant, n in waiting)),
-        world.operations.limits.reset("bank", by="ann"),
+        world.operations.limits.set("bank", at_once=None, rate=None, by="ann"),
     )
     bodies.pass_over("big-first")
     world.messages.sort(key=lambda due: due.ref.instance_id)

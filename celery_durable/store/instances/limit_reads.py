@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -52,16 +52,9 @@ def read_limits(
     return _describe(tx, tx.execute(query).all())
 
 
-def read_limit(tx: Tx, key: LimitKey) -> LimitRecord:
-    """Return one limit and key, which exists."""
-    c = tx.t.limit.c
-    (found,) = _describe(tx, tx.execute(sa.select(tx.t.limit).where(c.name == key.name, c.key == key.key)).all())
-    return found
-
-
 def _describe(tx: Tx, rows: Sequence[Any]) -> list[LimitRecord]:
     keys = [LimitKey(row.name, row.key) for row in rows]
-    held, waiting = _read_held(tx, keys), _count_waiting(tx, [_is_of(key) for key in keys])
+    held, waiting = _read_held(tx, keys), _count_waiting(tx, [_is_awaited(tx, key) for key in keys])
     return [_to_record(*each, held) for each in zip(rows, waiting, strict=True)]
 
 
@@ -79,19 +72,20 @@ def _to_record(row: Any, waiting: _Waiting, held: Mapping[LimitKey, _Held]) -> L
     )
 
 
-def read_details(tx: Tx, key: LimitKey) -> LimitDetails:
-    """Return a limit and key, which exists, with its holders and the first that wait."""
-    h = tx.t.hold.c
-    is_its = [h.name == key.name, h.key == key.key]
-    active = [*is_its, holds.is_active(h), holds.counts(tx.store, h)]
+def read_details(tx: Tx, key: LimitKey) -> LimitDetails | None:
+    """Return a limit and key with its holders and the first that wait; None if no step has asked for it."""
+    c, h = tx.t.limit.c, tx.t.hold.c
+    rows = tx.execute(sa.select(tx.t.limit).where(c.name == key.name, c.key == key.key)).all()
+    if not rows:
+        return None
+    active = [h.name == key.name, h.key == key.key, holds.is_active(h), holds.counts(tx.store, h)]
     holders = _read_holds(tx, active, [h.granted_at, h.seq], _MAX_HOLDERS)
     heads = sorted(limits.find_heads(tx, key), key=lambda row: (row.turn, row.seq))
-    is_next = h.seq.in_([head.seq for head in heads[:_MAX_WAITING]])
+    is_next, order = h.seq.in_([head.seq for head in heads[:_MAX_WAITING]]), [h.turn, h.seq]
     if len(heads) == 1:
-        is_next = h.fair_key == heads[0].fair_key
-    order = [h.seq] if len(heads) == 1 else [h.turn, h.seq]
-    waiting = _read_holds(tx, [*is_its, _is_waiting(h), is_next], order, _MAX_WAITING)
-    return LimitDetails(limit=read_limit(tx, key), holders=tuple(holders), waiting=tuple(waiting))
+        is_next, order = h.fair_key == heads[0].fair_key, [h.seq]
+    waiting = _read_holds(tx, [*_is_awaited(tx, key), is_next], order, _MAX_WAITING)
+    return LimitDetails(limit=_describe(tx, rows)[0], holders=tuple(holders), waiting=tuple(waiting))
 
 
 def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
@@ -104,8 +98,9 @@ def find_waits(tx: Tx, pk: int, run: int) -> list[LimitWait]:
     rows = tx.execute(query).all()
     keys = [LimitKey(row.name, row.key) for row in rows]
     held, ancestors = _read_held(tx, keys), _read_held(tx, keys, of=_find_ancestors(tx, pk) if keys else [])
-    before = [_is_of(key, fair_key=row.fair_key, before=row.seq) for key, row in zip(keys, rows, strict=True)]
-    counted = _count_waiting(tx, [*(_is_of(key) for key in keys), *before])
+    awaited = [_is_awaited(tx, key) for key in keys]
+    before = [[*each, h.fair_key == row.fair_key, h.seq < row.seq] for each, row in zip(awaited, rows, strict=True)]
+    counted = _count_waiting(tx, [*awaited, *before])
     return [
         LimitWait(
             row.step_key,
@@ -162,22 +157,17 @@ class _Waiting:
     longest: timedelta | None
 
 
-def _is_of(key: LimitKey, *, fair_key: str | None = None, before: int | None = None) -> Callable[[Any], list[Any]]:
-    """Return what builds the conditions for what waits for a limit, or for what is before one in its queue."""
-
-    def build(h: Any) -> list[Any]:
-        is_before = [] if before is None else [h.fair_key == fair_key, h.seq < before]
-        return [h.name == key.name, h.key == key.key, _is_waiting(h), *is_before]
-
-    return build
-
-
-def _count_waiting(tx: Tx, ranges: Sequence[Callable[[Any], list[Any]]]) -> list[_Waiting]:
-    """Count what waits in each of these ranges, and find since when. The ranges share the bound."""
-    bound, parts = bounds.divide(ranges), []
+def _is_awaited(tx: Tx, key: LimitKey) -> list[Any]:
+    """Build the conditions for what waits for a limit."""
     h = tx.t.hold.c
+    return [h.name == key.name, h.key == key.key, _is_waiting(h)]
+
+
+def _count_waiting(tx: Tx, ranges: Sequence[Sequence[Any]]) -> list[_Waiting]:
+    """Count what waits in each of these ranges, and find since when. The ranges share the bound."""
+    bound, parts, h = bounds.divide(ranges), [], tx.t.hold.c
     for number, conditions in enumerate(ranges):
-        rows = sa.select(h.asked_at).where(*conditions(h)).order_by(h.fair_key, h.seq).limit(bound).subquery()
+        rows = sa.select(h.asked_at).where(*conditions).order_by(h.fair_key, h.seq).limit(bound).subquery()
         part: sa.ColumnElement[int] = sa.literal_column(str(number)).label("part")
         oldest = sa.func.min(rows.c.asked_at).label("at")
         parts.append(sa.select(part, sa.func.count().label("n"), oldest, tx.store.clock().label("now_us")))
@@ -221,11 +211,10 @@ def _to_hold(row: Any) -> LimitHold:
 # --- what operators set --------------------------------------------------------------------------
 
 
-def exists(tx: Tx, name: str, key: str | None) -> bool:
-    """Whether a step has asked for a limit, with this key if it is not None."""
+def has_keys(tx: Tx, name: str) -> bool:
+    """Whether a step has asked for any key of a limit."""
     c = tx.t.limit.c
-    query = sa.select(c.name).where(c.name == name, *([] if key is None else [c.key == key]))
-    return tx.execute(query.limit(1)).first() is not None
+    return tx.execute(sa.select(c.name).where(c.name == name).limit(1)).first() is not None
 
 
 def set_numbers(tx: Tx, name: str, key: str | None, values: dict[str, Any]) -> bool:
