@@ -23,6 +23,7 @@ from celery_durable.values import (
     check_identifier,
     check_limits,
     check_text_name,
+    list_keywords,
     refuse_async,
 )
 
@@ -58,6 +59,7 @@ class WorkflowOptions(TypedDict, total=False):
     limits: Sequence[Limit]
 
 
+@list_keywords
 def define(
     fn: Callable[..., Any],
     *,

@@ -39,6 +39,7 @@ from celery_durable.values.names import (
     check_instance_id,
     check_text_name,
     check_topic,
+    list_keywords,
     read_text,
     require_text,
     sanitize_error,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from celery_durable.errors import ConfigInvalid, LimitConflict, LimitKeyInvalid
 from celery_durable.values.annotations import refuse_async
-from celery_durable.values.names import check_identifier
+from celery_durable.values.names import check_identifier, list_fields
 
 _UNITS = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 _RATE_REMEDY = 'use text such as "90 per second"; the units are second, minute, hour and day'
@@ -30,6 +30,7 @@ class LimitUse(NamedTuple):
     rate: str | None
 
 
+@list_fields
 @dataclass(frozen=True, slots=True, eq=False)
 class Limit:
     """A limit that all steps with it share, in all processes of the database.
@@ -68,7 +69,7 @@ class Limit:
                 remedy = "use a function of the event, such as lambda event: event.payload['tenant']"
                 raise ConfigInvalid(f"Limit.{option}", function, remedy)
             refuse_async(f"The function {option}=", function)
-        _check_conflict(self, sys._getframe(2))  # noqa: SLF001  # as namedtuple does
+        _check_conflict(self, sys._getframe(3))  # noqa: SLF001  # as namedtuple does
 
     def use(self, event: Any) -> LimitUse:
         """Return what a step of the run with this event asks of the limit; raises LimitKeyInvalid."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from celery_durable.errors import (
     InvalidEventType,
@@ -11,6 +15,9 @@ from celery_durable.errors import (
     NameInvalid,
 )
 from celery_durable.model import ANSWER_ID_PREFIX
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _IDENTIFIER = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_-]*")
 _TOPIC = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.:/-]*")
@@ -96,3 +103,24 @@ def sanitize_text(text: str, limit: int) -> str:
 def sanitize_error(name: str, message: str) -> tuple[str, str]:
     """Return the name and the message of an error as `sanitize_text` makes them, each cut to its column."""
     return sanitize_text(name, MAX_ID_LENGTH), sanitize_text(message, _MAX_ERROR_LENGTH)
+
+
+def list_keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """Make the TypeError for an unknown keyword of a function list those that it has."""
+    known = list(inspect.signature(function).parameters)[1:]  # without `self`, or the decorated function
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> T:
+        if unknown := [name for name in given if name not in known]:
+            what = function.__qualname__.removesuffix(".__init__")
+            raise TypeError(f"{what}() takes no {unknown[0]}=. It takes {', '.join(f'{name}=' for name in known)}.")
+        return function(*args, **given)
+
+    return checked
+
+
+def list_fields(cls: type[T]) -> type[T]:
+    """Make the TypeError for an unknown field of a dataclass list those that it has."""
+    init: Any = cls.__init__
+    setattr(cls, "__init__", list_keywords(init))  # noqa: B010  # mypy refuses the assignment
+    return cls

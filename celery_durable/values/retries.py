@@ -15,6 +15,7 @@ from celery_durable.errors import ConfigInvalid
 from celery_durable.values.annotations import refuse_async
 from celery_durable.values.durations import Duration, parse_duration
 from celery_durable.values.limits import Limit, check_limits
+from celery_durable.values.names import list_fields
 
 Backoff = Literal["constant", "linear", "exponential"]
 OnLostStep = Literal["resend", "fail"]
@@ -37,6 +38,7 @@ UNSET: Final[Any] = _Unset.UNSET
 """The default of an omitted argument for which None has a meaning of its own."""
 
 
+@list_fields
 @dataclass(frozen=True, slots=True)
 class Retries:
     """How often and how soon a failed step is tried again. Omitted values come from the defaults.
@@ -93,6 +95,7 @@ def _is_fraction(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
+@list_fields
 @dataclass(frozen=True, slots=True)
 class StepConfig:
     """How a step runs. Omitted values come from the defaults of the function, the workflow or the app, in this order.

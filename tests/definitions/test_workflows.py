@@ -11,7 +11,15 @@ import pytest
 from celery import Celery
 from pydantic import BaseModel
 
-from celery_durable.definitions import LinearStep, Registry, WorkflowDefinition, define, define_linear
+from celery_durable import durable_workflow
+from celery_durable.definitions import (
+    LinearStep,
+    Registry,
+    WorkflowDefinition,
+    WorkflowOptions,
+    define,
+    define_linear,
+)
 from celery_durable.errors import (
     AsyncNotSupported,
     DefinitionInvalid,
@@ -363,3 +371,11 @@ def test_the_name_of_what_is_sent_is_checked_as_those_that_steps_send() -> None:
             NameInvalid, match=r"^Task name .* use text of 1 to 255 characters without control characters"
         ):
             define(order, on_complete=name)
+
+
+def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
+    unknown: dict[str, Any] = {"retries": 3}
+    with pytest.raises(TypeError) as refused:
+        durable_workflow(**unknown)(order)
+    assert "retries=" in str(refused.value)
+    assert all(f"{option}=" in str(refused.value) for option in WorkflowOptions.__annotations__)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from celery_durable import Limit, StepConfig
+from celery_durable import Limit, Retries, StepConfig
 from celery_durable.errors import ConfigInvalid, LimitConflict
 
 
@@ -35,6 +37,15 @@ def test_a_limit_that_cannot_be_used_is_refused(options: dict[str, object], mess
     with pytest.raises(ConfigInvalid) as refused:
         Limit("stripe", **options)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("kind", [Limit, Retries, StepConfig])
+def test_an_unknown_field_is_refused_with_those_that_there_are(kind: type[Limit | Retries | StepConfig]) -> None:
+    unknown = {"key": 1}
+    with pytest.raises(TypeError) as refused:
+        kind(**unknown)
+    assert "key=" in str(refused.value)
+    assert all(f"{field.name}=" in str(refused.value) for field in dataclasses.fields(kind))
 
 
 shared = Limit("defined-by-this-module", at_once=1)
