@@ -139,6 +139,8 @@ def _find_question(
         ref = RunRef(row.workflow, row.instance_id, run)
         raise _too_late(ref, key, f"is of an earlier run: the current one is {row.run_number}")
     step = step_rows.find_row(tx, row, key)
+    if step is None and row.status.is_terminal:
+        raise _too_late(row.ref, key, f"is of an instance that is {row.status}")
     if step is None:
         near = ancestry.find_closest_names(key, step_rows.read_names(tx, row))
         raise StepNotFound(row.workflow, row.instance_id, row.run_number, key, near)

@@ -65,7 +65,9 @@ class HarnessInstance(WorkflowInstance[R_co]):
             if step.step_key == key:
                 return step
         names = ", ".join(repr(step.step_key) for step in steps) or "none"
-        raise HarnessMisuse(f"Instance {self.id!r} has no step {key!r} in this run. It has: {names}.")
+        status = self.status()
+        how = "" if status.error is None else f" It is {status.status} with {status.error.name}: {status.error.message}"
+        raise HarnessMisuse(f"Instance {self.id!r} has no step {key!r} in this run. It has: {names}.{how}")
 
     def statuses(self, run: int | None = None) -> dict[str, str]:
         """Return step keys in call order with their statuses: ``{"charge": "completed", "ship": "waiting"}``."""

@@ -14,6 +14,7 @@ from celery_durable import (
     Durable,
     InstanceNotFound,
     InstanceTerminal,
+    NonRetryableError,
     Step,
     StepTx,
     WorkflowEvent,
@@ -22,7 +23,7 @@ from celery_durable import (
     durable_workflow,
 )
 from celery_durable.definitions import define
-from celery_durable.errors import SettingUnknown, WorkflowNameTaken
+from celery_durable.errors import AnswerTooLate, SettingUnknown, WorkflowNameTaken
 from celery_durable.testing import (
     START,
     DurableHarness,
@@ -128,6 +129,18 @@ def test_a_step_that_is_not_there_is_told_with_those_that_are(make_harness) -> N
     with pytest.raises(HarnessMisuse) as caught:
         handle.step("change")
     assert str(caught.value) == ("Instance 'o-1' has no step 'change' in this run. It has: 'charge', 'wait for stock'.")
+
+
+def test_a_step_that_a_failed_run_has_not_reached_is_told_with_the_error(make_harness) -> None:
+    harness = make_harness(purchase)
+    harness.mocks.mock_step_error("charge", NonRetryableError("no money"))
+    handle = harness.create(purchase, {"cents": 5}, id="o-1")
+    harness.run_until_idle()
+    with pytest.raises(HarnessMisuse) as caught:
+        handle.step("change")
+    assert "errored with NonRetryableError: no money" in str(caught.value)
+    with pytest.raises(AnswerTooLate, match="errored"):
+        handle.answer("change", None, by="ada")
 
 
 def test_an_instance_is_paused_resumed_restarted_and_terminated(make_harness) -> None:
