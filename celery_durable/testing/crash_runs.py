@@ -106,6 +106,8 @@ class Observed:
     """The step at which the run should have been cancelled, and never waited."""
     faults: list[str] = field(default_factory=list)
     is_endless: bool = False
+    lost: set[str] = field(default_factory=set)
+    """The names of the steps that failed with StepLost."""
     misnamed: str | None = None
 
 

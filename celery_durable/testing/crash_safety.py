@@ -16,7 +16,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from celery_durable.model import Status
+from celery_durable.model import OUTCOME_UNKNOWN, Status
 from celery_durable.store.migrations import migrate
 from celery_durable.testing.code import Code, definition_of
 from celery_durable.testing.crash_runs import (
@@ -75,6 +75,7 @@ def assert_crash_safe(
     cancel_at: str | None = None,
     side_effects: SideEffects | None = None,
     compare: Callable[[Any], Any] | None = None,
+    may_lose: Iterable[str] = (),
     setup: Callable[[DurableHarness], object] | None = None,
     workflows: Iterable[Code] = (),
     settings: Mapping[str, Any] | None = None,
@@ -99,6 +100,8 @@ def assert_crash_safe(
             ``setup`` creates. Or a function of a session whose results are compared. Unless it is a function,
             UncheckedTables warns about other tables that the workflow writes to.
         compare: Returns the part of the output that must be the same, if it contains times or the like.
+        may_lose: The names of steps that a crash may fail with StepLost, because the workflow handles that. It may then
+            end in another way, which you test with ``faults.crash_in_step``: only the calls are counted.
         setup: Gets each harness before the run, to create tables or mocks, for example
             ``harness.mocks.mock_step_result("charge", "ch_1")``.
         workflows: Other workflows that this one creates or sends events to.
@@ -124,6 +127,7 @@ def assert_crash_safe(
         cancel_at,
         side_effects,
         compare,
+        frozenset(may_lose),
         setup,
         tuple(workflows),
         settings or {},
@@ -163,6 +167,7 @@ class _Trial:
     cancel_at: str | None
     side_effects: SideEffects | None
     compare: Callable[[Any], Any] | None
+    may_lose: frozenset[str]
     setup: Callable[[DurableHarness], object] | None
     others: tuple[Code, ...]
     settings: Mapping[str, Any]
@@ -215,6 +220,7 @@ class _Trial:
             is_ours = summary.id == _ID and self.compare is not None and status.status is Status.COMPLETE
             output = self.compare(status.output) if is_ours and self.compare is not None else status.output
             steps = {step.step_key: str(step.status) for step in history.steps}
+            seen.lost |= {step.name for step in history.steps if step.error and step.error.name == OUTCOME_UNKNOWN}
             seen.instances[f"{summary.workflow}/{summary.id}"] = EndResult(str(status.status), output, error, steps)
         if self.side_effects is not None:
             with harness.session() as session:
@@ -226,16 +232,17 @@ class _Trial:
         name = definition_of(self.workflow).name
         if calm.is_endless:
             raise HarnessMisuse(f"Workflow {name!r} comes to no end, also undisturbed: assert_crash_safe() needs one.")
-        if calm.unsent:
-            raise HarnessMisuse(f"Workflow {name!r} never waited for {calm.unsent}: leave these out of events=.")
-        if calm.uncancelled is not None:
-            raise HarnessMisuse(
-                f"Workflow {name!r} never waited at step {calm.uncancelled!r}, so it was not cancelled. Name a step "
-                "that sleeps, or that waits for an event, a task or a child, in cancel_at=."
-            )
         ended = calm.instances[f"{name}/{_ID}"]
-        success = Status.COMPLETE if self.cancel_at is None else Status.TERMINATED
         error = None if ended.error is None else ended.error.partition(":")[0]
+        if error == expected:  # an unexpected error says more: it may be why a wait was not reached
+            if calm.unsent:
+                raise HarnessMisuse(f"Workflow {name!r} never waited for {calm.unsent}: leave these out of events=.")
+            if calm.uncancelled is not None:
+                raise HarnessMisuse(
+                    f"Workflow {name!r} never waited at step {calm.uncancelled!r}, so it was not cancelled. Name a "
+                    "step that sleeps, or that waits for an event, a task or a child, in cancel_at=."
+                )
+        success = Status.COMPLETE if self.cancel_at is None else Status.TERMINATED
         if (error, ended.status) != (expected, str(success if expected is None else Status.ERRORED)):
             how = ended.status if ended.error is None else f"{ended.status} with {ended.error}"
             meant = str(success) if expected is None else f"errored with {expected}"
@@ -252,9 +259,10 @@ class _Trial:
     def differences(self, calm: Observed, seen: Observed) -> list[str]:
         """Return the differences from the undisturbed run, the most informative first."""
         found = ["It comes to no end."] if seen.is_endless else []
-        for name in calm.instances.keys() | seen.instances.keys():
-            found += _unlike(name, calm.instances.get(name), seen.instances.get(name))
-        if seen.effects != calm.effects:
+        may_differ = bool(seen.lost) and seen.lost <= self.may_lose
+        for name in calm.instances.keys() | seen.instances.keys() if not may_differ else ():
+            found += _unlike(name, calm.instances.get(name), seen.instances.get(name), seen.lost)
+        if seen.effects != calm.effects and not may_differ:
             found.append(
                 f"The side effects are {_short(seen.effects)}, and undisturbed {_short(calm.effects)}. Write through "
                 "tx.session or tx.mutate, or have the receiver tell repetitions apart by tx.idempotency_key."
@@ -278,7 +286,7 @@ class _Trial:
         return schedule, found, again.faults
 
 
-def _unlike(name: str, calm: EndResult | None, seen: EndResult | None) -> list[str]:
+def _unlike(name: str, calm: EndResult | None, seen: EndResult | None, lost: set[str]) -> list[str]:
     if calm is None or seen is None:
         return [f"Instance {name} {'is there only undisturbed' if seen is None else 'is there only then'}."]
     found = []
@@ -288,11 +296,16 @@ def _unlike(name: str, calm: EndResult | None, seen: EndResult | None) -> list[s
     elif seen.output != calm.output:
         found.append(f"{name} returns {_short(seen.output)}, and undisturbed {_short(calm.output)}.")
     if seen.steps != calm.steps:
-        found.append(
-            f"{name} records {_short(seen.steps)}, and undisturbed {_short(calm.steps)}. A workflow must make the same "
-            "calls every time it is run: take time and chance from step.now(), step.random() and step.uuid(), and "
-            "everything else from params and from the results of steps."
+        advice = (
+            "A workflow must make the same calls every time it is run: take time and chance from step.now(), "
+            "step.random() and step.uuid(), and everything else from params and from the results of steps."
         )
+        if lost:
+            advice = (
+                "The crash failed a step with StepLost. If the workflow handles that, pass "
+                f"may_lose={sorted(lost)}, and test it with faults.crash_in_step()."
+            )
+        found.append(f"{name} records {_short(seen.steps)}, and undisturbed {_short(calm.steps)}. {advice}")
     return found
 
 

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import Cancelled, EventTimeout, Retries, StepConfig, StepTx
+from celery_durable import Cancelled, EventTimeout, Retries, StepConfig, StepLost, StepTx
 from celery_durable.testing import (
     CrashSchedule,
     DurableHarness,
@@ -296,6 +296,29 @@ def test_a_cancelled_run_that_fails_is_expected() -> None:
         assert_crash_safe(returns, cancel_at="rest")
     assert "ends errored with CancellationSwallowed" in str(caught.value)
     assert "and not terminated" in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"events": [("answer", 1)]}, {"cancel_at": "rest"}])
+def test_a_run_that_fails_before_its_wait_is_refused_with_its_error(options) -> None:
+    def fails(event, step):
+        step.do("divide", StepConfig(retries=0), lambda: 1 // 0)
+        step.wait_for_event("rest", "answer")
+
+    with pytest.raises(HarnessMisuse) as caught:
+        assert_crash_safe(fails, **options)
+    assert "ZeroDivisionError" in str(caught.value)
+
+
+def test_a_step_that_may_be_lost_may_end_a_run_in_another_way() -> None:
+    def careful(event, step):
+        try:
+            return step.do("pay", StepConfig(on_lost="fail", retries=0), lambda: "paid")
+        except StepLost:
+            return step.do("ask", book)
+
+    with pytest.raises(NotCrashSafe, match=r"may_lose=\['pay'\]"):
+        assert_crash_safe(careful, side_effects=rows)
+    assert_crash_safe(careful, side_effects=rows, may_lose=["pay"])
 
 
 def test_a_step_at_which_the_run_never_waits_is_refused() -> None:
