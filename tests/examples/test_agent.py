@@ -79,4 +79,6 @@ def test_the_usage_of_each_request_is_in_the_log(durable_harness: DurableHarness
 def test_an_agent_whose_refund_is_denied_is_crash_safe() -> None:
     # An approved refund that a crash interrupts ends errored, so that it is not made twice: see above.
     answer = ("approval", {"c3": False})
-    assert_crash_safe(agent.support, "refund order 42", events=[answer], side_effects=lambda _: set(agent.refunds))
+    assert_crash_safe(
+        agent.support, "refund order 42", events=[answer], side_effects=lambda _: set(agent.refunds), schedules=30
+    )

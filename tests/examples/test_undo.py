@@ -85,9 +85,13 @@ def test_a_payment_whose_answer_was_lost_is_given_back(durable_harness: DurableH
 
 def test_taking_back_is_crash_safe() -> None:
     trip = undo.Trip(trip_id="t-1", cents=64000, card=payments.DECLINED)
-    assert_crash_safe(undo.holiday, trip, expect_error="NonRetryableError", side_effects=lambda _: undo.hotels)
+    assert_crash_safe(
+        undo.holiday, trip, expect_error="NonRetryableError", side_effects=lambda _: undo.hotels, schedules=25
+    )
 
 
 def test_taking_back_a_cancelled_trip_is_crash_safe() -> None:
     trip = undo.Trip(trip_id="t-2", cents=64000, card="4242")
-    assert_crash_safe(undo.holiday, trip, cancel_at="wait for the airline", side_effects=lambda _: undo.hotels)
+    assert_crash_safe(
+        undo.holiday, trip, cancel_at="wait for the airline", side_effects=lambda _: undo.hotels, schedules=25
+    )

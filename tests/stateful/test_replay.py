@@ -50,7 +50,7 @@ def check(params: Any, result: Any, payload: Any) -> None:
 
 
 @pytest.mark.timeout(180)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(json_values, results, json_values)
 def test_the_first_run_sees_what_every_replay_sees(params, result, payload) -> None:
     check(params, result, payload)

@@ -131,7 +131,7 @@ def test_a_step_that_waits_occupies_no_worker(world: World, bodies: Bodies) -> N
 
 
 def test_a_tenant_with_many_that_wait_gets_no_more_than_the_others(world: World, bodies: Bodies) -> None:
-    tenants, each_waits, many = 20, 2, 60
+    tenants, each_waits, many = 20, 2, 30
     order = define(world, bodies, Limit("bank", at_once=3, fair=lambda event: event.payload))
     waiting = [("big", n) for n in range(many)]
     waiting += [(f"t{tenant}", n) for n in range(each_waits) for tenant in range(1, tenants)]

@@ -19,7 +19,7 @@ def test_workers_at_many_keys_run_each_step_once_and_no_more_at_once_than_allowe
     """MariaDB may end one of two transactions as a deadlock: it is repeated, and no step runs again."""
     stripe = Limit("stripe", at_once=_AT_ONCE, fair=lambda event: event.payload % 5)
     order = define(world, bodies, stripe, Limit("tenant", at_once=1, by=lambda event: event.payload % 20))
-    ids, may_end = [f"o-{number}" for number in range(80)], threading.Event()
+    ids, may_end = [f"o-{number}" for number in range(40)], threading.Event()
     for number, each in enumerate(ids):
         order.create(number, id=each)
         bodies.during[each] = lambda: may_end.wait(_SECONDS)

@@ -271,7 +271,6 @@ def test_where_a_task_ends_nobody_waits_for_a_silent_database(world: World, medi
         for ask in (
             operations.answers.find_database_id,
             lambda: operations.answers.accept(reference, values.encode_answer("1"), is_direct=True),
-            lambda: operations.answers.accept(reference, values.encode_error_answer("OSError", "no"), is_direct=True),
         ):
             store.read(lambda tx: tx.conn.exec_driver_sql("SELECT 1").scalar_one())
             proxy.set(Mode.MUTE)

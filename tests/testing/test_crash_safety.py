@@ -91,7 +91,7 @@ def test_what_it_creates_is_looked_at_too() -> None:
     from celery_durable.definitions import define
 
     Child.definition = define(child)
-    assert_crash_safe(parent, workflows=[Child.definition], side_effects=rows, schedules=60)
+    assert_crash_safe(parent, workflows=[Child.definition], side_effects=rows, schedules=20)
 
 
 def test_a_step_with_a_random_name_is_found() -> None:
@@ -182,14 +182,14 @@ def test_an_output_that_tells_the_time_is_compared_by_what_must_be_the_same() ->
 
     with pytest.raises(NotCrashSafe, match="returns"):
         assert_crash_safe(clocked)
-    assert_crash_safe(clocked, compare=lambda output: output["price"])
+    assert_crash_safe(clocked, compare=lambda output: output["price"], schedules=9)
 
 
 def test_mocks_stand_in_for_bodies() -> None:
     def charge(event, step):
         return step.do("charge", lambda: 1 / 0)
 
-    assert_crash_safe(charge, setup=lambda harness: harness.mocks.mock_step_result("charge", "ch_1"))
+    assert_crash_safe(charge, setup=lambda harness: harness.mocks.mock_step_result("charge", "ch_1"), schedules=9)
 
 
 def test_an_event_that_nobody_waits_for_is_refused() -> None:
@@ -265,8 +265,9 @@ def stay(event, step):
 
 
 def test_a_cleanup_is_safe() -> None:
-    report = assert_crash_safe(stay, side_effects=rows, cancel_at="arrive")
-    assert report.checkpoints > assert_crash_safe(stay, events=[("arrived", 1)], side_effects=rows).checkpoints
+    cancelled = assert_crash_safe(stay, side_effects=rows, cancel_at="arrive")
+    stayed = assert_crash_safe(stay, events=[("arrived", 1)], side_effects=rows, schedules=1)
+    assert cancelled.checkpoints > stayed.checkpoints
 
 
 def test_a_cleanup_that_is_repeated_is_found() -> None:
@@ -291,7 +292,7 @@ def test_a_cancelled_run_that_fails_is_expected() -> None:
         except Cancelled:
             return "as if nothing had happened"
 
-    assert_crash_safe(returns, cancel_at="rest", expect_error="CancellationSwallowed")
+    assert_crash_safe(returns, cancel_at="rest", expect_error="CancellationSwallowed", schedules=9)
     with pytest.raises(HarnessMisuse) as caught:
         assert_crash_safe(returns, cancel_at="rest")
     assert "ends errored with CancellationSwallowed" in str(caught.value)

@@ -21,6 +21,7 @@ from celery_durable.model import RunRef, TaskReference
 from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.engine.server_info import ensure_database_id
 from celery_durable.store.heartbeats import WorkerRow
+from celery_durable.tasks.lost import reporter
 from tests.support.celery_apps import MakeApp
 from tests.support.databases import on_databases
 from tests.support.embedded import until, worker
@@ -62,6 +63,12 @@ def list_of(durable: Durable, node: str) -> frozenset[str]:
     assert found is not None
     (held,) = store.read(lambda tx: heartbeats.read_held(tx, [found.id])).values()
     return frozenset(SENT[each.event_type] for each in held)
+
+
+@pytest.fixture(autouse=True)
+def reports_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "_LIST_SECONDS", 0.05)
+    monkeypatch.setattr(reporter, "_RENEW_SECONDS", 0.1)
 
 
 @pytest.fixture

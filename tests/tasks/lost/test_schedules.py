@@ -225,7 +225,7 @@ class Schedule(RuleBasedStateMachine):
         assert self.world.instance("mill", "i-1").output == [self.finished[item] for item in range(COUNT)]
 
 
-@pytest.mark.parametrize("schedules", [15, pytest.param(100, marks=pytest.mark.gate)])
+@pytest.mark.parametrize("schedules", [6, pytest.param(100, marks=pytest.mark.gate)])
 def test_only_lost_tasks_are_sent_again_and_all_of_them_in_time(
     sqlite_template: str, tmp_path: Path, schedules: int
 ) -> None:
