@@ -24,6 +24,18 @@ from celery_durable.model import Status, format_duration
 
 _NEEDED_NOW = ("backlog", "dispatcher", "outbox", "switches", "task queue", "workers")
 """What a WARN is about that concerns work of today, and not the installation."""
+_LATE = frozenset({"backlog", "stuck"})
+_CONSEQUENCES = {
+    "database": _LATE | {"dispatcher", "queue", "task queue", "worker", "workers"},
+    "broker": _LATE | {"broker", "task queue"},
+    "switches": _LATE,
+    "dispatcher": _LATE | {"dispatcher"},
+    "workers": _LATE | {"queue", "task queue", "worker"},
+    "queue": _LATE,
+    "full": _LATE,
+    "workflows": _LATE,
+}
+"""What a FAIL probably causes. Problems come in the order in which they should be fixed, so causes come first."""
 _SILENT_SINCE = timedelta(minutes=10)
 """A process that has been silent for longer is in the table of processes only."""
 
@@ -60,7 +72,7 @@ def _show(visit: Visit) -> Response:
         problems += _find_silent(survey) if sees_all else []
     return visit.show(
         "attention.html",
-        problems=problems,
+        problems=_group(problems),
         survey=survey,
         warnings=_describe(each for each in findings if each.level is Level.WARN and each.about not in _NEEDED_NOW),
         is_checking=sees_all and checkup is None,
@@ -75,9 +87,25 @@ def _show(visit: Visit) -> Response:
 
 def _describe(findings: Iterable[Finding]) -> list[Problem]:
     return [
-        Problem(each.level, each.about, each.sentence, [Remedy(each.remedy, None)] if each.remedy else [])
+        Problem(each.level, each.about, each.about, each.sentence, [Remedy(each.remedy, None)] if each.remedy else [])
         for each in findings
     ]
+
+
+def _group(problems: Sequence[Problem]) -> list[tuple[Problem, list[Problem]]]:
+    """Return the problems, each with those that it probably causes."""
+    found: list[tuple[Problem, list[Problem]]] = []
+    for each in problems:
+        causes = (
+            consequences
+            for cause, consequences in found
+            if cause.level is Level.FAIL and each.about in _CONSEQUENCES.get(cause.about, ())
+        )
+        if (of_first := next(causes, None)) is not None:
+            of_first.append(each)
+        else:
+            found.append((each, []))
+    return found
 
 
 def _find_silent(survey: Survey) -> list[Problem]:
@@ -86,6 +114,7 @@ def _find_silent(survey: Survey) -> list[Problem]:
     return [
         Problem(
             Level.WARN,
+            beat.kind,
             f"{beat.kind} {beat.node}",
             f"It has been silent for {format_duration(survey.now - beat.seen_at, units=1)}: it is frozen or dead, or "
             "cannot reach the database.",

@@ -42,9 +42,10 @@ _MAX_WAITS = 20
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that needs somebody. ``title`` names it; ``target``: the instance that it is about, if it is one."""
+    """Something that needs somebody. ``about``: its kind; ``target``: the instance that it is about, if it is one."""
 
     level: Level
+    about: str
     title: str
     sentence: str
     remedies: Sequence[Remedy] = ()
@@ -152,7 +153,7 @@ def _explain_stuck(operations: Operations, make_redaction: MakeRedaction, health
         diagnosis = explain(facts.redacted(make_redaction(workflow, instance_id)))
         title = f"{diagnosis.code}: {workflow}/{instance_id}"
         remedies, target = read_remedies(diagnosis.actions), Target(workflow, instance_id)
-        found.setdefault(diagnosis.code, Problem(Level.FAIL, title, diagnosis.sentence, remedies, target))
+        found.setdefault(diagnosis.code, Problem(Level.FAIL, "stuck", title, diagnosis.sentence, remedies, target))
     return list(found.values())
 
 

@@ -107,6 +107,30 @@ def test_an_outage_says_since_when(healthy: Shop, pages: Browser) -> None:
     assert "Connection refused" in found
 
 
+def test_what_an_outage_causes_is_listed_below_it(healthy: Shop, pages: Browser) -> None:
+    healthy.durable.workflows["echo"].create(1, id="e-1")
+    healthy.clock.advance(seconds=90)
+    outage = Outage("broker", "redis://redis", healthy.clock.wall_clock(), "Connection refused", 3)
+    beat(healthy, "dispatcher", outages=[(outage, timedelta(minutes=2))])
+    beat(healthy, "worker")
+    (found,) = problems(pages.open("/"))[:-1]  # the last one is a warning about the installation
+    assert re.search(
+        "has taken no messages .* Probably because of this: .* oldest due work .* BROKER_UNAVAILABLE: echo/e-1", found
+    )
+
+
+def test_without_a_worker_its_queues_and_what_waits_for_it_are_no_problems_of_their_own(
+    healthy: Shop, pages: Browser
+) -> None:
+    healthy.durable.workflows["echo"].create(1, id="e-1")
+    healthy.clock.advance(seconds=40)
+    beat(healthy, "dispatcher")
+    (found,) = problems(pages.open("/"))[:-1]
+    assert re.search(
+        "No worker has been seen .* No worker consumes queue .* echo/e-1 .* worker@vm It has been silent", found
+    )
+
+
 def test_a_silent_worker_is_named(healthy: Shop, pages: Browser) -> None:
     beat(healthy, "worker", id="w2", node="frozen@vm")
     healthy.clock.advance(seconds=40)
