@@ -73,9 +73,9 @@ class Change:
         """Return the command line that changes one instance."""
         return format_command(self.name, target, *arguments) + (" --reason REASON" if self.takes_reason else "")
 
-    def format_command(self, *, where: str) -> str:
+    def format_command(self, *, where: str, family: bool = False) -> str:
         """Return the command line that changes all instances of a filter."""
-        return f"{_PROGRAM} {self.name} --where {_quote(where)} --yes"
+        return f"{_PROGRAM} {self.name} --where {_quote(where)} {'--family ' if family else ''}--yes"
 
 
 CHANGES = {

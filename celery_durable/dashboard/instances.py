@@ -117,7 +117,7 @@ def _preview(visit: Visit) -> Response:
         is_exact=not cursor,
         listed=found[:_MAX_LISTED],
         unknown=sum(each.error is not None and each.error.name == OUTCOME_UNKNOWN for each in found),
-        command=visit.command_line(change.format_command(where=text)),
+        command=visit.command_line(change.format_command(where=text, family="family" in visit.query)),
     )
 
 
@@ -137,7 +137,11 @@ async def _change(visit: Visit) -> Response:
     where, cursor = read_condition(text), form.get("cursor", "")
     done, refused = (int(form[name]) if form.get(name, "").isdecimal() else 0 for name in ("done", "refused"))
     actor = await visit.find_actor(change.name, where.workflow)
-    body, runtime, refusals = change.make_body(reason, actor), visit.site.durable.internals.runtime, list[Refusal]()
+    body, runtime, refusals = (
+        change.make_body(reason, actor, family="family" in visit.query),
+        visit.site.durable.internals.runtime,
+        list[Refusal](),
+    )
     until = runtime.monotonic() + _BATCH_SECONDS
     while True:
         rows = _EXAMINED_ROWS if where.is_examined else _BATCH_ROWS

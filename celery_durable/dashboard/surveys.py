@@ -65,6 +65,8 @@ class Failures:
     newest_id: str
     newest_at: datetime
     where: str
+    is_of_child: bool
+    """Whether a child failed the newest of them, so that a retry keeps it."""
 
     @property
     def is_outcome_unknown(self) -> bool:
@@ -171,7 +173,16 @@ def _group(make_redaction: MakeRedaction, texts: Sequence[FailureText]) -> tuple
         words += [f"message={line}"] if line and not redaction.has_hook else []
         where = shlex.join(words)
         made = Failures(
-            each.count, each.is_exact, each.workflow, each.step, name, line, each.newest_id, each.newest_at, where
+            each.count,
+            each.is_exact,
+            each.workflow,
+            each.step,
+            name,
+            line,
+            each.newest_id,
+            each.newest_at,
+            where,
+            each.is_of_child,
         )
         if (known := groups.get(where)) is not None:
             newest = max(known, made, key=lambda one: one.newest_at)

@@ -152,6 +152,7 @@ from celery_durable.model.states import (
     is_answer_of_child,
     is_cut,
     is_independent_child,
+    is_of_child,
     is_task_event_type,
     make_answer_id,
     parse_child_event_type,

@@ -56,6 +56,8 @@ class FailureText(Count):
     error: ErrorInfo | None
     newest_id: str
     newest_at: datetime
+    is_of_child: bool
+    """Whether the failed step of the newest one was the work of a child."""
 
 
 @dataclass(frozen=True, slots=True)

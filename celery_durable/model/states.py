@@ -263,6 +263,11 @@ def parse_child_event_type(event_type: str | None) -> tuple[str, str] | None:
     return None if found is None else (found.partition("/")[0], found.partition("/")[2])
 
 
+def is_of_child(event_type: str | None) -> bool:
+    """Whether a step with this event type waits for a child, or is a map of children."""
+    return parse_child_event_type(event_type) is not None or parse_children_event_type(event_type) is not None
+
+
 def is_cut(event_type: str | None) -> bool:
     """Whether an event type may have been cut to the size of its column, and with it the name of a child."""
     return event_type is not None and len(event_type) >= _MAX_TYPE_LENGTH

@@ -84,6 +84,32 @@ def test_an_unknown_outcome_is_not_retried_without_a_warning(healthy: Shop, page
     assert "may have done its work" in words(pages.open("/workflows/charge/instances/c-1/retry"))
 
 
+def test_a_parent_whose_child_failed_is_offered_the_retry_of_its_family(healthy: Shop, pages: Browser) -> None:
+    bad = healthy.durable.workflows["bad"]
+
+    @healthy.durable.workflow(name="whole")
+    def whole(event: WorkflowEvent[None], step: Step) -> None:
+        step.child("part", bad, None, id="b-1")
+
+    @healthy.durable.workflow(name="wholes")
+    def wholes(event: WorkflowEvent[None], step: Step) -> None:
+        step.map("parts", bad, [None])
+
+    whole.create(None, id="w-1")
+    wholes.create(None, id="w-2")
+    for _ in range(3):
+        healthy.work()
+    rows = sorted(failures(pages.open("/")), key=lambda row: ("bad" in words(row), "w-2" in row))
+    of_child, of_map, own = rows
+    assert "Retry all 2 As a command" in words(own)
+    assert "Retry it with its family As a command" in words(of_map)
+    assert re.search("Retry it with its family As a command .* --family --yes", words(of_child))
+    preview = pages.open(html.unescape(re.search(r'class="button[^"]*" href="([^"]*)"', of_child)[1]))
+    assert "<h1>Retry 1 instance with its family</h1>" in preview
+    assert "Retried 1" in pages.submit(preview, "family=yes").text
+    assert bad.get("b-1").history().run_number == 2
+
+
 def test_a_run_that_nobody_takes_is_explained(healthy: Shop, pages: Browser) -> None:
     healthy.durable.workflows["echo"].create(1, id="e-1")
     healthy.clock.advance(seconds=15)

@@ -29,6 +29,7 @@ from celery_durable.model import (
     duration_us,
     from_us,
     from_us_or_none,
+    is_of_child,
 )
 from celery_durable.store.engine import Tx, bounds
 from celery_durable.store.engine.bounds import Range
@@ -195,7 +196,9 @@ def group_failures(tx: Tx, workflows: Collection[str], *, scope: Scope | None = 
         .limit(_MAX_TEXTS)
         .subquery("failures")
     )
-    query = sa.select(*groups.c, i.c.instance_id, i.c.updated_at).join(i, i.c.id == groups.c.newest_pk)
+    query = sa.select(*groups.c, i.c.instance_id, i.c.run_number, i.c.updated_at).join(i, i.c.id == groups.c.newest_pk)
+    rows = tx.execute(query.order_by(groups.c.n.desc(), groups.c.newest_pk.desc())).all()
+    of_children = _find_steps_of_children(tx, rows)
     return [
         FailureText(
             int(row.n),
@@ -205,9 +208,19 @@ def group_failures(tx: Tx, workflows: Collection[str], *, scope: Scope | None = 
             error=to_error_info(row.error_name, row.message),
             newest_id=row.instance_id,
             newest_at=from_us(row.updated_at),
+            is_of_child=row.newest_pk in of_children,
         )
-        for row in tx.execute(query.order_by(groups.c.n.desc(), groups.c.newest_pk.desc()))
+        for row in rows
     ]
+
+
+def _find_steps_of_children(tx: Tx, failed: Sequence[Any]) -> set[int]:
+    """Return the keys of those of these failed instances whose first failed step was the work of a child."""
+    st, steps = tx.t.step.c, [(row.newest_pk, row.run_number, get_failed_step(row.failed_steps)) for row in failed]
+    key = sa.tuple_(st.instance_pk, st.run_number, st.step_key)
+    is_it = key.in_([each for each in steps if each[2] is not None])
+    rows = tx.execute(sa.select(st.instance_pk, st.wait_event_type).where(is_it, st.wait_event_type.is_not(None)))
+    return {row.instance_pk for row in rows if is_of_child(row.wait_event_type)}
 
 
 # --- lists --------------------------------------------------------------------------------------
