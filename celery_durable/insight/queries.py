@@ -128,7 +128,7 @@ class QueryOperations:
         tasks = [step for step in open_ if step.task_id is not None]
         maps = [step for step in open_ if step.items is not None and step.task is not None]
         children = [step.child for step in open_ if step.child is not None]
-        has_error = is_failed or any(step.error is not None for step in open_)
+        has_error = is_failed or row.crash_count > 0 or any(step.error is not None for step in open_)
         is_limited = scope is None and any(step.waits_for_limits or step.items is not None for step in open_)
         was_cancelled = head.run.cancel_requested_at is not None
         is_due = row.status in RUNNABLE and row.claim_token is None and (row.run_at is None or row.run_at <= head.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from celery import Signature
 
 from celery_durable import Limit, NonRetryableError, Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.dashboard import instance
+from celery_durable.model import RunningStep, RunRef
+from celery_durable.store.runs import claims, leases
+from celery_durable.store.runs.claims import ClaimRequest
 from tests.dashboard.conftest import Browser
 from tests.http.conftest import Shop
 
@@ -250,3 +254,29 @@ def test_a_page_makes_few_statements(orders: Shop, pages: Browser) -> None:
         pages.open(path)
         sa.event.remove(engine, "before_cursor_execute", count)
     assert {name: number for name, number in made.items() if number > STATES[name]} == {}
+
+
+def test_a_crash_loop_names_the_step_that_ran(shop: Shop, pages: Browser) -> None:
+    shop.app.conf.durable_max_crashes = 3
+    shop.durable.workflows["bad"].create(None, id="b-1")
+    pages_seen = []
+    for token in ("first", "second", "third"):
+        _die(shop, token)
+        while shop.durable.internals.operations.queries.read("bad", "b-1").claim_token is not None:
+            shop.clock.advance(seconds=5)
+            shop.durable.internals.sweeper.sweep()
+        pages_seen.append(words(pages.open("/workflows/bad/instances/b-1")))
+        shop.clock.advance(seconds=5)
+    shop.work()
+    last = words(pages.open("/workflows/bad/instances/b-1"))
+    assert re.search("CRASHING .* 2 workers .* Last: .* it ran step 'print', attempt 1[.]", pages_seen[1])
+    assert re.search("FAILED .* WorkerCrashLoop: 3 workers .* Last: .* it ran step 'print', attempt 1[.]", last)
+
+
+def _die(shop: Shop, token: str) -> None:
+    """Claim the instance as a worker that renews its lease once, in its first step, and dies."""
+    store, lease = shop.durable.internals.store, timedelta(seconds=30)
+    request = ClaimRequest(RunRef("bad", "b-1", 1), token, "task", "worker@vm", lease)
+    claim = store.run_statement(lambda tx: claims.claim(tx, request))
+    running = {token: RunningStep("print", 1, shop.clock.wall_clock())}
+    store.transact(lambda tx: leases.renew(tx, [claim], lease=lease, running=running))

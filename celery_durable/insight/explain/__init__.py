@@ -9,7 +9,14 @@ import shlex
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from celery_durable.errors import Cancelled, StepLimitExceeded, StepNameReused, StepTypeMismatch, WorkflowParamsInvalid
+from celery_durable.errors import (
+    Cancelled,
+    StepLimitExceeded,
+    StepNameReused,
+    StepTypeMismatch,
+    WorkerCrashLoop,
+    WorkflowParamsInvalid,
+)
 from celery_durable.errors.base import name_error
 from celery_durable.insight.explain.codes import YOUR_APP, Code, instance_command
 from celery_durable.insight.explain.due import explain_due
@@ -18,10 +25,11 @@ from celery_durable.insight.explain.phrases import (
     EXECUTION_IS_OFF,
     build_diagnosis,
     count_attempts,
-    count_worker_deaths,
+    describe_last_death,
     describe_missing_dispatcher,
     describe_running,
     describe_silence,
+    describe_worker_deaths,
     format_age,
     format_end,
     format_remaining,
@@ -123,6 +131,8 @@ def _explain_failed(facts: Facts) -> Diagnosis:
         code = Code.NONDETERMINISTIC
         sentence += ". The workflow's code does not match the recorded steps"
     sentence = f"{sentence.rstrip('.')}.{locate_error(facts, None if step is None else step.step_key)}"
+    if name == WorkerCrashLoop.__name__:
+        sentence += describe_last_death(facts)
     if name in _OF_PARAMETERS:
         sentence += " Retry and restart keep the parameters: if they are wrong, start a new instance."
     if facts.cancellation is not None:
@@ -185,7 +195,7 @@ def _explain_claimed(facts: Facts) -> Diagnosis:
     left = format_duration(row.lease_until - now)
     sentence = f"It runs {_describe_work(facts)}; the lease is valid for {left}."
     if row.crash_count:
-        sentence += f" Before that, {count_worker_deaths(row.crash_count)}, without finishing a step."
+        sentence += f" Before that, {describe_worker_deaths(facts)}"
     if silence is None:
         return build_diagnosis(facts, Code.RUNNING, sentence, instance_command(row, "logs", "--follow"))
     sentence += (

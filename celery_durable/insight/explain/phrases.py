@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_durable.insight.explain.codes import YOUR_APP, Code
 from celery_durable.insight.explain.facts import Diagnosis, Facts
-from celery_durable.model import Heartbeat, RunningStep, StepRecord, format_duration, iso
+from celery_durable.model import AttemptOutcome, Heartbeat, RunningStep, StepRecord, format_duration, iso
 
 EXECUTION_IS_OFF = (
     "workers take no runs, because durable_execution_enabled is off. It continues when the setting is on."
@@ -194,6 +194,14 @@ def count_times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def count_worker_deaths(count: int) -> str:
-    """Return how many workers in a row died or lost their lease."""
-    return "1 worker died or lost its lease" if count == 1 else f"{count} workers in a row died or lost their lease"
+def describe_worker_deaths(facts: Facts) -> str:
+    """Return how many workers in a row died or lost their lease, and what is known of the last one."""
+    count = facts.instance.crash_count
+    dead = "1 worker died or lost its lease" if count == 1 else f"{count} workers in a row died or lost their lease"
+    return f"{dead}, without finishing a step.{describe_last_death(facts)}"
+
+
+def describe_last_death(facts: Facts) -> str:
+    """Return how the last worker died, and which step it ran, as a sentence after a space; empty if none has died."""
+    last = facts.last_attempt
+    return "" if last is None or last.outcome is not AttemptOutcome.CRASHED else f" Last: {last.error.message}"

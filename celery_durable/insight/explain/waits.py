@@ -12,8 +12,8 @@ from celery_durable.insight.explain.codes import YOUR_APP, Code, instance_comman
 from celery_durable.insight.explain.facts import Diagnosis, Facts
 from celery_durable.insight.explain.phrases import (
     build_diagnosis,
-    count_worker_deaths,
     describe_silence,
+    describe_worker_deaths,
     doctor_command,
     find_consumers,
     find_silent_consumers,
@@ -46,8 +46,7 @@ def explain_waiting(facts: Facts, until: datetime) -> Diagnosis:
     """Return the diagnosis of an unclaimed instance that is due at ``until``."""
     row, at = facts.instance, f"in {format_duration(until - facts.now)}"
     if row.status is Status.ACTIVE and row.crash_count:
-        died = count_worker_deaths(row.crash_count)
-        sentence = f"It is delayed after a crash and continues {at}: {died}, without finishing a step."
+        sentence = f"It is delayed after a crash and continues {at}: {describe_worker_deaths(facts)}"
         return build_diagnosis(facts, Code.CRASHING, sentence, instance_command(row, "show"))
     waiting = waiting_steps(facts)
     if not waiting:

@@ -269,8 +269,9 @@ def test_workers_that_die_again_and_again_are_told_while_it_rests(world: Durable
         world.advance("1 s")
     resting = next(found for found in seen if found.code is Code.CRASHING)
     assert resting.sentence.startswith("It is delayed after a crash and continues in ")
-    assert resting.sentence.endswith(": 2 workers in a row died or lost their lease, without finishing a step.")
-    assert "Before that, 1 worker died or lost its lease, without finishing a step." in {
+    last = "Last: The worker died, hung or lost its lease. It recorded no step."
+    assert resting.sentence.endswith(f": 2 workers in a row died or lost their lease, without finishing a step. {last}")
+    assert f"Before that, 1 worker died or lost its lease, without finishing a step. {last}" in {
         found.sentence.partition("s. ")[2] for found in seen
     }
     assert instance.explain().sentence.startswith("It failed 0 ms ago with WorkerCrashLoop: 3 workers in a row died")
