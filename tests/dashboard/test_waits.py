@@ -193,6 +193,13 @@ def test_a_scope_limits_the_inbox(asking: list[Any], open_pages: Callable[..., B
     assert pages.get(f"{ANSWER}?step=ok%3F").status_code == 404
 
 
+def test_an_empty_inbox_says_how_a_question_gets_there(pages: Browser) -> None:
+    assert 'step.wait_for_event("approve", "approval", ask="Refund 19.99?", to="finance")' in html.unescape(
+        pages.open("/waits")
+    )
+    assert "wait_for_event(" not in pages.open("/waits?to=nobody")
+
+
 def test_questions_are_redacted(shop: Shop, asking: list[Any], pages: Browser) -> None:
     shop.durable.internals.redact = lambda value, context: "###" if context.kind == "ask" else value
     for path in ("/waits", f"{ANSWER}?step=ok%3F", "/workflows/refund-money/instances/r-1?step=ok%3F"):
