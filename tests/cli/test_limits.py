@@ -194,6 +194,7 @@ def test_explain_says_for_what_an_instance_waits_and_who_holds_it(calls: Calls, 
         ],
         ["action", f"{limits} show tenant --key acme"],
         ["action", f"{limits} set tenant --key acme --at-once 2"],
+        ["action", f"{connection.name} explain call a"],
     ]
     facts = json.loads(document.out)["facts"]
     assert (facts["limit"], facts["key"], facts["held"], facts["place"]) == ("tenant", "acme", 1, 2)

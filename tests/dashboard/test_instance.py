@@ -92,7 +92,7 @@ def test_the_times_of_a_step_are_bars(flaky: str, pages: Browser) -> None:
     assert all(0 <= float(x) <= 1000 for x in re.findall(r'<rect class="\S+" x="([\d.]+)"', page))
 
 
-def test_the_wait_for_a_limit_is_a_bar_that_names_it(shop: Shop, pages: Browser) -> None:
+def test_the_wait_for_a_limit_is_a_bar_and_the_longest_holder_a_link(shop: Shop, pages: Browser) -> None:
     bank = Limit("bank", at_once=1)
 
     @shop.durable.workflow(name="pay")
@@ -103,7 +103,9 @@ def test_the_wait_for_a_limit_is_a_bar_that_names_it(shop: Shop, pages: Browser)
         pay.create(None, id=f"p-{number}")
         shop.work()
     shop.clock.advance(seconds=300)
-    assert bars(pages.open("/workflows/pay/instances/p-1"), "pay") == ["waits for limit bank 5 min"]
+    page = pages.open("/workflows/pay/instances/p-1")
+    assert bars(page, "pay") == ["waits for limit bank 5 min"]
+    assert '<a class="button" href="/workflows/pay/instances/p-0">Open pay/p-0</a>' in page
     assert bars(pages.open("/workflows/pay/instances/p-0"), "pay") == ["waits 5 min"]
 
 

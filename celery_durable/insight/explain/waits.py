@@ -33,6 +33,7 @@ from celery_durable.model import (
     Child,
     Count,
     ItemCounts,
+    LimitHold,
     LimitWait,
     Status,
     StepRecord,
@@ -193,6 +194,9 @@ def _describe_limit(facts: Facts, wait: LimitWait) -> tuple[str, list[str], dict
     if limit.at_once is not None and limit.held >= limit.at_once:
         which = name_limit(limit.name, limit.key)
         actions.append(f"celery -A {YOUR_APP} durable limits set {which} --at-once {limit.at_once + 1}")
+    row = facts.instance
+    if holder is not None and (holder.workflow, holder.instance_id) != (row.workflow, row.instance_id):
+        actions.append(_explain_command(holder))
     return f"limit {quote(limit.name)}{of_key} ({'; '.join(parts)})", actions, known
 
 
@@ -292,8 +296,8 @@ def _explain_child(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Dia
     return build_diagnosis(facts, Code.WAITING_CHILD, sentence, *action, **known)
 
 
-def _explain_command(child: Child) -> str:
-    return f"celery -A {YOUR_APP} durable explain {shlex.quote(child.workflow)} {shlex.quote(child.instance_id)}"
+def _explain_command(of: Child | LimitHold) -> str:
+    return f"celery -A {YOUR_APP} durable explain {shlex.quote(of.workflow)} {shlex.quote(of.instance_id)}"
 
 
 def _explain_other(facts: Facts, step: StepRecord, known: dict[str, Any]) -> Diagnosis:
