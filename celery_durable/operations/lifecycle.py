@@ -148,6 +148,7 @@ class _Stop:
     is_cancel: bool = False
     is_repeatable: bool = False
     ends_children: bool = True
+    run_number: int = 0
     ended: InstanceRow | None = None
     """The row of the instance that this call has ended."""
     messages: Sequence[OutboxMessage] = ()
@@ -164,6 +165,7 @@ class _Stop:
         answers.lock_parent(tx, parent, (self.workflow, self.instance_id))
         action = "cancel" if self.is_cancel else "terminate"
         row = self.context.lock_unfinished(tx, self.workflow, self.instance_id, action, if_version)
+        self.run_number = row.run_number
         if self.by is not None:
             commit_id = self.context.runtime.new_token()
             interventions.insert_audit_record(
@@ -194,11 +196,11 @@ class _Stop:
 
     def find_committed(self, tx: Tx) -> list[DueRun] | None:
         row = self.context.lock_row(tx, self.workflow, self.instance_id)
-        if self.ended is None:
-            return [] if runs.is_cancel_requested(tx, row.pk, row.run_number) else None
-        if row.run_number != self.ended.run_number:
+        if row.run_number != self.run_number:
             self.ended = None  # a restart has started the next run meanwhile, which must not end
             return []
+        if self.ended is None:
+            return [] if runs.is_cancel_requested(tx, row.pk, row.run_number) else None
         return [] if row.status is Status.TERMINATED else None  # a sweep finds the parent, which is due
 
     def announce(self, due_runs: Sequence[DueRun]) -> None:

@@ -49,15 +49,17 @@ def test_a_pause_in_doubt_is_not_repeated_on_an_instance_that_has_ended(world: W
 
 
 @cuts
-def test_a_termination_in_doubt_does_not_end_the_next_run(world: World, order, others, when) -> None:
+@pytest.mark.parametrize("act", ["terminate", "cancel"])
+def test_an_end_in_doubt_does_not_end_the_next_run(world: World, order, others, when, act) -> None:
     instance, ended = order.run(), []
+    world.run_until_idle()
 
     def note(**about: object) -> None:
         ended.append(about)
 
     signals.workflow_terminated.connect(note)
     with cut_commit(world.store, when=when, then=lambda: others.rewind.restart("order", instance.id)):
-        instance.terminate()
+        getattr(instance, act)()
     signals.workflow_terminated.disconnect(note)
     assert (instance.row.run_number, instance.status, len(ended)) == (2, "active", 0)
 
