@@ -188,6 +188,12 @@ def test_what_is_followed_is_told_until_it_ends(order: Shop, connection: Any, co
     assert "decided by=eve" in (said.out.splitlines()[-1] if command[0] == "logs" else said.out.splitlines()[-3])
 
 
+def test_a_watch_ends_with_its_run_also_if_another_run_follows(order: Shop, connection: Any) -> None:
+    with connection.when_it_waits(lambda: order.durable.internals.operations.rewind.restart("order", "o-1")):
+        said = connection("watch", "order", "o-1", "--timeout", "5")
+    assert (said.code, said.err) == (1, "error: Instance 'o-1' of workflow 'order' ended terminated\n")
+
+
 def test_a_long_history_comes_in_pages(shop: Shop, connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     @shop.durable.workflow(name="long")
     def long(event: Any, step: Any) -> int:

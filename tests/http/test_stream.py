@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from celery_durable import RedactionContext
+from celery_durable import RedactionContext, Step, WorkflowEvent
 from celery_durable.http import asgi, timeouts
 from tests.http.conftest import Shop
 
@@ -130,6 +130,26 @@ def test_a_stream_tells_what_happens_while_it_happens(shop: Shop, site: str, ord
     steps = [word for kind, word in told(rest) if kind == "step"]
     assert steps[-2:] == ["await approval completed", "ship completed"]
     assert told(rest)[-1] == ("end", "complete")
+
+
+def test_a_branch_that_is_recorded_after_a_later_step_is_told_too(shop: Shop, site: str) -> None:
+    @shop.durable.workflow(name="late")
+    def late(event: WorkflowEvent[Any], step: Step) -> None:
+        branch = step.submit("branch", lambda: None)
+        step.do("later", lambda: None)
+        step.wait_for_event("approval", "approval")
+        branch.result()
+
+    late.create(id="l-1")
+    shop.work()
+    path = "/workflows/late/instances/l-1"
+    with httpx2.Client(base_url=site, timeout=20) as client, client.stream("GET", f"{path}/stream") as answer:
+        lines = answer.iter_lines()
+        assert [next(line for line in lines if line.startswith("event: ")) for _ in range(3)][-1] == "event: status"
+        client.post(f"{path}/events", json={"type": "approval"})
+        shop.work()
+        rest = told("\n".join(lines))
+    assert [word for kind, word in rest if kind == "step"][-2:] == ["branch completed", "approval completed"]
 
 
 def test_a_step_that_was_open_is_told_again_to_a_client_that_comes_again(site: str, order: str) -> None:

@@ -128,7 +128,11 @@ INNOCENT = [
         "try:\n    step.do(charge)\nexcept Cancelled as why:\n    print(1)\n    raise why",
     ),
     ("a suspension that gets through", "", "try:\n    step.do(charge)\nexcept BaseException:\n    print(1)\n    raise"),
-    ("a finally that ends its own loop", "", "try:\n    step.do(charge)\nfinally:\n    for n in [1]:\n        break"),
+    (
+        "a finally that ends its own loop",
+        "",
+        "try:\n    step.do(charge)\nfinally:\n    for n in [1]:\n        if n:\n            break",
+    ),
     (
         "a finally that ends its async loop",
         "",

@@ -90,6 +90,15 @@ def test_an_instant_may_be_postponed_too(world: World, sync) -> None:
     assert instance.run_at == world.now + 300 * SECOND
 
 
+@on_one_database
+@pytest.mark.parametrize("has_run", [False, True])
+def test_the_bound_counts_also_for_the_first_start_of_a_run(world: World, sync, has_run: bool) -> None:
+    if has_run:
+        sync.run("p0")
+    instance = sync.create("p1", **DEBOUNCE | {"run_at": "10 min"})
+    assert instance.run_at == world.now + 300 * SECOND
+
+
 @everywhere
 def test_a_bound_that_has_passed_starts_the_run_now(world: World, sync) -> None:
     instance = sync.create("p0", if_exists="postpone", run_at="1 hour")

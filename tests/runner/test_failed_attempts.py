@@ -282,17 +282,21 @@ def test_failed_items_of_a_map_are_recorded_with_their_positions(world: World) -
 # --- how long they stay, and what is stored -----------------------------------------------------
 
 
-def test_the_newest_attempts_of_a_step_that_is_retried_for_ever_are_kept(world: World) -> None:
+def test_the_newest_attempts_of_a_step_that_is_retried_for_ever_are_kept_and_those_of_earlier_runs(
+    world: World,
+) -> None:
     @world.workflow
     def order(event: WorkflowEvent, step: Step) -> None:
         retries = Retries(limit=None, delay=1, backoff="constant")
         step.do("charge", StepConfig(retries=retries), charge, {})
 
     instance = order.run()
+    world.restart(instance)
+    world.run_until_idle()
     for _ in range(MAX_KEPT + 2):
         world.run_after(1)
-    found = [each.attempt for each in attempts_of(instance)]
-    assert found == list(range(4, MAX_KEPT + 4))
+    found = [[each.attempt for each in attempts_of(instance, run)] for run in (1, 2)]
+    assert found == [[1], list(range(4, MAX_KEPT + 4))]
 
 
 @everywhere

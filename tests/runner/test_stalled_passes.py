@@ -156,6 +156,14 @@ def test_a_body_that_was_left_behind_keeps_no_lease(world: World) -> None:
     release.set()
 
 
+def test_a_pass_may_stand_still_from_the_end_of_a_function_on(world: World) -> None:
+    slow = world.new_worker()
+    instance = flow_of(world, lambda step: step.do("work", lambda: world.clock.advance(40))).create()
+    slow.runtime.at["after-body"] = lambda: look(slow)
+    assert slow.advance(instance.ref) == "complete"
+    assert instance.lines() == []
+
+
 @pytest.mark.parametrize("where", ["schema", "delay", "serializer"])
 def test_slow_code_of_the_author_that_the_engine_calls_is_no_stall(world: World, where: str) -> None:
     slow = world.new_worker()

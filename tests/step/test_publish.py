@@ -83,6 +83,22 @@ def test_who_follows_an_instance_is_told_that_there_is_something_new(world: Worl
     assert after > before
 
 
+def test_a_value_that_is_published_while_an_older_one_is_written_is_the_last(world: World) -> None:
+    worker = world.new_worker()
+
+    @world.workflow
+    def order(event: WorkflowEvent, step: Step):
+        def work() -> None:
+            worker.runtime.at["before-commit"] = lambda: step.publish("n", 2)
+            step.publish("n", 1)
+
+        step.do("work", work)
+
+    instance = order.create()
+    assert worker.advance(instance.ref) == "complete"
+    assert published(instance) == {"n": 2}
+
+
 # --- replay -------------------------------------------------------------------------------------
 
 

@@ -312,6 +312,13 @@ def test_a_queue_that_refuses_is_tried_ever_more_rarely_and_holds_up_no_other(
     durable.internals.runtime.seconds += 60
     _unsend(durable, "bad")
     assert sweeper.sweep() == 20
+    broker.queues.add("bad")  # another outage begins as the first one did
+    for count in (20, 10):
+        broker.offered.clear()
+        _unsend(durable, "bad")
+        sweeper.sweep()
+        assert len(broker.offered) == count
+        durable.internals.runtime.seconds += 1
 
 
 def test_a_broker_that_is_away_is_tried_every_second_with_a_few(refusing: tuple[Durable, Refusing, Sweeper]) -> None:
