@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from celery_durable import EventRefused, NonRetryableError, Step, WorkflowEvent, notify
+from celery_durable import EventRefused, NonRetryableError, Step, notify
 from celery_durable.errors import (
     AnswerTooLate,
     AnswerUnchecked,
@@ -382,11 +382,7 @@ def test_an_open_question_is_read_alone(world: World) -> None:
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_key_that_is_too_long_for_an_id_can_be_answered(world: World) -> None:
     name = "approve " + "x" * 248
-
-    @world.workflow
-    def order(event: WorkflowEvent[Any], step: Step) -> Any:
-        return wait(step, name).by
-
+    order = flow_of(world, lambda step: wait(step, name).by)
     instance = order.run()
     answer(instance, YES, name)
     world.run_until_idle()

@@ -26,6 +26,7 @@ from celery_durable.errors import (
 )
 from celery_durable.model import Status
 from celery_durable.testing import START
+from tests.support.flows import flow_of
 from tests.support.world import World, on_one_database
 
 
@@ -90,11 +91,7 @@ def test_an_id_is_unique_within_its_workflow(world: World, order) -> None:
     assert str(caught.value) == (
         "Workflow 'order' already has an instance 'o-1'. Use another id, or get or restart the existing instance."
     )
-
-    @world.workflow
-    def invoice(event: WorkflowEvent, step: Step):
-        return "i"
-
+    invoice = flow_of(world, lambda step: "i", name="invoice")
     assert invoice.run(id="o-1").output == "i"
     assert order.of("o-1").output == "42: 5"
 

@@ -6,6 +6,7 @@ import pytest
 
 from celery_durable import CreateOptions, OutboundEvent, Step, WorkflowEvent, signals
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer
+from tests.support.flows import flow_of
 from tests.support.lost_connections import cut_commit, cut_statement, stays_in_doubt
 from tests.support.world import World
 
@@ -211,10 +212,7 @@ def test_a_step_that_is_settled_in_doubt_is_settled_once(world: World, order, wh
 @cuts
 @pytest.mark.parametrize("method", ["retry", "drop"])
 def test_what_people_do_to_the_outbox_is_done_once_whatever_has_become_of_it(world: World, when, method) -> None:
-    @world.workflow
-    def telling(event: WorkflowEvent, step: Step):
-        return step.do("tell", lambda tx: tx.send_outbound("OrderShipped"))
-
+    telling = flow_of(world, lambda step: step.do("tell", lambda tx: tx.send_outbound("OrderShipped")), name="telling")
     sent = telling.run().output
     give_up = OutboundDeliverer(
         world.store, world.settings, world.worker.runtime, {"OrderShipped": Handler.of(refuse, 0)}

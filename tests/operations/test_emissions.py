@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Retries, Step, StepConfig, StepTx, WorkflowEvent
+from tests.support.flows import flow_of
 from tests.support.topics import left
 from tests.support.world import World
 
@@ -25,10 +26,9 @@ def test_a_step_emits_when_it_commits(world: World, watch) -> None:
             raise ConnectionError("not yet")
         return "told"
 
-    @world.workflow
-    def notify(event: WorkflowEvent, step: Step):
-        return step.do("tell", StepConfig(retries=Retries(limit=1, delay=1)), tell)
-
+    notify = flow_of(
+        world, lambda step: step.do("tell", StepConfig(retries=Retries(limit=1, delay=1)), tell), name="notify"
+    )
     telling = notify.run(id="t-1")
     assert (watched.status, left(world)) == ("waiting", 1)  # an attempt that failed has emitted nothing
     world.run_after(1)

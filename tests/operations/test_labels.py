@@ -10,6 +10,7 @@ from celery_durable import CreateOptions, NonRetryableError, Retries, Step, Step
 from celery_durable.errors import InvalidLabel, TooManyLabels
 from celery_durable.model import Status
 from celery_durable.service import Service
+from tests.support.flows import flow_of
 from tests.support.labelled import found, labels_of, order, rows, statements
 from tests.support.world import FlowControl, World, insert_name, on_one_database
 
@@ -160,10 +161,7 @@ def test_restart_or_create_labels_what_it_creates(world: World, order: FlowContr
 
 @everywhere
 def test_labels_are_deleted_with_their_instance(world: World) -> None:
-    @world.workflow(retention="1 day")
-    def order(event: WorkflowEvent, step: Step):
-        return None
-
+    order = flow_of(world, lambda step: None, retention="1 day")
     order.run(id="gone", labels=MOST)
     world.advance(timedelta(hours=12))
     order.run(id="kept", labels={"tenant": "acme"})

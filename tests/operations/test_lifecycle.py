@@ -9,6 +9,7 @@ import pytest
 from celery_durable import Retries, Step, StepConfig, WorkflowEvent
 from celery_durable.errors import InstanceTerminal, NameInvalid
 from celery_durable.testing import START
+from tests.support.flows import flow_of
 from tests.support.instances import Instance
 from tests.support.world import World
 
@@ -198,10 +199,7 @@ def test_resume_before_a_pause_took_effect_takes_it_back(world: World) -> None:
 
 
 def test_a_pause_during_the_last_step_finds_the_function_returning(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("a", lambda: instance.pause())
-
+    order = flow_of(world, lambda step: step.do("a", lambda: instance.pause()))
     instance = order.create()
     world.run_until_idle()
     assert instance.status == "complete"

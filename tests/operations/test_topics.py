@@ -13,6 +13,7 @@ from celery_durable.errors import EmissionMismatch
 from celery_durable.operations import topics
 from celery_durable.store.events import emissions
 from celery_durable.testing.cooperative import Crash
+from tests.support.flows import flow_of
 from tests.support.topics import left, waiting
 from tests.support.world import World
 
@@ -29,10 +30,7 @@ class Topic(str, enum.Enum):  # noqa: UP042  # its members have a text of their 
 
 @everywhere
 def test_a_topic_may_be_the_member_of_an_enum(world: World) -> None:
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step) -> int:
-        return step.wait_for_topic("next price", Topic.PRICES).payload
-
+    watch = flow_of(world, lambda step: step.wait_for_topic("next price", Topic.PRICES).payload, name="watch")
     watched = watch.run()
     assert watched.step("next price").wait_topic == "prices/eur.usd"
     assert world.operations.topics.emit(Topic.PRICES, 108) == 1
@@ -111,10 +109,9 @@ def test_a_branch_that_lost_its_race_waits_no_more(world: World) -> None:
 
 
 def test_a_loop_gets_an_emission_once(world: World) -> None:
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step):
-        return [step.wait_for_topic(f"price {n}", "prices").payload for n in range(3)]
-
+    watch = flow_of(
+        world, lambda step: [step.wait_for_topic(f"price {n}", "prices").payload for n in range(3)], name="watch"
+    )
     instance = watch.run()
     for n in range(3):
         assert world.operations.topics.emit("prices", n, id=f"e-{n}") == 1
@@ -174,10 +171,7 @@ def test_what_an_ended_run_left_behind_goes_with_the_next_emission(world: World)
 
 @pytest.mark.parametrize("after", ["topic", "event"])
 def test_a_wait_that_a_deploy_changed_is_for_what_the_code_says(world: World, after: str) -> None:
-    @world.workflow
-    def watch(event: WorkflowEvent, step: Step):
-        return step.wait_for_topic("answer", "old", timeout="1 hour").payload
-
+    watch = flow_of(world, lambda step: step.wait_for_topic("answer", "old", timeout="1 hour").payload, name="watch")
     instance = watch.run()
 
     @world.workflow
@@ -310,10 +304,9 @@ def test_explain_names_the_topic(world: World, watch) -> None:
 
 @everywhere
 def test_a_page_of_waiters_ends_between_two_waits_of_one_instance(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.gather(*(step.submit_wait_for_topic(name, "price") for name in ("a", "b", "c")))
-
+    order = flow_of(
+        world, lambda step: step.gather(*(step.submit_wait_for_topic(name, "price") for name in ("a", "b", "c")))
+    )
     for id_ in ("i-1", "i-2"):
         order.run(id=id_)
     for limit in (1, 2, 4):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_durable import Step, WorkflowEvent
 from celery_durable.errors import InstanceAlreadyExists, ValueRefused, VersionMismatch
 from celery_durable.model import Origin, Status
+from tests.support.flows import flow_of
 from tests.support.rewinds import fork
 from tests.support.world import World
 
@@ -35,10 +35,9 @@ def test_a_fork_s_id_must_be_free(world: World, abc) -> None:
 
 
 def test_events_that_a_fork_takes_along_come_before_its_own(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.wait_for_event(name, "paper").payload for name in ("first", "second", "third")]
-
+    order = flow_of(
+        world, lambda step: [step.wait_for_event(name, "paper").payload for name in ("first", "second", "third")]
+    )
     instance = order.run()
     instance.send("paper", 1)
     world.run_until_idle()

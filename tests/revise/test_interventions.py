@@ -12,6 +12,7 @@ from celery_durable.errors import (
     StepNotOpen,
     ValueRefused,
 )
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 ONCE = StepConfig(retries=0)
@@ -19,11 +20,11 @@ ONCE = StepConfig(retries=0)
 
 @pytest.fixture
 def failing(world: World):
-    @world.workflow
-    def failing(event: WorkflowEvent, step: Step):
-        return step.do("charge", StepConfig(retries=Retries(limit=1, delay=600)), lambda: 1 / 0)
-
-    return failing
+    return flow_of(
+        world,
+        lambda step: step.do("charge", StepConfig(retries=Retries(limit=1, delay=600)), lambda: 1 / 0),
+        name="failing",
+    )
 
 
 def test_an_open_step_is_settled_in_its_run_which_goes_on(world: World, failing) -> None:
@@ -75,10 +76,7 @@ def test_a_sleep_is_skipped_and_a_wait_is_given_an_event(world: World) -> None:
 
 
 def test_a_settled_wait_is_in_time_although_its_deadline_has_passed(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval", timeout=60).payload
-
+    order = flow_of(world, lambda step: step.wait_for_event("approval", "approval", timeout=60).payload)
     instance = order.run()
     world.advance(61)
     world.operations.interventions.set_result("order", "i-1", "approval", "yes", by="eve")
@@ -138,10 +136,7 @@ def test_a_runner_in_flight_changes_nothing_after_its_step_was_settled(world: Wo
         world.operations.interventions.set_result("order", "i-1", "charge", "by hand", by="eve")
         return "by the worker"
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("charge", StepConfig(retries=Retries(limit=3, delay=10)), charge, ran)
-
+    order = flow_of(world, lambda step: step.do("charge", StepConfig(retries=Retries(limit=3, delay=10)), charge, ran))
     instance = order.run()
     world.advance(10)
     assert instance.advance().startswith("superseded")

@@ -9,6 +9,7 @@ import pytest
 from celery_durable import NonRetryableError, Step, StepConfig, StepFailed, WorkflowEvent
 from celery_durable.errors import StepNotFound, VersionMismatch
 from celery_durable.model import Origin
+from tests.support.flows import flow_of
 from tests.support.rewinds import fork, retry, rewind, say
 from tests.support.world import World
 
@@ -140,10 +141,9 @@ def test_what_was_open_begins_anew_and_a_sleep_that_ended_is_not_slept_again(wor
 
 
 def test_events_of_kept_waits_stay_consumed_and_the_others_wait_in_their_order(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.wait_for_event(name, "paper").payload for name in ("first", "second", "third")]
-
+    order = flow_of(
+        world, lambda step: [step.wait_for_event(name, "paper").payload for name in ("first", "second", "third")]
+    )
     instance = order.run()
     for number in (1, 2, 3, 4):
         instance.send("paper", number, id=f"e-{number}")

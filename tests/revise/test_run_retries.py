@@ -10,6 +10,7 @@ from celery_durable import EventTimeout, NonRetryableError, Retries, Step, StepC
 from celery_durable.errors import DurationInvalid, InstanceNotErrored
 from celery_durable.insight.explain import Code, explain
 from celery_durable.model import Origin
+from tests.support.flows import flow_of
 from tests.support.rewinds import retry, rewind, say
 from tests.support.world import World, on_one_database
 
@@ -150,10 +151,7 @@ def test_an_error_of_the_function_itself_is_tried_again_behind_all_its_steps(wor
 
 
 def test_a_wait_that_timed_out_gets_a_new_deadline_and_the_event_that_was_too_late(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval", timeout=60).payload
-
+    order = flow_of(world, lambda step: step.wait_for_event("approval", "approval", timeout=60).payload)
     instance = order.run()
     world.run_after(61)
     assert instance.error.startswith("EventTimeout")

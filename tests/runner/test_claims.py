@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Step, WorkflowEvent
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 NOT_DUE = "noop: not due, or claimed by another worker"
@@ -33,11 +34,7 @@ def test_two_workers_never_work_on_one_instance(world: World) -> None:
 
 def test_two_workers_at_the_same_moment_are_one(world: World) -> None:
     ran = []
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", lambda: ran.append(threading.get_ident()) or "worked")
-
+    order = flow_of(world, lambda step: step.do("work", lambda: ran.append(threading.get_ident()) or "worked"))
     for number in range(5):
         instance = order.create(id=f"i-{number}")
         ref, start, said = instance.ref, threading.Barrier(2), []

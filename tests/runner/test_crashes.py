@@ -10,6 +10,7 @@ import pytest
 
 from celery_durable import Completed, LinearContext, LinearStep, Step, Waiting, WorkflowEvent
 from celery_durable.testing import Crash
+from tests.support.flows import flow_of
 from tests.support.lines import Line
 from tests.support.world import FlowControl, Instance, World, insert_name
 
@@ -160,10 +161,7 @@ def test_a_dead_worker_s_run_is_reclaimed_when_its_lease_ends(world: World) -> N
 def test_a_producer_that_dies_around_its_commit_has_created_all_or_nothing(
     world: World, checkpoint: str, is_there: bool
 ) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("approval", "approval").payload
-
+    order = flow_of(world, lambda step: step.wait_for_event("approval", "approval").payload)
     producer = world.new_producer()
     producer.runtime.crash_at = checkpoint
     with pytest.raises(Crash):

@@ -29,6 +29,7 @@ from celery_durable.errors import ConfigInvalid, SchemaOutdated
 from celery_durable.model import AttemptRecord
 from tests.runner.test_after_commits import connected
 from tests.runner.test_leases import look
+from tests.support.flows import flow_of
 from tests.support.lines import Line
 from tests.support.lost_connections import cut_commit
 from tests.support.world import Instance, SerializationFailure, World
@@ -354,10 +355,7 @@ def test_a_commit_that_was_cut_is_looked_up_and_the_function_is_not_called_again
         stack.enter_context(cut_commit(world.worker.store, when=when))
         return "charged"
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.do("charge", ONCE, charge)
-
+    order = flow_of(world, lambda step: step.do("charge", ONCE, charge))
     with ExitStack() as stack:
         instance = order.run()
     assert calls == [1]
@@ -377,10 +375,7 @@ def test_a_transaction_error_that_the_function_raised_is_a_failed_attempt(world:
             raise sa.exc.OperationalError("UPDATE ...", {}, SerializationFailure("could not serialize access"))
         return "charged"
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.do("charge", ONCE, charge)
-
+    order = flow_of(world, lambda step: step.do("charge", ONCE, charge))
     instance = order.run()
     world.run_after(1)
     assert (instance.output, calls) == ("charged", [1, 2])

@@ -19,12 +19,7 @@ def reason(world: World, id: str = "i-1") -> str | None:
 
 def waiting(world: World, **limits: Any) -> FlowControl:
     """A workflow that waits for an approval longer than it may."""
-
-    @world.workflow(**limits)
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.wait_for_event("approved", "approval", timeout="30 days").payload
-
-    return order
+    return flow_of(world, lambda step: step.wait_for_event("approved", "approval", timeout="30 days").payload, **limits)
 
 
 def test_a_run_that_takes_longer_than_its_workflow_allows_is_terminated(world: World) -> None:

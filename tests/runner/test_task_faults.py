@@ -10,6 +10,7 @@ import pytest
 from celery_durable import Step, WorkflowEvent
 from tests.support.answers import answer, resize
 from tests.support.databases import on_databases
+from tests.support.flows import flow_of
 from tests.support.lost_connections import cut_commit
 from tests.support.world import World, on_one_database
 
@@ -43,10 +44,7 @@ def test_an_answer_whose_commit_is_in_doubt_is_taken_once(world: World, media, w
 @pytest.mark.parametrize("kind", ["task", "event", "map", "child"])
 def test_a_race_whose_commit_was_in_doubt_is_decided(world: World, kind: str) -> None:
     """The winner's row was found, and its verdict with it: the race must not wait for the loser."""
-
-    @world.workflow
-    def kid(event: WorkflowEvent, step: Step) -> int:
-        return step.wait_for_event("go", "go").payload
+    kid = flow_of(world, lambda step: step.wait_for_event("go", "go").payload, name="kid")
 
     @world.workflow
     def media(event: WorkflowEvent, step: Step) -> Any:

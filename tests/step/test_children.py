@@ -112,11 +112,7 @@ def test_a_linear_child(world: World) -> None:
         return Completed({"packed": call.params})
 
     world.registry.replace(shop.definition)
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.child("pack", shop, 7)
-
+    order = flow_of(world, lambda step: step.child("pack", shop, 7))
     assert order.run().output == {"packed": 7}
 
 
@@ -294,10 +290,7 @@ def test_a_termination_whose_commit_is_in_doubt_answers_once(world: World, order
 
 @everywhere
 def test_an_instance_that_is_made_again_has_a_child_of_its_own(world: World, billing) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> Any:
-        return step.child("bill", billing, Bill(cents=100)).cents
-
+    order = flow_of(world, lambda step: step.child("bill", billing, Bill(cents=100)).cents)
     instance = order.run()
     first = instance.step("bill").child.instance_id
     instance.terminate()
@@ -315,10 +308,7 @@ def test_an_instance_that_is_made_again_has_a_child_of_its_own(world: World, bil
 
 @on_one_database
 def test_a_child_of_a_child(world: World, billing) -> None:
-    @world.workflow
-    def middle(event: WorkflowEvent, step: Step) -> Any:
-        return step.child("bill", billing, Bill(cents=1), id="b-1").cents
-
+    middle = flow_of(world, lambda step: step.child("bill", billing, Bill(cents=1), id="b-1").cents, name="middle")
     instance = flow_of(world, lambda step: step.child("middle", middle)).run()
     billing.of("b-1").send("paid", 1)
     world.run_until_idle()

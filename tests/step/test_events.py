@@ -183,11 +183,7 @@ def test_the_same_event_id_serves_two_instances(world: World, order) -> None:
 def test_a_wait_whose_type_was_changed_by_a_deploy_is_woken_by_the_new_type(world: World) -> None:
     instance = flow_of(world, lambda step: step.wait_for_event("answer", "approval", timeout="1 hour").payload).run()
     deadline = instance.step("answer").wake_at
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.wait_for_event("answer", "decision", timeout="1 hour").payload
-
+    flow_of(world, lambda step: step.wait_for_event("answer", "decision", timeout="1 hour").payload)
     world.advance(60)
     instance.pause()
     instance.resume()

@@ -10,13 +10,14 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery
 
-from celery_durable import NonRetryableError, OutboundEvent, Step, StepTx, WorkflowEvent
+from celery_durable import NonRetryableError, OutboundEvent, StepTx
 from celery_durable.model import OutboxKind, OutboxMessage
 from celery_durable.runtime import Runtime
 from celery_durable.store.runs.outbox import begin_delivery
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing.processes import ends_the_process
+from tests.support.flows import flow_of
 from tests.support.world import SerializationFailure, World
 
 everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -31,12 +32,7 @@ def mail(order: int, *, urgent: bool = False) -> None:
 
 def sending(world: World, send: Any, name: str = "order") -> Any:
     """A workflow whose one step sends something."""
-
-    @world.workflow(name=name)
-    def order(event: WorkflowEvent[Any], step: Step) -> Any:
-        return step.do("announce", lambda tx: send(tx))
-
-    return order
+    return flow_of(world, lambda step: step.do("announce", lambda tx: send(tx)), name=name)
 
 
 def outbox(world: World) -> list[Any]:

@@ -38,12 +38,7 @@ class Failing:
 
 def charging(world: World, charge: Failing, config: StepConfig | None = None) -> FlowControl:
     """A workflow whose one step is this body."""
-
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step) -> str:
-        return step.do("charge", config or StepConfig(), charge)
-
-    return order
+    return flow_of(world, lambda step: step.do("charge", config or StepConfig(), charge))
 
 
 def run_to_the_end(world: World, instance, limit: int = 50) -> None:

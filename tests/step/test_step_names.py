@@ -141,10 +141,7 @@ def test_a_decorated_function_can_say_repeat_for_itself(world: World) -> None:
     def roll(n: int) -> int:
         return n
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.do(roll, n) for n in (4, 5)]
-
+    order = flow_of(world, lambda step: [step.do(roll, n) for n in (4, 5)])
     assert order.run().output == [4, 5]
 
 

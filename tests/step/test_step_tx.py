@@ -19,10 +19,7 @@ def test_the_session_sees_its_own_writes_and_is_one_for_the_attempt(world: World
         insert_name("a")(tx.session)
         return tx.session.scalar(sa.select(sa.func.count()).select_from(names))
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("count", book)
-
+    order = flow_of(world, lambda step: step.do("count", book))
     assert order.run().output == 1
 
 
@@ -36,10 +33,7 @@ def test_a_savepoint_may_be_used(world: World) -> None:
             return "the second was refused"
         return "both were taken"
 
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("book names", StepConfig(retries=0), book)
-
+    order = flow_of(world, lambda step: step.do("book names", StepConfig(retries=0), book))
     world.exempt["I1"] = "this body books elsewhere"
     assert order.run().output == "the second was refused"
     assert world.names() == ["kept"]

@@ -254,10 +254,7 @@ def test_now_random_and_uuid_are_the_same_on_every_pass(world: World) -> None:
 
 
 def test_two_runs_do_not_share_their_chance(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return [step.uuid(), step.random()]
-
+    order = flow_of(world, lambda step: [step.uuid(), step.random()])
     one, two = order.run(id="a"), order.run(id="b")
     first = one.output
     one.restart()

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_durable import Step, StepConfig, StepFailed, StepTimeout, StepTx, WorkflowEvent
+from tests.support.flows import flow_of
 from tests.support.world import SerializationFailure, World, insert_name, on_one_database
 
 # The timer may go off in the garbage collector's callback that hypothesis installs: Python drops what it raises there,
@@ -224,10 +225,9 @@ def test_a_body_that_takes_the_alarm_for_itself_leaves_the_next_one_its_time_lim
 
 
 def test_without_a_timeout_there_is_no_timer(world: World) -> None:
-    @world.workflow
-    def order(event: WorkflowEvent, step: Step):
-        return step.do("work", StepConfig(timeout=None), lambda: signal.getitimer(signal.ITIMER_REAL)[0])
-
+    order = flow_of(
+        world, lambda step: step.do("work", StepConfig(timeout=None), lambda: signal.getitimer(signal.ITIMER_REAL)[0])
+    )
     assert order.run().output == 0.0
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from celery_durable import Step, WorkflowEvent
 from celery_durable.all_operations import Operations
 from celery_durable.testing import DurableHarness
 from tests.support import invariants
 from tests.support.attempts import Bench
+from tests.support.flows import flow_of
 from tests.support.world import FlowControl, World
 
 
@@ -57,12 +57,7 @@ def make_bench(world: World) -> Iterator[Callable[..., Bench]]:
 @pytest.fixture
 def order(world: World) -> FlowControl:
     """A workflow that waits for an approval."""
-
-    @world.workflow
-    def order(event: WorkflowEvent[Any], step: Step) -> Any:
-        return step.wait_for_event("approval", "approval").payload
-
-    return order
+    return flow_of(world, lambda step: step.wait_for_event("approval", "approval").payload)
 
 
 @pytest.fixture

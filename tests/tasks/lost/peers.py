@@ -11,12 +11,12 @@ from typing import Any
 import sqlalchemy as sa
 from celery import Celery
 
-from celery_durable import Step, WorkflowEvent
 from celery_durable.model import OutboxMessage, TaskReference
 from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from celery_durable.store.lost_tasks import SentTask
 from celery_durable.tasks.lost.search import LostTaskSearch
+from tests.support.flows import flow_of
 from tests.support.world import World
 
 app = Celery("mill", set_as_current=False)
@@ -88,8 +88,7 @@ def out(world: World, age: float = 0) -> list[SentTask]:
 
 
 def start(world: World, count: int = 3, **options: Any) -> None:
-    @world.workflow
-    def mill(event: WorkflowEvent, step: Step) -> Any:
-        return step.map("grind", grind.s(), range(count), timeout="3 days", **options)
-
+    mill = flow_of(
+        world, lambda step: step.map("grind", grind.s(), range(count), timeout="3 days", **options), name="mill"
+    )
     mill.run()

@@ -18,6 +18,7 @@ from celery_durable.store import lost_tasks
 from celery_durable.store.instances import instances
 from tests.signals.conftest import hearing
 from tests.support.answers import answer
+from tests.support.flows import flow_of
 from tests.support.meetings import SECONDS
 from tests.support.world import Producer, World
 from tests.tasks.lost.peers import grind, out, reference
@@ -337,11 +338,7 @@ def test_on_lost_is_one_of_three_words(world: World) -> None:
 @everywhere
 def test_tasks_are_read_a_page_at_a_time_each_once(world: World) -> None:
     """Also those that were sent in the same moment."""
-
-    @world.workflow
-    def mill(event: WorkflowEvent, step: Step) -> Any:
-        return step.map("grind", grind.s(), range(7))
-
+    mill = flow_of(world, lambda step: step.map("grind", grind.s(), range(7)), name="mill")
     mill.run(id="one")
     world.advance(1)
     mill.run(id="two")
