@@ -46,10 +46,6 @@ def test_a_mistake_ends_with_the_error_that_the_page_shows(code: str, text: str)
         assert f"{handle.error.name}: {handle.error.message}".startswith(text)
 
 
-def test_the_page_shows_ten_mistakes() -> None:
-    assert len(MISTAKES) == 10
-
-
 def test_the_repairs_of_the_page_can_be_typed() -> None:
     rows = re.findall(r"^\| [^|]+ \| (.+) \|$", PAGE.partition("| Situation |")[2].partition("\n\n")[0], re.MULTILINE)
     commands = [command for row in rows for command in re.findall(r"`([a-z-]+ [^`]+)`", row)]

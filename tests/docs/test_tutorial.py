@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, Block, all_blocks_of, base_of, blocks, page_name
+from tests.docs.blocks import ROOT, Block, all_blocks_of, base_of, blocks
 
 TUTORIAL = ROOT / "docs" / "tutorial"
 APPEARS = {
@@ -168,20 +168,3 @@ def test_a_page_of_the_tutorial_works_as_it_is_written(page: str, tmp_path: Path
     for table in (APPEARS, OUTPUTS, CODES):
         for _, command, *number in (key for key in table if key[0] == page):
             assert reader.used[command] >= (number[0] if number else 1), "a command of the page is not there any more"
-
-
-def test_every_page_is_typed_but_the_one_that_needs_servers() -> None:
-    pages = {path.name for path in TUTORIAL.glob("*.md")}
-    assert pages == {*IN_GATE, *AT_NIGHT, "deploy.md", "django.md"}  # test_django_tutorial follows the last one
-
-
-def test_the_pages_are_numbered_and_lead_to_each_other() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    order = [line.strip() for line in index.splitlines() if line.startswith("tutorial/")]
-    order.remove("tutorial/django")
-    assert len(order) == 8
-    for number, name in enumerate(order, start=1):
-        text = (ROOT / "docs" / f"{name}.md").read_text()
-        assert text.partition("# ")[2].startswith(f"{number}. "), page_name(TUTORIAL)
-        if number < len(order):
-            assert f"]({Path(order[number]).name}.md)" in text.rpartition("**Next:**")[2]

