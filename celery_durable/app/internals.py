@@ -14,7 +14,6 @@ from celery import Celery
 
 from celery_durable import tasks
 from celery_durable.all_operations import Operations
-from celery_durable.app.processes import CeleryProcesses
 from celery_durable.config import Settings, name_as_written, read_settings
 from celery_durable.definitions import SHARED, Registry
 from celery_durable.errors import ConfigInvalid, NotConfigured
@@ -37,6 +36,7 @@ from celery_durable.tasks.lost.reporter import HeldTaskReporter
 from celery_durable.tasks.lost.search import LostTaskSearch
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.process_stops import StopFlag, make_process_stop_check
+from celery_durable.tasks.processes import CeleryProcesses
 from celery_durable.tasks.publishing import Publisher
 from celery_durable.tasks.task_ends import TaskEndHandler
 from celery_durable.values import Retries

@@ -102,7 +102,7 @@ class Attempts:
     def run(self, steps: Sequence[AttemptedStep]) -> None:
         """Run the bodies of these steps, concurrently if there are several, and commit the outcome of each."""
         if not self._lease.is_valid:
-            self._pass.run_or_interrupt(self._ensure_held)
+            self._pass.run_or_interrupt(lambda: self._lease.ensure_held(self._env.store))
         for step in steps:
             notify.send_attempt_started(
                 self._lease.claim, step=step.name, step_key=step.key, attempt=step.number, type_=step.type
@@ -111,7 +111,7 @@ class Attempts:
         reruns = outages = 0
         while self._lost and reruns < MAX_BODY_RERUNS and outages < MAX_OUTAGES:
             # If the database was away, as in a restart, that explains the loss. Otherwise the body may be its reason.
-            if self._pass.run_or_interrupt(self._wait_for_database):
+            if self._pass.run_or_interrupt(lambda: self._lease.wait_for_database(self._env.store)):
                 outages += 1
             else:
                 reruns += 1
@@ -159,12 +159,6 @@ class Attempts:
         """Whether the only body runs on this thread. One that cannot be interrupted here gets a thread of its own."""
         return not step.is_async and (self._can_interrupt or not (step.timeout or step.ends_with_cancel))
 
-    def _ensure_held(self) -> None:
-        self._lease.ensure_held(self._env.store)
-
-    def _wait_for_database(self) -> bool:
-        return self._lease.wait_for_database(self._env.store)
-
     def _run_concurrently(self, steps: Sequence[AttemptedStep], attempts: Sequence[StepAttempt]) -> None:
         bodies = [
             ConcurrentBody(
@@ -199,7 +193,7 @@ class Attempts:
                 case Raised(error):
                     self._raise_failure(step, attempt, error)
                 case PassOver(error):
-                    self._end_pass(error)
+                    raise self._pass.interrupt(error if isinstance(error, Interruption) else PassInterrupted(error))
                 case TimedOut(interruption):
                     self._time_out(step, attempt, interruption)
                 case None if not step.may_repeat:
@@ -213,7 +207,8 @@ class Attempts:
         except StepEffectFailed as exc:
             # A DurableError says that the target does not exist or has ended: a retry would fail again.
             is_final = isinstance(exc.error, DurableError)
-            self._fail(step, attempt, AttemptFailure.of(self._explain(step, exc.error), is_final=is_final))
+            error = explain_conflict(self._env, step.name, exc.error)
+            self._fail(step, attempt, AttemptFailure.of(error, is_final=is_final))
         except BodyRerunRequired as exc:
             if not step.may_repeat:
                 what = f"the database lost the transaction of attempt {attempt.number} ({exc})"
@@ -253,17 +248,11 @@ class Attempts:
         step.fail(attempt, failure)
 
     def _raise_failure(self, step: AttemptedStep, attempt: StepAttempt, error: BaseException) -> NoReturn:
-        if not attempt.has_transaction and error is not attempt.opening_error:
+        if attempt.buffer.transaction is None and error is not attempt.opening_error:
             raise AttemptFailed(AttemptFailure.of(error))
         if self._env.store.is_transient(error) and step.may_repeat:
             raise BodyRerunRequired(values.get_error_text(error)) from error
-        raise AttemptFailed(AttemptFailure.of(self._explain(step, error)))
-
-    def _end_pass(self, error: BaseException) -> NoReturn:
-        raise self._pass.interrupt(error if isinstance(error, Interruption) else PassInterrupted(error))
-
-    def _explain(self, step: AttemptedStep, error: BaseException) -> BaseException:
-        return explain_conflict(self._env, step.name, error)
+        raise AttemptFailed(AttemptFailure.of(explain_conflict(self._env, step.name, error)))
 
 
 def _format_timeout(step: AttemptedStep) -> str:

@@ -41,6 +41,7 @@ class DatabaseCommitter:
         self.env, self.run, self._store, self._kinds = env, run, env.store, kinds
         self._lease, self._claim, self._limits = run.lease, run.lease.claim, run.limits
         self._published = PublishedValues(env, run.lease)
+        self.publish = self._published.publish
         self.remaining_logs = env.settings.max_logs - run.state.log_count
         """How many log lines the run may still store."""
         self.kinds_with_rows = {
@@ -51,9 +52,6 @@ class DatabaseCommitter:
         """The kinds whose steps may have open rows of their own when the run ends."""
         self.write_commit: Callable[[StepCommit], Committed] = self.transact
         """Writes a commit that is not in the body's transaction. The `lanes` come before the plain way."""
-
-    def publish(self, key: str, text: str) -> None:
-        self._published.publish(key, text)
 
     def commit(self, step_commit: StepCommit, attempt: StepAttempt | None = None) -> Committed:
         lease, published = self._lease, self._published

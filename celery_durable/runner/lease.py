@@ -108,10 +108,6 @@ class Lease:
         finally:
             self.exit_user_code(owner)
 
-    def engine_code(self, owner: object) -> EngineCode:
-        """Return a context manager for engine code that the user code of ``owner`` calls."""
-        return EngineCode(self, owner)
-
     @property
     def running_step(self) -> RunningStep | None:
         """The step whose body runs now. Of several that run concurrently: the one that started last."""
@@ -166,7 +162,7 @@ class Lease:
 
 
 class EngineCode:
-    """Engine code that user code calls: inside the block, the pass counts as stalled if it makes no progress."""
+    """Engine code that the user code of ``owner`` calls: in the block, the pass stalls if it makes no progress."""
 
     __slots__ = ("_lease", "_owner")
 

@@ -36,6 +36,7 @@ from celery_durable.model import (
 from celery_durable.replay_state import StepEntry
 from celery_durable.runner.environment import encode_log_data
 from celery_durable.runner.execution_context import ExecutionContext
+from celery_durable.runner.lease import EngineCode
 from celery_durable.runner.limits import take_workflow_limits
 from celery_durable.runner.step_commit import StepCommit
 from celery_durable.runner.step_execution import OtherSteps, Race, RaceWon, StepExecution, build_failure
@@ -57,7 +58,7 @@ class ReplayContext:
         self._random_calls = 0
         self._submitted: dict[str, StepExecution] = {}
         self.waits: list[OpenWait] = []
-        self._engine_code = context.lease.engine_code(definition)
+        self._engine_code = EngineCode(context.lease, definition)
 
     def call(self, call: StepCall) -> Any:
         with self._engine_code:
@@ -202,7 +203,8 @@ class ReplayContext:
         entry = context.replay_state.call(name, kind.type, identity.work, repeat=repeat)
         if entry.row is None:
             kind.check_new(identity, settings, self._now)
-            self._check_limits(name, policy.limits)
+            if policy.limits:
+                self._check_limits(name, policy.limits)
         if entry.is_repeated:
             context.add_log(
                 LogLevel.WARNING,

@@ -212,11 +212,6 @@ class StepAttempt:
 
     # --- its transaction ------------------------------------------------------------------------
 
-    @property
-    def has_transaction(self) -> bool:
-        """Whether the transaction of the step is open, or was."""
-        return self.buffer.transaction is not None
-
     def run_in_transaction(self, step: str, body: Callable[[], Any]) -> Callable[[], Any]:
         """Return a call of the body inside the step's transaction, or ``body`` if the store does not want that."""
         if not self._env.store.step_transactions.opens_before_body:

@@ -21,11 +21,16 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_durable import values
-from celery_durable.app import override_durable
+from celery_durable.all_operations import Operations
+from celery_durable.app import Durable, override_durable
 from celery_durable.config import Settings, read_settings
 from celery_durable.handles import Workflow
 from celery_durable.model import DueRun, OutboundEvent, OutboxKind, OutboxMessage, PassResult, RunRef, Status
+from celery_durable.operations.context import OperationContext
+from celery_durable.runner.ticks import Ticker
 from celery_durable.store.runs import outbox
+from celery_durable.tasks.dispatcher import Sweeper
+from celery_durable.tasks.outbox import Outbox, Send
 from celery_durable.tasks.publishing import PublishReport, SendState
 from celery_durable.testing import databases
 from celery_durable.testing.clock import START, Clock
@@ -34,10 +39,9 @@ from celery_durable.testing.cooperative import CooperativeThread
 from celery_durable.testing.databases import MakeStore
 from celery_durable.testing.errors import HarnessBusy, HarnessMisuse, NothingDue, StoreNotEmpty
 from celery_durable.testing.faults import Faults
-from celery_durable.testing.installation import build_durable, build_sweeper
 from celery_durable.testing.instance import HarnessInstance
 from celery_durable.testing.mocks import MockedWaits, Mocks
-from celery_durable.testing.processes import Processes, RunnerProcess
+from celery_durable.testing.processes import Process, Processes, RunnerProcess
 from celery_durable.testing.tasks import Messages, SentTasks
 from celery_durable.values import Duration, Retries
 
@@ -113,12 +117,12 @@ class DurableHarness:
         )
         self._store = self._processes.web.store
         self._active = ExitStack()
-        self.durable = build_durable(
+        self.durable = _build_durable(
             self._processes.web, self.settings, self._code, self.messages, send=self._send, advance=self._advance
         )
         """The Durable that handles act on, without a Celery app."""
         self._mocked_waits = MockedWaits(self.durable, self.mocks)
-        self._sweeper = build_sweeper(self.durable, self.messages)
+        self._sweeper = _build_sweeper(self.durable, self.messages)
         self._processes.database.migrate()
         self._refuse_others(wipe=wipe)
 
@@ -397,3 +401,48 @@ def _settings(given: Mapping[str, Any], *, has_schemas: bool) -> Settings:
             raise HarnessMisuse(f"Setting {name!r}: write it as in app.conf, beginning with durable_.")
     settings = read_settings(given)
     return settings if has_schemas else dataclasses.replace(settings, database_schema=None)
+
+
+# The parts of production that a harness wires together: a `Durable` without a Celery app, and its sweeper.
+
+
+def _build_durable(
+    web: Process,
+    settings: Settings,
+    code: Deployed,
+    messages: Messages,
+    *,
+    send: Send,
+    advance: Callable[..., PassResult],
+) -> Durable:
+    """Return a Durable over the store of ``web``. Its dispatch messages go into ``messages``."""
+    durable = Durable(runtime=web.runtime)
+    parts = durable.internals
+    parts.settings, parts.store, parts.registry = settings, web.store, code
+    parts.outbox = Outbox(web.store, settings, send)
+    parts.operations = Operations(
+        OperationContext(
+            web.store,
+            settings,
+            code,
+            web.runtime,
+            messages.extend,
+            send_messages=parts.outbox.send_committed,
+        )
+    )
+    parts.ticker = Ticker(web.store, settings, web.runtime, advance)
+    return durable
+
+
+def _build_sweeper(durable: Durable, messages: Messages) -> Sweeper:
+    """Return the sweeper of a Durable. It finds the captured messages still in their queues."""
+    parts = durable.internals
+
+    def publish(due_runs: Sequence[DueRun]) -> PublishReport:
+        messages.extend(due_runs)
+        return PublishReport.of(len(due_runs), SendState.SENT)
+
+    def queue_length(queue: str) -> int:
+        return sum(due.queue == queue for due in messages)
+
+    return Sweeper(parts.store, parts.settings, parts.runtime, publish, queue_length, outbox=parts.outbox)

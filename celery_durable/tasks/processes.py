@@ -47,47 +47,26 @@ class ProcessParts(Protocol):
     celery_app: Celery | None
 
     @property
-    def app(self) -> Celery:
-        """The Celery app."""
-
+    def app(self) -> Celery: ...
     @property
-    def settings(self) -> Settings:
-        """The settings."""
-
+    def settings(self) -> Settings: ...
     @property
-    def store(self) -> Store:
-        """The database."""
-
+    def store(self) -> Store: ...
     @property
-    def publisher(self) -> Publisher:
-        """Publishes dispatch messages."""
-
+    def publisher(self) -> Publisher: ...
     @property
-    def dispatcher(self) -> Dispatcher:
-        """Finds due work."""
-
+    def dispatcher(self) -> Dispatcher: ...
     @property
-    def heartbeat(self) -> ProcessHeartbeat:
-        """Writes the row of this process."""
-
+    def heartbeat(self) -> ProcessHeartbeat: ...
     @property
-    def background_queue(self) -> CallQueue:
-        """Does what the main loop of Celery must not wait for."""
-
+    def background_queue(self) -> CallQueue: ...
     @property
-    def held_task_reporter(self) -> HeldTaskReporter:
-        """Reports the tasks that this worker holds."""
-
+    def held_task_reporter(self) -> HeldTaskReporter: ...
     @property
-    def task_end_handler(self) -> TaskEndHandler:
-        """Commits the answers of tasks."""
-
+    def task_end_handler(self) -> TaskEndHandler: ...
     @property
-    def unsupported_pool(self) -> str | None:
-        """The name of this worker's pool, if it cannot run workflows."""
-
-    def read_settings(self) -> Settings:
-        """Read the settings, without keeping them."""
+    def unsupported_pool(self) -> str | None: ...
+    def read_settings(self) -> Settings: ...
 
 
 class CeleryProcesses:
