@@ -23,9 +23,6 @@ from celery_durable.errors import ValueRefused
 from celery_durable.model import RunRef, to_us
 from celery_durable.runtime import Runtime
 from celery_durable.testing import START
-from tests.support.databases import on_databases
-
-database = on_databases("sqlite", "postgresql")
 
 
 class Waiting(Runtime):

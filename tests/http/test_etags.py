@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from starlette.testclient import TestClient
 
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
-
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
 
 def _made(shop: Shop, api: TestClient) -> str:
@@ -18,7 +15,6 @@ def _made(shop: Shop, api: TestClient) -> str:
     return "/workflows/order/instances/o-1"
 
 
-@everywhere
 def test_the_etag_of_a_deleted_namesake_matches_nothing(shop: Shop, api: TestClient) -> None:
     order = _made(shop, api)
     api.post(f"{order}/terminate")

@@ -9,10 +9,9 @@ from starlette.testclient import TestClient
 
 from celery_durable import Step, WorkflowEvent
 from tests.http.conftest import Shop
-from tests.http.test_routes import NOW, everywhere, refused
+from tests.http.test_routes import NOW, refused
 
 
-@everywhere
 def test_a_history_shows_steps_events_and_logs_if_asked_for(shop: Shop, api: TestClient, order: str) -> None:
     api.post(f"{order}/events", json={"type": "approval", "payload": {"by": "eve"}, "id": "click-7"})
     shop.work()
@@ -66,7 +65,6 @@ def test_the_values_of_users_stay_as_they_are(shop: Shop, api: TestClient) -> No
     assert api.get(f"{path}/published").json()["published"]["value"]["value"] == value
 
 
-@everywhere
 @pytest.mark.parametrize("order_", ["asc", "desc"])
 def test_each_list_of_a_history_is_paged_by_its_own_cursor(shop: Shop, api: TestClient, order_: str) -> None:
     api.post("/workflows/count/instances", json={"id": "c-1", "params": 5})

@@ -13,7 +13,6 @@ from celery_durable import RedactionContext, Step, WorkflowEvent
 from tests.http.conftest import Shop
 from tests.http.test_stream import messages
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 HALF = {"value": {"done": 5, "total": 10}, "updatedAt": "2030-01-01T00:00:00Z"}
 PATH = "/workflows/pack/instances/p-1"
 
@@ -57,7 +56,6 @@ def packing(shop: Shop) -> Iterator[Packing]:
     packing.end()
 
 
-@everywhere
 def test_values_are_read_while_a_body_runs_and_after_the_end(packing: Packing, api: TestClient) -> None:
     before = {"progress": HALF, "box no": HALF | {"value": "secret 7"}}
     assert api.get(f"{PATH}/published").json() == {"runNumber": 1, "published": before}

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from celery_durable import Step, WorkflowEvent
 from celery_durable.http import Access, Authorize, Permission
 from tests.http.conftest import Shop
-from tests.http.test_routes import everywhere, refused
+from tests.http.test_routes import refused
 
 COUNT = "/workflows/count/instances"
 BAD = "/workflows/bad/instances"
@@ -29,7 +29,6 @@ def counted(shop: Shop, api: TestClient) -> str:
     return f"{COUNT}/c-1"
 
 
-@everywhere
 def test_an_instance_is_rewound_to_a_step(shop: Shop, api: TestClient, counted: str) -> None:
     answer = api.post(f"{counted}/rewind", json={"step": "step 2", "reason": "miscounted"})
     assert (answer.status_code, answer.json()) == (200, {"ok": True, "runNumber": 2})
@@ -65,7 +64,6 @@ def test_an_instance_is_forked(shop: Shop, api: TestClient, counted: str) -> Non
     assert len(api.post(f"{counted}/fork", json={"step": "step 1"}).json()["id"]) > 10
 
 
-@everywhere
 def test_restart_or_create_tells_which_happened(shop: Shop, api: TestClient) -> None:
     def call(**body: Any) -> Any:
         return api.post("/workflows/echo/instances/e-1/restart-or-create", json={"params": 1, **body}).json()
@@ -84,7 +82,6 @@ def test_restart_or_create_tells_which_happened(shop: Shop, api: TestClient) -> 
     refused(api.post(path, json={}, headers={"If-Match": '"1"'}), 412, "PRECONDITION_FAILED")
 
 
-@everywhere
 def test_a_creation_may_be_repeated(shop: Shop, api: TestClient) -> None:
     body = {"id": "e-1", "params": 1, "ifExists": "return"}
     made = api.post("/workflows/echo/instances", json=body)
@@ -96,7 +93,6 @@ def test_a_creation_may_be_repeated(shop: Shop, api: TestClient) -> None:
     refused(api.post("/workflows/echo/instances", json=body | {"ifExists": "maybe"}), 400, "INVALID_REQUEST")
 
 
-@everywhere
 def test_a_start_is_debounced(shop: Shop, api: TestClient) -> None:
     body = {"id": "e-1", "ifExists": "postpone", "delayMs": 30_000, "atLatestMs": 300_000}
     for number in range(3):
@@ -109,7 +105,6 @@ def test_a_start_is_debounced(shop: Shop, api: TestClient) -> None:
     assert api.get("/workflows/echo/instances/e-1").json()["details"] == {"status": "complete", "output": 2}
 
 
-@everywhere
 def test_runs_do_not_overlap(shop: Shop, api: TestClient) -> None:
     for policy, params, status in (("skip", 1, "active"), ("queue", 2, "active"), ("skip", 3, "active")):
         asked = api.post("/workflows/echo/instances", json={"id": "e-1", "params": params, "ifRunning": policy})
@@ -179,7 +174,6 @@ def test_a_start_is_put_off(shop: Shop, api: TestClient) -> None:
     assert made.status_code == 201, made.text
 
 
-@everywhere
 def test_steps_are_settled_by_hand_and_the_history_tells_by_whom(shop: Shop, api: TestClient, order: str) -> None:
     body = {"step": "await approval", "result": {"yes": True}, "by": "eve", "reason": "on the phone"}
     answer = api.post(f"{order}/set-result", json=body)

@@ -17,8 +17,6 @@ from tests.support.lost_connections import cut_commit
 
 NOW = "2030-01-01T00:00:00Z"
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-
 
 def refused(answer: Any, status: int, code: str) -> str:
     """The message of a refusal, whose form is checked."""
@@ -43,7 +41,6 @@ def test_workflows_are_listed(api: TestClient) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@everywhere
 def test_instances_are_listed_newest_first_page_by_page_and_without_payloads(shop: Shop, api: TestClient) -> None:
     for number in range(5):
         api.post("/workflows/echo/instances", json={"id": f"e-{number}", "params": "secret"})
@@ -120,7 +117,6 @@ def test_errors_about_instances_advise_no_python_calls(shop: Shop, api: TestClie
     )
 
 
-@everywhere
 def test_an_instance_is_created_and_advanced(shop: Shop, api: TestClient) -> None:
     made = api.post("/workflows/echo/instances", json={"id": "e-1", "params": {"größe": [1, None]}})
     assert (made.status_code, made.json()) == (201, {"id": "e-1", "details": {"status": "active"}})
@@ -149,7 +145,6 @@ def test_what_cannot_be_created_is_refused_with_its_code(api: TestClient) -> Non
     assert message == "Parameters of workflow 'order' are not valid: $.cents: Input should be greater than 0."
 
 
-@everywhere
 def test_a_batch_leaves_out_what_exists_and_repetitions(api: TestClient) -> None:
     api.post("/workflows/echo/instances", json={"id": "e-1"})
     batch = {"instances": [{"id": "e-2"}, {"id": "e-1"}, {"id": "e-3", "params": 3}, {"id": "e-2", "params": 2}]}
@@ -177,7 +172,6 @@ def test_a_batch_has_a_cap_and_one_invalid_item_refuses_all(api: TestClient) -> 
 # --- get ----------------------------------------------------------------------------------------
 
 
-@everywhere
 def test_an_instance_shows_where_it_stands(api: TestClient, order: str) -> None:
     answer = api.get(order)
     assert answer.json() == {
@@ -241,7 +235,6 @@ def test_an_etag_is_answered_with_304_until_something_changes(shop: Shop, api: T
 # --- change -------------------------------------------------------------------------------------
 
 
-@everywhere
 def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: str) -> None:
     def status() -> str:
         return api.get(order).json()["details"]["status"]
@@ -263,7 +256,6 @@ def test_pause_resume_terminate_and_restart(shop: Shop, api: TestClient, order: 
     assert api.get(order).json()["meta"]["runNumber"] == 2
 
 
-@everywhere
 def test_a_cancel_is_shown_until_the_cleanup_has_ended(shop: Shop, api: TestClient) -> None:
     tour, seen = "/workflows/tour/instances/t-1", []
 
@@ -299,7 +291,6 @@ def test_a_cancel_is_shown_until_the_cleanup_has_ended(shop: Shop, api: TestClie
     refused(api.post(f"{tour}/cancel"), 409, "INSTANCE_TERMINAL")
 
 
-@everywhere
 def test_wake_sends_a_worker_unless_the_instance_is_paused_or_held(shop: Shop, api: TestClient, order: str) -> None:
     held: list[Any] = []
 
@@ -346,7 +337,6 @@ def test_of_changes_to_one_version_at_the_same_time_one_is_made(api: TestClient,
 # --- events -------------------------------------------------------------------------------------
 
 
-@everywhere
 def test_an_event_moves_an_instance_on(shop: Shop, api: TestClient, order: str) -> None:
     event = {"type": "approval", "payload": {"by": "eve"}, "id": "click-7"}
     sent = api.post(f"{order}/events", json=event)

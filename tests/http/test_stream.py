@@ -19,8 +19,6 @@ from celery_durable import RedactionContext, Step, WorkflowEvent
 from celery_durable.http import asgi, timeouts
 from tests.http.conftest import Shop
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
-
 
 def messages(text: str) -> list[tuple[str, str, Any]]:
     """(id, event, data) of each message."""
@@ -47,7 +45,6 @@ def ended(shop: Shop, api: TestClient, order: str) -> str:
 # --- what is told -------------------------------------------------------------------------------
 
 
-@everywhere
 def test_a_stream_of_what_has_ended_tells_all_and_ends(api: TestClient, ended: str) -> None:
     answer = api.get(f"{ended}/stream")
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -68,7 +65,6 @@ def test_a_stream_of_what_has_ended_tells_all_and_ends(api: TestClient, ended: s
     assert charge["result"] == {"cents": 1999, "card": "4242"}
 
 
-@everywhere
 def test_a_client_that_comes_again_goes_on_where_it_was(api: TestClient, ended: str) -> None:
     all_ = messages(api.get(f"{ended}/stream").text)
     for position, (id_, _, _) in enumerate(all_[:-1]):
@@ -118,7 +114,6 @@ def site(shop: Shop) -> Iterator[str]:
     thread.join()
 
 
-@everywhere
 def test_a_stream_tells_what_happens_while_it_happens(shop: Shop, site: str, order: str) -> None:
     with httpx2.Client(base_url=site, timeout=20) as client, client.stream("GET", f"{order}/stream") as answer:
         lines = answer.iter_lines()
@@ -174,7 +169,6 @@ def test_a_step_that_was_open_is_told_again_to_a_client_that_comes_again(site: s
     assert [(kind, data.get("stepKey")) for _, kind, data in again] == [("step", "await approval"), ("status", None)]
 
 
-@everywhere
 def test_a_long_poll_answers_when_the_instance_changes_and_when_it_ends(shop: Shop, site: str, order: str) -> None:
     with httpx2.Client(base_url=site, timeout=20) as client:
         before = client.get(order)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from starlette.testclient import TestClient
 
 from celery_durable.http import Authorize
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
-
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 
 
 def test_the_tick_is_off_unless_asked_for(shop: Shop) -> None:
@@ -18,7 +15,6 @@ def test_the_tick_is_off_unless_asked_for(shop: Shop) -> None:
             "FORBIDDEN")  # fmt: skip
 
 
-@everywhere
 def test_ticks_run_workflows_in_the_serving_process(shop: Shop, api: TestClient) -> None:
     api.post("/workflows/count/instances", json={"id": "c-1", "params": 5})
     api.post("/workflows/echo/instances", json={"id": "e-1"})

@@ -2,4 +2,4 @@ from __future__ import annotations
 
 from tests.support.databases import on_databases
 
-database = on_databases("sqlite", "postgresql")
+database = on_databases("sqlite")

@@ -15,13 +15,9 @@ from celery_durable.errors import DefinitionInvalid, InstanceTerminal
 from tests.support.lines import Line, done, rows, state, waits_for
 from tests.support.world import World, insert_name, on_one_database
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
-
 # --- the arrows of both machines ----------------------------------------------------------------
 
 
-@everywhere
 def test_all_steps_are_inserted_at_the_start(world: World) -> None:
     instance = Line(world).flow.create()
     assert (rows(instance), state(instance)) == (["READY", "PENDING", "PENDING"], "RUNNING")
@@ -30,7 +26,6 @@ def test_all_steps_are_inserted_at_the_start(world: World) -> None:
     assert instance.row.kind == "linear"
 
 
-@everywhere
 def test_completed_makes_the_next_step_ready_and_the_last_one_completes_the_instance(world: World) -> None:
     line = Line(world)
     instance = line.flow.create({"cents": 5})
@@ -47,7 +42,6 @@ def test_completed_makes_the_next_step_ready_and_the_last_one_completes_the_inst
     assert (rows(instance), state(instance), instance.output) == (["DONE"] * 3, "COMPLETED", "SHIP done")
 
 
-@everywhere
 def test_a_claimed_step_is_running_and_one_whose_worker_died_is_ready_again(world: World) -> None:
     line = Line(world)
     instance = line.flow.create()
@@ -71,7 +65,6 @@ def test_a_claimed_step_is_running_and_one_whose_worker_died_is_ready_again(worl
     assert (rows(instance), line.called[1]) == (["DONE"] * 3, ("VALIDATE", "RUN", 2))
 
 
-@everywhere
 def test_waiting_ends_with_the_event(world: World) -> None:
     line = Line(world, PAY=waits_for("paid", "1 hour"))
     instance = line.flow.run()
@@ -95,7 +88,6 @@ def test_waiting_ends_with_the_event(world: World) -> None:
     assert (state(instance), instance.events()) == ("COMPLETED", [("other", None, None), ("paid", {"by": "eve"}, "1")])
 
 
-@everywhere
 def test_waiting_ends_with_its_time(world: World) -> None:
     line = Line(world, PAY=waits_for("paid", "1 hour"))
     instance = line.flow.run()
@@ -133,7 +125,6 @@ def test_a_pause_or_a_cancel_ends_it_before_the_next_step(world: World, stop: st
 # --- events -------------------------------------------------------------------------------------
 
 
-@everywhere
 def test_an_early_event_is_kept_and_consumed_on_entering_the_wait(world: World) -> None:
     line = Line(world, PAY=waits_for())
     instance = line.flow.create()

@@ -14,8 +14,6 @@ from tests.support.approvals import Approval
 from tests.support.lines import Line, rows, state, waits_for
 from tests.support.world import World
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
@@ -39,7 +37,6 @@ def test_an_answer_that_cannot_be_is_the_end(world: World, answer: Any, error: s
     assert (rows(instance)[0], instance.error) == ("DEAD", error)
 
 
-@everywhere
 def test_outbound_events_are_sent_with_the_commit_that_waits(world: World) -> None:
     line = Line(world, PAY=waits_for(outbound_events=[("PaymentRequested", {"order": 7}), ("Audited", None)]))
     line.flow.run()

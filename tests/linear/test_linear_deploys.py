@@ -12,10 +12,7 @@ from celery_durable.errors import WorkflowNotFound
 from tests.support.lines import Line, rows, state, waits_for
 from tests.support.world import World
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
 
-
-@everywhere
 def test_a_run_follows_its_rows_whatever_a_deploy_makes_of_the_plan(world: World) -> None:
     line = Line(world, VALIDATE=waits_for("go"))
     instance = line.flow.run()
@@ -30,7 +27,6 @@ def test_a_run_follows_its_rows_whatever_a_deploy_makes_of_the_plan(world: World
     assert [step.name for step in line.flow.run(id="new").steps()] == ["SHIP", "AUDIT", "VALIDATE"]
 
 
-@everywhere
 def test_restart_begins_a_run_of_the_deployed_plan(world: World) -> None:
     line = Line(world, VALIDATE=lambda _: Dead("no"))
     instance = line.flow.run(7)

@@ -11,8 +11,6 @@ from celery_durable.errors import InstanceNotErrored, StepNotOpen, ValueRefused
 from tests.support.lines import Line, done, rows, state, waits_for
 from tests.support.world import World
 
-everywhere = pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"], indirect=True)
-
 
 def dies(_: LinearContext) -> Dead:
     return Dead("no")
@@ -21,7 +19,6 @@ def dies(_: LinearContext) -> Dead:
 # --- retry --------------------------------------------------------------------------------------
 
 
-@everywhere
 def test_a_run_that_died_at_its_ninth_step_of_ten_is_retried_from_there(world: World) -> None:
     names = [f"S{number}" for number in range(1, 11)]
     line = Line(world, [LinearStep(name, max_attempts=2, timeout="30 seconds") for name in names], S9=dies)
@@ -46,7 +43,6 @@ def test_a_run_that_died_at_its_ninth_step_of_ten_is_retried_from_there(world: W
     assert (told.origin.run_number, told.origin.step_key, told.reason) == (1, "8", "the bank is back")
 
 
-@everywhere
 def test_a_retried_step_is_called_with_the_event_that_it_had(world: World) -> None:
     def pay(ctx: LinearContext) -> Any:
         if ctx.task_type is TaskType.RUN:
@@ -137,7 +133,6 @@ def test_a_retried_run_follows_its_rows_whatever_a_deploy_made_of_the_list(world
 # --- restart from a step, fork ------------------------------------------------------------------
 
 
-@everywhere
 @pytest.mark.parametrize("step", ["1", "PAY"])
 def test_a_restart_from_a_step_begins_it_anew_with_the_events_that_it_had_consumed(world: World, step: str) -> None:
     line = Line(world, PAY=waits_for("paid"))
@@ -156,7 +151,6 @@ def test_a_restart_from_a_step_begins_it_anew_with_the_events_that_it_had_consum
     assert (state(instance), instance.events()) == ("COMPLETED", [("paid", 7, "1")])
 
 
-@everywhere
 def test_a_fork_goes_on_before_its_step_and_leaves_the_other_alone(world: World) -> None:
     line = Line(world, PAY=dies)
     instance = line.flow.run()
@@ -192,7 +186,6 @@ def test_a_run_does_not_begin_ahead_of_where_the_other_stands(world: World, begi
 # --- set_result, skip ---------------------------------------------------------------------------
 
 
-@everywhere
 def test_the_failed_step_is_given_a_result_in_a_new_run(world: World) -> None:
     line = Line(world, PAY=dies)
     instance = line.flow.run()
@@ -210,7 +203,6 @@ def test_the_failed_step_is_given_a_result_in_a_new_run(world: World) -> None:
     assert (instance.steps()[1].attempts, instance.steps()[1].error) == (1, None)
 
 
-@everywhere
 def test_a_step_that_waits_is_given_its_result_or_skipped_in_its_run(world: World) -> None:
     line = Line(world, PAY=waits_for("paid"), SHIP=waits_for("shipped"))
     instance = line.flow.run()
@@ -227,7 +219,6 @@ def test_a_step_that_waits_is_given_its_result_or_skipped_in_its_run(world: Worl
     ]
 
 
-@everywhere
 def test_the_last_step_settled_by_hand_completes_the_instance_with_its_result(world: World) -> None:
     line = Line(world, SHIP=dies)
     instance = line.flow.run()
@@ -257,7 +248,6 @@ def test_a_settled_step_keeps_the_event_that_it_had_consumed(world: World) -> No
     assert (rows(instance), instance.events()) == (["DONE", "DONE", "WAITING"], [("paid", 7, "1")])
 
 
-@everywhere
 def test_a_handler_in_flight_changes_nothing_after_its_step_was_settled(world: World) -> None:
     calls: list[str] = []
 
@@ -277,7 +267,6 @@ def test_a_handler_in_flight_changes_nothing_after_its_step_was_settled(world: W
     assert (state(instance), calls) == ("COMPLETED", ["PAY"])
 
 
-@everywhere
 def test_a_handler_in_flight_changes_nothing_after_its_last_step_was_settled(world: World) -> None:
     def ship(ctx: LinearContext) -> Dead:
         world.operations.interventions.set_result("order", "i-1", "SHIP", "by hand", by="eve")
