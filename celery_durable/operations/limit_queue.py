@@ -22,8 +22,8 @@ from celery_durable.store.runs.limits import Served
 logger = logging.getLogger("celery_durable.limits")
 
 _CHECK_SECONDS, _BACKLOG_SECONDS = 1.0, 0.05
-_MAX_WAKES, _MAX_KEYS, _MAX_EXAMINED = 100, 100, 200
-"""Grants, keys and holds in one run of the job."""
+_MAX_WAKES, _MAX_KEYS = 100, 100
+"""Grants and keys in one run of the job."""
 _MAX_ROUNDS = 20
 """How often one call serves a key."""
 
@@ -34,7 +34,6 @@ class LimitQueue:
     def __init__(self, store: Store, settings: Settings, publish_runs: Callable[[Sequence[DueRun]], None]) -> None:
         self._store, self._settings, self._publish = store, settings, publish_runs
         self._last_key: LimitKey | None = None
-        self._last_pk = 0
 
     def serve_after_commit(self, served: Served) -> None:
         """Wake those that a commit has granted something, and serve the limits that it has left. Never raises."""
@@ -75,11 +74,5 @@ class LimitQueue:
             functools.partial(limit_waits.find_keys, after=self._last_key, limit=_MAX_KEYS), timeouts=LOOP
         )
         self._last_key = keys[-1] if len(keys) == _MAX_KEYS else None
-        self._last_pk, freed = self._delete_dead()
-        self.serve({*keys, *freed}, due)
+        self.serve(keys, due)
         return _BACKLOG_SECONDS if len(due) == _MAX_WAKES or len(keys) == _MAX_KEYS else _CHECK_SECONDS
-
-    def _delete_dead(self) -> tuple[int, set[LimitKey]]:
-        delete = functools.partial(limit_waits.delete_dead, after=self._last_pk, limit=_MAX_EXAMINED)
-        last, freed = self._store.transact(delete, timeouts=LOOP)
-        return last or 0, freed

@@ -33,7 +33,7 @@ def test_a_worker_that_was_taken_for_dead_frees_nothing_when_it_ends(world: Worl
     bodies.during["a"] = be_taken_for_dead
     bodies.pass_over("a")
     world.operations.limits.queue.run_job()
-    assert holds(world) == [("b", "held"), ("c", "waiting")]
+    assert holds(world) == [("a", "held"), ("b", "held"), ("c", "waiting")]  # a's counts no more
     world.run_after(2 * world.settings.lease)
     world.run_until_idle()
     assert sorted(bodies.ran) == ["a", "a", "b", "c"]

@@ -65,7 +65,6 @@ HOT: dict[str, tuple[Statement, dict[str, Any]]] = {
     "waiter for a limit": (holds._select(4), dict(zip(holds.Waiter._fields, (777, 1, "approved", -1), strict=True))),
     "keys with waiters": (limit_waits._select_keys("waiting", "same"), STRIPE | {"limit": 1}),
     "grants to check": (limit_waits._select_to_check, {"limit": 100}),
-    "dead holds": (limit_waits._select_examined, {"after": 0, "limit": 200}),
 }
 
 _ASLEEP = """

@@ -111,32 +111,6 @@ _START = LimitKey("", "")
 
 
 @statement
-def _select_examined(s: Store) -> Any:
-    pk = s.tables.hold.c.instance_pk
-    is_next = pk > param("after", sa.BigInteger)
-    return holds.select_rows(s).where(is_next).order_by(pk).limit(param("limit", sa.Integer))
-
-
-@statement
-def _delete_row(s: Store) -> Any:
-    """Delete a row as it was read: its step may have asked again."""
-    c = s.tables.hold.c
-    is_row = [c[name] == param(name, c[name].type) for name in _ROW]
-    return sa.delete(s.tables.hold).where(*is_row)
-
-
-_ROW = (*Waiter._fields, "name", "seq", "state")
-
-
-def delete_dead(tx: Tx, *, after: int, limit: int) -> tuple[int | None, set[LimitKey]]:
-    """Delete holds whose owner is gone, of the next instances. Returns the last one, and the limits to serve."""
-    rows = tx.run(_select_examined, after=after, limit=limit)
-    dead = [row for row in rows if not holds.is_alive(row) or (row.state == HoldState.HELD and not row.counts)]
-    freed = [row for row in dead if tx.run(_delete_row, **{name: getattr(row, name) for name in _ROW}).rowcount]
-    return (rows[-1].instance_pk if len(rows) == limit else None), {holds.key_of(row) for row in freed}
-
-
-@statement
 def _delete_unused(s: Store) -> Any:
     c, h = s.tables.limit.c, s.tables.hold.c
     is_one = [c.name == param("name", sa.String), c.key.between(param("first", sa.String), param("last", sa.String))]
