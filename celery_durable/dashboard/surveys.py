@@ -38,6 +38,7 @@ _MAX_EXPLAINED = 4
 _MAX_GROUPS = 20
 _MAX_SCOPES = 100
 _MAX_WAITS = 20
+_MAX_MISTYPED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,19 @@ class Survey:
     """How many different failures are not listed."""
     waits: Sequence[EventWait]
     """Those that have lasted for more than half of their time, earliest end first."""
+    mistyped: Sequence[tuple[EventWait, str]]
+    """Waits with an event whose type is nearly the one that they wait for."""
 
     @property
     def now(self) -> datetime:
         """The database's time."""
         return self.health.now
+
+    @property
+    def paused(self) -> Count:
+        """The number of paused instances."""
+        its = [each[Status.PAUSED] for each in self.counts.values() if Status.PAUSED in each]
+        return Count(sum(each.count for each in its), all(each.is_exact for each in its))
 
     @property
     def working(self) -> list[Heartbeat]:
@@ -140,7 +149,8 @@ def take_survey(operations: Operations, make_redaction: MakeRedaction) -> Survey
         make_redaction(each.workflow, each.instance_id).redact_wait(each)
         for each in operations.stats.late_waits(limit=_MAX_WAITS)
     ]
-    return Survey(health, counts, _explain_stuck(operations, make_redaction, health), failures, others, waits)
+    mistyped = operations.stats.mistyped_events()[:_MAX_MISTYPED]
+    return Survey(health, counts, _explain_stuck(operations, make_redaction, health), failures, others, waits, mistyped)
 
 
 def _explain_stuck(operations: Operations, make_redaction: MakeRedaction, health: Health) -> list[Problem]:

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from datetime import datetime, timedelta
 from typing import cast
 
+from celery_durable.insight.explain.waits import find_near_type
 from celery_durable.model import (
     DueRuns,
     EventWait,
@@ -30,7 +31,7 @@ from celery_durable.store.runs import outbox, schedule
 from celery_durable.store.runs.schedule import Agenda
 
 _ANY_WAIT = WaitFilter()
-_MAX_LIMITS = 100
+_MAX_LIMITS = _MAX_OTHERS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +140,9 @@ class StatsOperations:
         """Return the steps that have waited for an event for more than half of their time, earliest end first."""
         scope = self._context.scope
         return self._context.read_list(lambda tx: overview.read_late_waits(tx, limit=limit, scope=scope))
+
+    def mistyped_events(self) -> list[tuple[EventWait, str]]:
+        """Return steps that wait for an event, with an event of their run whose type is nearly the same."""
+        scope = self._context.scope
+        found = self._context.read_list(lambda tx: overview.read_other_events(tx, limit=_MAX_OTHERS, scope=scope))
+        return [(wait, other) for wait, other in found if find_near_type(wait.wait_event_type, [other]) is not None]

@@ -110,6 +110,21 @@ def test_a_parent_whose_child_failed_is_offered_the_retry_of_its_family(healthy:
     assert bad.get("b-1").history().run_number == 2
 
 
+def test_what_only_people_know_to_be_right_is_a_quiet_line(healthy: Shop, pages: Browser) -> None:
+    order = healthy.durable.workflows["order"]
+    for name in ("o-1", "o-2", "o-3"):
+        order.create({"order_id": name}, id=name)
+    healthy.work()
+    order.get("o-1").send_event("aproval", {"by": "ada"})
+    order.get("o-2").send_event("shipped")  # early, perhaps
+    order.get("o-3").pause()
+    page = pages.open("/")
+    assert "<h1>Nothing needs you</h1>" in page
+    assert 'order/o-1 got an event "aproval", but waits for "approval": a typing mistake?' in words(page)
+    assert "shipped" not in page
+    assert '<a href="/instances?where=status%3Dpaused">1 paused</a>' in page
+
+
 def test_a_run_that_nobody_takes_is_explained(healthy: Shop, pages: Browser) -> None:
     healthy.durable.workflows["echo"].create(1, id="e-1")
     healthy.clock.advance(seconds=15)
@@ -214,7 +229,7 @@ def test_limits_that_something_waits_for_are_listed(healthy: Shop, pages: Browse
 def test_a_wait_that_has_used_half_of_its_time_is_listed(
     orders: Shop, open_pages: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "_MAX_LATE", 3)  # as many as wait for an event whose type comes before
+    monkeypatch.setattr(overview, "_MAX_WAITS", 3)  # as many as wait for an event whose type comes before
 
     @orders.durable.workflow(name="ask")
     def ask(event: WorkflowEvent[None], step: Step) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -312,9 +313,14 @@ def _find_mistyped_event(facts: Facts, step: StepRecord) -> str | None:
     if step.display_type is not StepType.WAIT or step.wait_event_type is None:
         return None
     awaited = {each.wait_event_type for each in facts.open_steps}
-    unawaited = {type_.casefold(): type_ for type_ in facts.buffered if type_ not in awaited}
-    near = difflib.get_close_matches(step.wait_event_type.casefold(), unawaited, n=1, cutoff=0.75)
-    return unawaited[near[0]] if near else None
+    return find_near_type(step.wait_event_type, [type_ for type_ in facts.buffered if type_ not in awaited])
+
+
+def find_near_type(wanted: str, types: Iterable[str]) -> str | None:
+    """Return the type among these that nearly equals the type of a wait, if there is one."""
+    folded = {type_.casefold(): type_ for type_ in types}
+    near = difflib.get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.75)
+    return folded[near[0]] if near else None
 
 
 def _describe_step(step: StepRecord) -> str:

@@ -217,9 +217,9 @@ def group_failures(tx: Tx, workflows: Collection[str], *, scope: Scope | None = 
 def _find_steps_of_children(tx: Tx, failed: Sequence[Any]) -> set[int]:
     """Return the keys of those of these failed instances whose first failed step was the work of a child."""
     st, steps = tx.t.step.c, [(row.newest_pk, row.run_number, get_failed_step(row.failed_steps)) for row in failed]
-    key = sa.tuple_(st.instance_pk, st.run_number, st.step_key)
-    is_it = key.in_([each for each in steps if each[2] is not None])
-    rows = tx.execute(sa.select(st.instance_pk, st.wait_event_type).where(is_it, st.wait_event_type.is_not(None)))
+    named = [each for each in steps if each[2] is not None]
+    is_it = sa.tuple_(st.instance_pk, st.run_number, st.step_key).in_(named)
+    rows = tx.execute(sa.select(st.instance_pk, st.wait_event_type).where(is_it)) if named else ()
     return {row.instance_pk for row in rows if is_of_child(row.wait_event_type)}
 
 
@@ -291,29 +291,52 @@ def _after(pk: Any, key: Any, after: WaitPosition | None) -> list[sa.ColumnEleme
     return [] if after is None else [sa.or_(pk < after[0], key > after[1]), pk <= after[0]]
 
 
-_MAX_LATE = 1_000
-"""How many waits of each index are examined for those that are late. PostgreSQL looks up the instances of all."""
+_MAX_WAITS = 1_000
+"""How many waits of each index are examined at once. PostgreSQL looks up the instances of all."""
 
 
 def read_late_waits(tx: Tx, *, limit: int, scope: Scope | None = None) -> list[EventWait]:
-    """Return open waits for events after half of their time, those that end first in front.
-
-    Examined are the oldest that ask a person, and the first by event type; without partial indexes, those of the newest
-    open instances.
-    """
-    if tx.store.database is dialects.MARIADB:
-        found, _ = _examine_instances(tx, None, None)
-    else:
-        s = tx.t.step.c
-        asked = _select_waits(tx, OPEN_ASK).order_by(s.instance_pk).limit(_MAX_LATE)
-        first = _select_waits(tx, OPEN_EVENT_WAIT).order_by(s.wait_event_type, s.instance_pk).limit(_MAX_LATE)
-        both = sa.union(*(sa.select(each.subquery()) for each in (asked, first)))
-        found = _look_up_instances(tx, sa.select(both.subquery()), 2 * _MAX_LATE)
-    c = found.c
+    """Return open waits for events after half of their time, those that end first in front, among those examined."""
+    c = (found := _examine_first_waits(tx)).c
     since = sa.func.coalesce(c.started_at, c.created_at)
     is_late = since + c.wake_at <= 2 * tx.store.statement_clock()
     query = sa.select(found).where(*_is_awaited(c), is_late, *bounds.scope_conditions(tx.t, scope, of=c))
     return [_to_wait(row) for row in tx.execute(query.order_by(c.wake_at, c.instance_pk, c.step_key).limit(limit))]
+
+
+def read_other_events(tx: Tx, *, limit: int, scope: Scope | None = None) -> list[tuple[EventWait, str]]:
+    """Return open waits with the type of an event that their run has got and not consumed, among those examined."""
+    e = tx.t.event
+    found = bounds.look_up(
+        tx.store.database,
+        waits := _examine_first_waits(tx),
+        e,
+        e.c.type,
+        is_it=sa.and_(
+            e.c.instance_pk == waits.c.instance_pk,
+            e.c.run_number == waits.c.run_number,
+            e.c.type != waits.c.wait_event_type,
+            e.c.type.not_like(PRIVATE_TYPE_PATTERN),
+            e.c.consumed_by_step_key.is_(None),
+        ),
+    )
+    query = sa.select(found).where(*_is_awaited(found.c), *bounds.scope_conditions(tx.t, scope, of=found.c))
+    rows = tx.execute(query.order_by(found.c.instance_pk.desc(), found.c.step_key, found.c.type).limit(limit))
+    return [(_to_wait(row), row.type) for row in rows]
+
+
+def _examine_first_waits(tx: Tx) -> Any:
+    """Return a subquery of the oldest waits that ask a person, and of the first ones by event type.
+
+    Without partial indexes: those of the newest open instances.
+    """
+    if tx.store.database is dialects.MARIADB:
+        return _examine_instances(tx, None, None)[0]
+    s = tx.t.step.c
+    asked = _select_waits(tx, OPEN_ASK).order_by(s.instance_pk).limit(_MAX_WAITS)
+    first = _select_waits(tx, OPEN_EVENT_WAIT).order_by(s.wait_event_type, s.instance_pk).limit(_MAX_WAITS)
+    both = sa.union(*(sa.select(each.subquery()) for each in (asked, first)))
+    return _look_up_instances(tx, sa.select(both.subquery()), 2 * _MAX_WAITS)
 
 
 def _is_awaited(c: Any) -> tuple[sa.ColumnElement[bool], ...]:

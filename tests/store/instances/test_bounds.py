@@ -68,6 +68,7 @@ READS: dict[str, Callable[[Tx], Any]] = {
     "waits that ask": lambda tx: _read_waits(tx, None, None, is_asking=True),
     "waits that ask a team": lambda tx: _read_waits(tx, None, None, to="finance"),
     "waits that have used half of their time": lambda tx: overview.read_late_waits(tx, limit=20),
+    "events of other types than those that are awaited": lambda tx: overview.read_other_events(tx, limit=20),
     "limits": lambda tx: limit_reads.read_limits(tx, limit=20),
     "limits that something waits for": lambda tx: limit_reads.read_limits(tx, is_awaited=True, limit=20),
     "metrics": lambda tx: overview.count_by_status(tx, ["order", "refund"]),
