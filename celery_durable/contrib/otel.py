@@ -27,14 +27,11 @@ from celery_durable.tasks import ADVANCE
 
 __all__ = ["Tracing", "instrument"]
 
-_Run = tuple[str, str, int]
-
 
 @dataclass(slots=True)
 class _Pass:
     """A pass, its span, and the spans of its attempts whose outcome is not committed yet, by step key."""
 
-    run: _Run
     span: Span
     attempts: dict[str, _AttemptSpan] = field(default_factory=dict)
 
@@ -105,7 +102,7 @@ class Tracing:
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            pass_ = _Pass((workflow, instance_id, run_number), span)
+            pass_ = _Pass(span)
             token = _current.set(pass_)
             try:
                 yield
@@ -126,25 +123,25 @@ class Tracing:
         # Called on the thread of the pass, whose span is the parent. The result is entered on the body's thread.
         span = _AttemptSpan(self._tracer, f"durable.step {step}", attributes)
         pass_ = _current.get()
-        if pass_ is not None and pass_.run == (workflow, instance_id, run_number):
+        if pass_ is not None:
             pass_.begin_attempt(step_key, span)
         return span.around()
 
     def _on_attempt(
-        self, step_key: str, error_name: str | None = None, exception: BaseException | None = None, **run: Any
+        self, step_key: str, error_name: str | None = None, exception: BaseException | None = None, **_: Any
     ) -> None:
-        pass_ = _find_pass(run)
+        pass_ = _current.get()
         if pass_ is not None:
             pass_.end_attempt(step_key, error_name, exception)
 
-    def _on_suspended(self, status: str, **run: Any) -> None:
-        _mark(run, status)
+    def _on_suspended(self, status: str, **_: Any) -> None:
+        _mark(status)
 
-    def _on_completed(self, **run: Any) -> None:
-        _mark(run, "complete")
+    def _on_completed(self, **_: Any) -> None:
+        _mark("complete")
 
-    def _on_failed(self, error_name: str, exception: BaseException | None = None, **run: Any) -> None:
-        span = _mark(run, "errored")
+    def _on_failed(self, error_name: str, exception: BaseException | None = None, **_: Any) -> None:
+        span = _mark("errored")
         if span is not None:
             if exception is not None:
                 span.record_exception(exception)
@@ -239,17 +236,9 @@ def _record(span: Span, exc: BaseException) -> None:
     span.set_status(Status(StatusCode.ERROR, type(exc).__name__))
 
 
-def _find_pass(run: dict[str, Any]) -> _Pass | None:
-    """Return the pass of this thread. Returns None if the signal is about another run."""
+def _mark(outcome: str) -> Span | None:
+    """Set the outcome on the span of this thread's pass, and return it. Returns None if the pass has none."""
     pass_ = _current.get()
-    return (
-        pass_ if pass_ is not None and pass_.run == (run["workflow"], run["instance_id"], run["run_number"]) else None
-    )
-
-
-def _mark(run: dict[str, Any], outcome: str) -> Span | None:
-    """Set the outcome on the span of this thread's pass. Returns None if the signal is about another run."""
-    pass_ = _find_pass(run)
     if pass_ is None:
         return None
     pass_.span.set_attribute("celery_durable.outcome", outcome)

@@ -22,9 +22,7 @@ class OutboxOperations:
 
     def read(self, *, given_up: bool = False, limit: int = 100) -> list[OutboxEntry]:
         """Return the tasks and outbound events that are not sent or delivered yet, oldest first."""
-        return self._context.read_list(
-            lambda tx: outbox.read_entries(tx, given_up=given_up, limit=limit, scope=self._context.scope)
-        )
+        return self._context.read_list(lambda tx: outbox.read_entries(tx, given_up=given_up, limit=limit))
 
     def retry(self, ids: Sequence[str]) -> list[OutboxEntry]:
         """Retry messages that were given up, with fresh attempts: all of them or none."""
@@ -41,10 +39,9 @@ class OutboxOperations:
         # A NUL or a half surrogate pair must not reach the database, see `_is_possible_id`.
         if impossible := [each for each in ids if not _is_possible_id(each)]:
             raise NotInOutbox(impossible)
-        scope = self._context.scope
 
         def work(tx: Tx) -> list[OutboxEntry]:
-            found = outbox.lock_entries(tx, ids, scope=scope)
+            found = outbox.lock_entries(tx, ids)
             found_ids = {entry.id for entry in found}
             if missing := [each for each in ids if each not in found_ids]:
                 raise NotInOutbox(missing)

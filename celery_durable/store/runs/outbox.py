@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from celery_durable.model import OutboxKind, OutboxMessage, RunRef, Scope, duration_us, from_us, from_us_or_none
+from celery_durable.model import OutboxKind, OutboxMessage, RunRef, duration_us, from_us, from_us_or_none
 from celery_durable.redispatch import Redispatch
 from celery_durable.store.engine import Store, Tx, bounds
 from celery_durable.store.engine.statements import constant, param, statement
@@ -267,14 +267,13 @@ class OutboxEntry:
         return self.next_at is None
 
 
-def read_entries(tx: Tx, *, given_up: bool, limit: int, scope: Scope | None = None) -> list[OutboxEntry]:
+def read_entries(tx: Tx, *, given_up: bool, limit: int) -> list[OutboxEntry]:
     """Return the given up or the other entries of the outbox, oldest first; at most 10,000 are examined."""
     o = tx.t.outbox
     next_ = dialects.force_index(sa.select(o), o, "outbox_due").order_by(o.c.next_check_at).limit(bounds.MAX_EXAMINED)
     examined = (next_.where(o.c.next_check_at.is_(None)) if given_up else next_).subquery()
-    if scope is None:
-        examined = sa.select(examined).order_by(examined.c.created_at, examined.c.id).limit(limit).subquery()
-    return _read_entries(tx, examined, limit=limit, scope=scope)
+    oldest = sa.select(examined).order_by(examined.c.created_at, examined.c.id).limit(limit)
+    return _read_entries(tx, oldest.subquery())
 
 
 def count_given_up(tx: Tx) -> int:
@@ -289,12 +288,12 @@ def find_existing(tx: Tx, ids: Sequence[str]) -> frozenset[str]:
     return frozenset(tx.execute(sa.select(o.id).where(o.id.in_(ids))).scalars()) if ids else frozenset()
 
 
-def lock_entries(tx: Tx, ids: Sequence[str], *, scope: Scope | None = None) -> list[OutboxEntry]:
+def lock_entries(tx: Tx, ids: Sequence[str]) -> list[OutboxEntry]:
     """Lock and return the entries of these ids that exist; if a commit of the caller is in doubt, this waits for it."""
     o = tx.t.outbox.c
     # In the order of their ids, so that two callers with common ids do not deadlock.
     tx.execute(sa.select(o.id).where(o.id.in_(ids)).order_by(o.id).with_for_update()).all()
-    return _read_entries(tx, sa.select(tx.t.outbox).where(o.id.in_(ids)).subquery(), scope=scope)
+    return _read_entries(tx, sa.select(tx.t.outbox).where(o.id.in_(ids)).subquery())
 
 
 def retry(tx: Tx, ids: Sequence[str]) -> None:
@@ -304,7 +303,7 @@ def retry(tx: Tx, ids: Sequence[str]) -> None:
     tx.execute(sa.update(o).where(o.c.id.in_(ids)).values(fresh))
 
 
-def _read_entries(tx: Tx, o: sa.Subquery, *, limit: int | None = None, scope: Scope | None = None) -> list[OutboxEntry]:
+def _read_entries(tx: Tx, o: sa.Subquery) -> list[OutboxEntry]:
     i = tx.t.instance
     columns = (
         o.c.id,
@@ -319,9 +318,7 @@ def _read_entries(tx: Tx, o: sa.Subquery, *, limit: int | None = None, scope: Sc
     query = (
         sa.select(*columns, i.c.workflow, i.c.instance_id)
         .select_from(o.outerjoin(i, i.c.id == o.c.instance_pk))
-        .where(*bounds.scope_conditions(tx.t, scope))
         .order_by(o.c.created_at, o.c.id)
-        .limit(limit)
     )
     return [
         OutboxEntry(
