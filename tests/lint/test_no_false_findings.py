@@ -17,7 +17,13 @@ ON_PURPOSE = {
     "tests/runner/test_cancel.py": ["CD603"],
     "tests/runner/test_suspension.py": ["CD603", "CD603", "CD604"],
     "tests/smoke/flows.py": ["CD102", "CD304"],
-    "tests/testing/test_crash_safety.py": ["CD501"],
+    "tests/contrib/test_pydantic_ai_scenarios.py": ["CD402"],
+    "tests/operations/test_repeats.py": ["CD305"],
+    "tests/revise/test_family_retries.py": ["CD402"],
+    "tests/smoke/asking.py": ["CD402"],
+    "tests/step/test_refused_values.py": ["CD701"],
+    "tests/testing/test_crash_safety.py": ["CD501", "CD603"],
+    "tests/testing/test_replaying.py": ["CD603"],
     "tests/typing/mistakes.py": ["CD601", "CD601"],
 }
 """Workflows that make a mistake to see what comes of it."""
