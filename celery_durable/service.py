@@ -121,13 +121,30 @@ class Service:
     def __init__(self, operations: Callable[[], Operations]) -> None:
         self._operations = operations
 
-    def create_instance(self, workflow: str, params: Any = None, **options: Any) -> str:
+    def create_instance(
+        self,
+        workflow: str,
+        params: Any = None,
+        *,
+        id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        session: Session | None = None,
+    ) -> str:
         """Record a new instance and make it due."""
-        return self._operations().create.instance(workflow, params, **options)
+        return self._operations().create.instance(workflow, params, id=id, labels=labels, session=session)
 
-    def send_event(self, workflow: str, instance_id: str, event_type: str, payload: Any = None, **options: Any) -> bool:
+    def send_event(
+        self,
+        workflow: str,
+        instance_id: str,
+        event_type: str,
+        payload: Any = None,
+        *,
+        id: str | None = None,
+        session: Session | None = None,
+    ) -> bool:
         """Send an event."""
-        return self._operations().events.send(workflow, instance_id, event_type, payload, **options)
+        return self._operations().events.send(workflow, instance_id, event_type, payload, id=id, session=session)
 
     def get_instance_status(self, workflow: str, instance_id: str) -> InstanceStatus:
         """Return the status of an instance."""

@@ -168,7 +168,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "a restart keeps the token",
-        ("store.instances.lifecycle:restart", "**RELEASED,", ""),
+        ("store.instances.lifecycle:start_run", "**RELEASED,", ""),
     ),
     mutant(
         "terminating keeps the claim",
@@ -281,14 +281,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "no run is woken when the last item has failed for good",
         (
             "store.events.answers:_answer_item",
-            " or not sends_items or (not messages and items.are_all_finished(tx, *step_key))",
-            " or not sends_items",
+            " or (work == NOTHING_SENT and items.are_all_finished(tx, *step_key))",
+            "",
         ),
         caught_by="tests/step/test_maps.py::test_failures_may_be_wanted",
     ),
     mutant(
         "a map sends all that it has",
-        ("store.runs.items:mark_ready_as_sent", "_MAX_INTEGER if limit is None else limit", "_MAX_INTEGER"),
+        ("store.runs.items:find_ready", "_MAX_INTEGER if limit is None else limit", "_MAX_INTEGER"),
         caught_by="tests/step/test_maps.py::test_so_many_are_out_at_a_time[sqlite]",
     ),
     mutant(
@@ -350,9 +350,9 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the termination of a child is told nobody",
         (
-            "operations.lifecycle:LifecycleOperations._stop",
-            "answers.answer_parent(tx, parent, payload=payload, event_id=new_id(), grace=grace)",
-            "[]",
+            "operations.lifecycle:_Stop._end",
+            "if parent is None:",
+            "if True:",
         ),
     ),
     mutant(
