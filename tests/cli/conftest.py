@@ -190,15 +190,11 @@ def shop(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 @pytest.fixture(params=["direct", "http"])
-def connection(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Any]:
+def connection(request: pytest.FixtureRequest, shop: Shop) -> Any:
     """Calls commands on the shop: over its store, and over HTTP."""
     from tests.cli.connections import Direct, served  # it imports this module
 
-    if request.param == "direct":
-        yield Direct(shop)
-        return
-    with served(shop) as found:
-        yield found
+    return Direct(shop) if request.param == "direct" else served(shop)
 
 
 @pytest.fixture

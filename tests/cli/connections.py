@@ -68,22 +68,18 @@ def remote(*words: str, stdin: str | None = None) -> Said:
     return Said(done.stdout, done.stderr, done.exit_code)
 
 
-@contextmanager
-def served(shop: Shop) -> Iterator[OverHttp]:
+def served(shop: Shop) -> OverHttp:
     """The shop's API behind uvicorn on a free port of this machine."""
     _served.durable = shop.durable
     _polls.clear()
-    with serving(_shared_api()) as url:
-        yield OverHttp(url, _polls)
+    return OverHttp(_start_server(), _polls)
 
 
 _served = Served()
 _polls: list[Callable[[], object]] = []
 
 
-@functools.cache
-def _shared_api() -> FastAPI:
-    """One application for all tests."""
+def _make_api() -> FastAPI:
 
     def with_key(access: Access) -> bool:
         if access.request.headers.get("X-Api-Key") != "sesame":
@@ -95,9 +91,10 @@ def _shared_api() -> FastAPI:
     return asgi(cast(Durable, _served), authorize=with_key)
 
 
-@contextmanager
-def serving(app: Any) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+@functools.cache
+def _start_server() -> str:
+    """Start a server for all tests, because to stop one takes longer than a command. It ends with the process."""
+    server = uvicorn.Server(uvicorn.Config(_make_api(), host="127.0.0.1", port=0, log_level="error", lifespan="off"))
     started = threading.Event()
     startup = server.startup
 
@@ -106,12 +103,7 @@ def serving(app: Any) -> Iterator[str]:
         started.set()
 
     server.startup = tell
-    thread = threading.Thread(target=server.run)
-    thread.start()
+    threading.Thread(target=server.run, daemon=True).start()
     started.wait()
     [listening] = server.servers[0].sockets
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -77,8 +77,8 @@ def test_a_call_over_http_imports_neither_app_nor_database_nor_terminal(
     order: Shop, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """The help of all commands imports all of them."""
-    with served(order) as api:
-        status, modules = call(tmp_path, "celery_durable.cli.remote", "-b", api.url, "-H", "X-Api-Key: sesame", *words)
+    api = served(order)
+    status, modules = call(tmp_path, "celery_durable.cli.remote", "-b", api.url, "-H", "X-Api-Key: sesame", *words)
     assert status == "EXIT 0"
     requests = {"celery_durable.commands", "celery_durable.wire.requests"} if "show" in words else set()
     assert modules & (APP | TERMINAL | SERVER | TESTING | requests | {"pygments"}) == set()

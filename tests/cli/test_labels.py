@@ -55,10 +55,10 @@ def test_many_instances_are_changed_by_their_labels(naps: Any) -> None:
 
 
 def test_the_groups_that_name_everything_by_options_take_them_too(shop: Shop) -> None:
-    with served(shop) as found:
-        to = ("-b", found.url, "-H", "X-Api-Key: sesame")
-        remote(*to, "instances", "create", "-w", "nap", "--id", "n-1", "--label", "tenant=acme")
-        said = remote(*to, "instances", "list", "-w", "nap", "--label", "tenant=acme")
+    found = served(shop)
+    to = ("-b", found.url, "-H", "X-Api-Key: sesame")
+    remote(*to, "instances", "create", "-w", "nap", "--id", "n-1", "--label", "tenant=acme")
+    said = remote(*to, "instances", "list", "-w", "nap", "--label", "tenant=acme")
     assert [row[1] for row in said.rows] == ["n-1"]
 
 

@@ -43,8 +43,8 @@ def read(connection: Any, *words: str) -> Any:
 def test_both_programs_print_the_same_json(order: Shop, words: tuple[str, ...]) -> None:
     if words[0] == "watch":
         order.pipe("terminate", "order", "o-1")
-    with served(order) as api:
-        direct, over_http = (each(*words, "-o", "json") for each in (Direct(order), api))
+    api = served(order)
+    direct, over_http = (each(*words, "-o", "json") for each in (Direct(order), api))
     assert direct.code == over_http.code
     adapted = direct.out.replace("celery -A <your app> durable", "celery-durable")
     assert adapted == over_http.out

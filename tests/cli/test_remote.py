@@ -80,41 +80,41 @@ def test_the_package_declares_the_script() -> None:
 
 
 def test_instances_are_named_by_options_too(order: Shop) -> None:
-    with served(order) as api:
-        named = ("-w", "order", "-i", "o-1")
-        assert [row[0] for row in api("workflows", "list").rows] == ["bad", "charge", "echo", "nap", "order"]
-        assert api("instances", "list", "--workflow", "order", "--status", "waiting").rows[0][1] == "o-1"
-        assert api("instances", "get", *named).rows == api("show", "order", "o-1").rows
-        assert api("instances", "create", "--workflow", "echo", "--id", "e-1", "--params", "1").rows == [["e-1"]]
-        assert api("instances", "pause", *named).rows == [["Paused", "order/o-1"]]
-        sent = api("instances", "send-event", *named, "--type", "approval", "--payload", '"eve"')
-        assert sent.rows == [["Sent", "approval", "order/o-1"]]
-        assert api("instances", "logs", *named, "--log-level", "info").rows[0][1] == "info"
-        assert api("instances", "history", *named, "--include-logs", "--log-category", "payments").code == 0
+    api = served(order)
+    named = ("-w", "order", "-i", "o-1")
+    assert [row[0] for row in api("workflows", "list").rows] == ["bad", "charge", "echo", "nap", "order"]
+    assert api("instances", "list", "--workflow", "order", "--status", "waiting").rows[0][1] == "o-1"
+    assert api("instances", "get", *named).rows == api("show", "order", "o-1").rows
+    assert api("instances", "create", "--workflow", "echo", "--id", "e-1", "--params", "1").rows == [["e-1"]]
+    assert api("instances", "pause", *named).rows == [["Paused", "order/o-1"]]
+    sent = api("instances", "send-event", *named, "--type", "approval", "--payload", '"eve"')
+    assert sent.rows == [["Sent", "approval", "order/o-1"]]
+    assert api("instances", "logs", *named, "--log-level", "info").rows[0][1] == "info"
+    assert api("instances", "history", *named, "--include-logs", "--log-category", "payments").code == 0
 
 
 @pytest.mark.parametrize("words", [("--id", "order/o-1"), ("--id=order/o-1#1",), ("-i", "order/o-1#1")])
 def test_the_option_takes_a_pasted_name(order: Shop, words: tuple[str, ...]) -> None:
-    with served(order) as api:
-        assert api("instances", "get", *words) == api("show", "order", "o-1")
+    api = served(order)
+    assert api("instances", "get", *words) == api("show", "order", "o-1")
 
 
 def test_pasted_names_in_options_may_be_of_several_workflows_and_are_of_the_current_run(order: Shop) -> None:
     order.pipe("start", "nap", "--id", "n-1")
-    with served(order) as api:
-        paused = api("instances", "pause", "--id", "order/o-1#1", "--id", "nap/n-1")
-        assert paused.rows == [["Paused", "order/o-1"], ["Paused", "nap/n-1"]]
-        api("restart", "order", "o-1")
-        assert api("instances", "get", "-i", "order/o-1#1").rows[0][4] == "1"
-        assert api("instances", "pause", "-i", "order/o-1#1").err.startswith("error: Run 1 is not the current run of")
-        assert api("instances", "create", "--id", "nap/n-2").rows == [["n-2"]]
-        assert api("instances", "get", "--id", "o-1").err.endswith("Error: 'o-1' is not WORKFLOW/ID.\n")
-        assert api("instances", "get").err.splitlines()[-1].startswith("Error: Missing option '--workflow'")
+    api = served(order)
+    paused = api("instances", "pause", "--id", "order/o-1#1", "--id", "nap/n-1")
+    assert paused.rows == [["Paused", "order/o-1"], ["Paused", "nap/n-1"]]
+    api("restart", "order", "o-1")
+    assert api("instances", "get", "-i", "order/o-1#1").rows[0][4] == "1"
+    assert api("instances", "pause", "-i", "order/o-1#1").err.startswith("error: Run 1 is not the current run of")
+    assert api("instances", "create", "--id", "nap/n-2").rows == [["n-2"]]
+    assert api("instances", "get", "--id", "o-1").err.endswith("Error: 'o-1' is not WORKFLOW/ID.\n")
+    assert api("instances", "get").err.splitlines()[-1].startswith("Error: Missing option '--workflow'")
 
 
 def test_a_server_without_the_api_is_named(shop: Shop) -> None:
-    with served(shop) as api:
-        said = remote("-b", f"{api.url}/nope", "-H", "X-Api-Key: sesame", "ls")
+    api = served(shop)
+    said = remote("-b", f"{api.url}/nope", "-H", "X-Api-Key: sesame", "ls")
     assert (said.code, said.err) == (
         4,
         f"error: {api.url}/nope knows no such route.\n"
@@ -160,22 +160,22 @@ def test_an_address_or_a_header_that_cannot_be_one_is_wrong_usage_and_not_repeat
 
 
 def test_address_and_headers_may_come_from_the_environment(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(shop) as api:
-        monkeypatch.setenv("DURABLE_URL", f"{api.url}/")
-        assert remote("ls", "-w", "nap").code == 5
-        monkeypatch.setenv("DURABLE_HEADERS", "X-Other: 1\nX-Api-Key: sesame\n")
-        assert remote("ls", "-w", "nap").code == 0
-        monkeypatch.setenv("DURABLE_HEADERS", "sesame")
-        said = remote("ls", "-w", "nap")
-        assert (said.code, said.err.splitlines()[-1]) == (
-            2,
-            "Error: Invalid value for DURABLE_HEADERS: write a header as 'Name: value'",
-        )
+    api = served(shop)
+    monkeypatch.setenv("DURABLE_URL", f"{api.url}/")
+    assert remote("ls", "-w", "nap").code == 5
+    monkeypatch.setenv("DURABLE_HEADERS", "X-Other: 1\nX-Api-Key: sesame\n")
+    assert remote("ls", "-w", "nap").code == 0
+    monkeypatch.setenv("DURABLE_HEADERS", "sesame")
+    said = remote("ls", "-w", "nap")
+    assert (said.code, said.err.splitlines()[-1]) == (
+        2,
+        "Error: Invalid value for DURABLE_HEADERS: write a header as 'Name: value'",
+    )
 
 
 def test_who_is_not_let_in_is_told_so(shop: Shop) -> None:
-    with served(shop) as api:
-        said = remote("-b", api.url, "show", "nap", "n-1")
+    api = served(shop)
+    said = remote("-b", api.url, "show", "nap", "n-1")
     assert (said.code, said.err) == (5, "error: Send your key as the header X-Api-Key.\n")
 
 
@@ -190,16 +190,16 @@ def test_each_request_is_told_as_a_line_for_curl_without_what_may_be_secret(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGNAME", "ann")
-    with served(shop) as api:
-        secrets = ("-H", "X-Api-Key: sesame", "-H", "Authorization: Bearer sesame")
-        said = remote("-b", api.url, *secrets, "-v", "start", "echo", "--params", '"it\'s"', "--id", "e-1")
-        assert said.rows == [["e-1"]]
-        hidden = "curl -H 'X-Api-Key: ***' -H 'Authorization: ***'"
-        body = shlex.quote('{"id": "e-1", "params": "it\'s"}')
-        assert said.err == f"{hidden} --json {body} {api.url}/workflows/echo/instances\n"
-        said = remote("-b", api.url, *secrets, "-v", "terminate", "echo", "e-1")
-        body = shlex.quote('{"by": "ann"}')
-        assert said.err == f"{hidden} --json {body} {api.url}/workflows/echo/instances/e-1/terminate\n"
-        said = remote("-b", api.url, *secrets, "-v", "ls", "-w", "echo", "-s", "waiting", "--limit", "3")
-        path = "/workflows/echo/instances?status=waiting&pageSize=3"
-        assert said.err.splitlines()[0] == f"{hidden} '{api.url}{path}'"
+    api = served(shop)
+    secrets = ("-H", "X-Api-Key: sesame", "-H", "Authorization: Bearer sesame")
+    said = remote("-b", api.url, *secrets, "-v", "start", "echo", "--params", '"it\'s"', "--id", "e-1")
+    assert said.rows == [["e-1"]]
+    hidden = "curl -H 'X-Api-Key: ***' -H 'Authorization: ***'"
+    body = shlex.quote('{"id": "e-1", "params": "it\'s"}')
+    assert said.err == f"{hidden} --json {body} {api.url}/workflows/echo/instances\n"
+    said = remote("-b", api.url, *secrets, "-v", "terminate", "echo", "e-1")
+    body = shlex.quote('{"by": "ann"}')
+    assert said.err == f"{hidden} --json {body} {api.url}/workflows/echo/instances/e-1/terminate\n"
+    said = remote("-b", api.url, *secrets, "-v", "ls", "-w", "echo", "-s", "waiting", "--limit", "3")
+    path = "/workflows/echo/instances?status=waiting&pageSize=3"
+    assert said.err.splitlines()[0] == f"{hidden} '{api.url}{path}'"
