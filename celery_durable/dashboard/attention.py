@@ -27,7 +27,7 @@ _NEEDED_NOW = ("backlog", "dispatcher", "outbox", "switches", "task queue", "wor
 _LATE = frozenset({"backlog", "stuck"})
 _CONSEQUENCES = {
     "database": _LATE | {"dispatcher", "queue", "task queue", "worker", "workers"},
-    "broker": _LATE | {"broker", "task queue"},
+    "broker": _LATE | {"broker"},
     "switches": _LATE,
     "dispatcher": _LATE | {"dispatcher"},
     "workers": _LATE | {"queue", "task queue", "worker"},
