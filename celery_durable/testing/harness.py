@@ -84,7 +84,7 @@ class DurableHarness:
         wipe: bool = False,
         unused_mocks: bool = False,
     ) -> None:
-        self._unused_mocks = unused_mocks
+        self.unused_mocks = unused_mocks
         self.seed, self.clock = seed, Clock(start)
         self.mocks = Mocks()
         """What replaces the functions, tasks, waits and events of steps."""
@@ -151,7 +151,7 @@ class DurableHarness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None and not self._unused_mocks:
+            if error is None and not self.unused_mocks:
                 self.mocks.check_unused()
         finally:
             self.close()

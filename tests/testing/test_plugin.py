@@ -51,6 +51,16 @@ def test_it(durable_harness):
     assert "seed 42, <Clock" in run_tests(test, "--durable-seed", "42")
 
 
+def test_a_failed_test_is_not_blamed_for_a_mock_that_it_did_not_reach(run_tests) -> None:
+    said = run_tests("""
+def test_it(durable_harness):
+    durable_harness.mocks.mock_step_result("ship", 1)
+    assert 0
+""")
+    assert "1 failed" in said
+    assert "1 error" not in said, said
+
+
 def test_the_database_is_the_one_of_an_overridden_durable_store(run_tests, tmp_path: Path) -> None:
     said = run_tests(
         """
