@@ -31,9 +31,8 @@ from celery_durable.tasks.answers import AnswerCommitter
 from celery_durable.tasks.dispatch_publisher import DispatchPublisher
 from celery_durable.tasks.dispatcher import Dispatcher, Sweeper
 from celery_durable.tasks.heartbeats import ProcessHeartbeat, SweepTaskHeartbeat
-from celery_durable.tasks.lost.destinations import find_destination
 from celery_durable.tasks.lost.reporter import HeldTaskReporter
-from celery_durable.tasks.lost.search import LostTaskSearch
+from celery_durable.tasks.lost.search import LostTaskSearch, find_destination
 from celery_durable.tasks.outbox import Handler, OutboundDeliverer, Outbox
 from celery_durable.tasks.process_stops import StopFlag, make_process_stop_check
 from celery_durable.tasks.processes import CeleryProcesses

@@ -46,8 +46,8 @@ class Watermark:
         now = self._runtime.monotonic()
         if now < watermark.write_at:
             return
-        # `queues.record_claimed` does nothing if the row is younger than `SLACK`. The time is set first, so that other
-        # threads do not write too.
+        # `schedule.record_claimed` does nothing if the row is younger than `SLACK`. The time is set first, so that
+        # other threads do not write too.
         watermark.write_at = now + SLACK.total_seconds()
         try:
             self._write(claim.queue, watermark)
@@ -58,5 +58,5 @@ class Watermark:
         sent_at, write = watermark.sent_at, schedule.record_claimed if watermark.has_row else schedule.insert_queue
         self._store.transact_once(lambda tx: write(tx, queue, sent_at=sent_at))
         if not watermark.has_row:
-            # `queues.insert` changes nothing if the row exists, so the next claim writes the watermark into the row.
+            # `schedule.insert_queue` changes nothing if the row exists: the next claim writes the watermark into it.
             watermark.has_row, watermark.write_at = True, -math.inf

@@ -184,7 +184,7 @@ def _format_frames(frames: traceback.StackSummary, mode: Tracebacks) -> Iterator
 
 # What is recorded of an exception in user code: its name and text, and whether another attempt may follow (LAW 9).
 #
-# This includes exceptions that are not an `Exception`. `tasks.stopping` recognizes those that stop the process.
+# This includes exceptions that are not an `Exception`. `tasks.process_stops` recognizes those that stop the process.
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:

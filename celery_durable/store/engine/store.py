@@ -128,7 +128,7 @@ class Store:
         self._connections = Connections(self.engine, self.database, owns_engine=self.owns_engine)
         self._is_server_checked = False
         self.database_id: str | None = None
-        """The id of the database, after `database_identity` has read it."""
+        """The id of the database, after `find_database_id` has read it."""
         self.inserted_database_id: str | None = None
         """The id that a transaction of this store has inserted; it may have been rolled back."""
         self.sessions = StepSessions(self.engine, session_factory, self.database, self._connections)

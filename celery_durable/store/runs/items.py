@@ -6,7 +6,7 @@ pass decides on it.
 Changes happen under the lock of the instance's row, except two kinds, which lock the item's row alone: the result of an
 item (see `events.answers`), and those of `lost_tasks`, which change only ``loss_count`` and ``sent_at``. So a pass
 locks the items that it decides on. A write names the status and the attempt that it was decided for. A transaction that
-ends a map's step or its run cancels the open items (`map_ends`): a later result finds none.
+ends a map's step or its run cancels the open items (`cancel_open`): a later result finds none.
 """
 
 from __future__ import annotations

@@ -10,12 +10,16 @@ Several reports of a loss have one effect.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
+
+from celery import Celery
 
 from celery_durable.config import Settings
 from celery_durable.model import RunRef, TaskReference
@@ -25,7 +29,6 @@ from celery_durable.store import heartbeats, lost_tasks
 from celery_durable.store.engine import Store
 from celery_durable.store.heartbeats import WorkerRow
 from celery_durable.store.lost_tasks import SentTask
-from celery_durable.tasks.lost.destinations import Destination
 
 logger = logging.getLogger("celery_durable.lost")
 
@@ -44,6 +47,8 @@ _BATCH_SIZE = 50
 _WHY = "no worker holds it, and its message is gone"
 
 Lost = tuple[TaskReference, datetime]
+Destination = tuple[str, int]
+"""The queue to which Celery routes a stored task now, and its priority there."""
 Hands = Mapping[tuple[RunRef, str], int]
 """The attempts of the tasks that living workers hold, each with its newest delivery there."""
 
@@ -181,3 +186,29 @@ class LostTaskSearch:
             for each in rest
             if each.position < last.get((each.step, each.sent_at), 0) or each.sent_at + _ORDER_MARGIN < last_sent_at
         ]
+
+
+def find_destination(app: Celery, body: str) -> Destination | None:
+    """Return the destination of an encoded task; None if it is not one known queue."""
+    content = json.loads(body)
+    name = content["name"]
+    task: Any = app.tasks.get(name)
+    # Task.apply_async starts from these options too.
+    options = {**(task._get_exec_options() if task is not None else {}), **content["options"]}  # noqa: SLF001
+    try:
+        routed = app.amqp.router.route(options, name, content["args"], content["kwargs"], task)
+    except Exception as exc:  # noqa: BLE001  # the queue does not exist, or a router of the application fails
+        logger.debug("The destination of task %r is unknown: %s", name, exc)
+        return None
+    queue = _find_queue(app, routed)
+    return None if queue is None else (queue, int(routed.get("priority") or app.conf.task_default_priority or 0))
+
+
+def _find_queue(app: Celery, routed: dict[str, Any]) -> str | None:
+    exchange, key = routed.get("exchange"), routed.get("routing_key")
+    if not exchange:
+        queue = routed.get("queue")
+        return None if queue is None else str(queue.name)
+    wanted = (getattr(exchange, "name", exchange), key)
+    bound = [each for each in app.amqp.queues.values() if (each.exchange.name, each.routing_key) == wanted]
+    return str(bound[0].name) if len(bound) == 1 else None
