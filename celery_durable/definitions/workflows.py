@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +60,7 @@ class WorkflowOptions(TypedDict, total=False):
     limits: Sequence[Limit]
 
 
-@list_keywords
+@functools.partial(list_keywords, "A workflow")
 def define(
     fn: Callable[..., Any],
     *,

@@ -105,15 +105,14 @@ def sanitize_error(name: str, message: str) -> tuple[str, str]:
     return sanitize_text(name, MAX_ID_LENGTH), sanitize_text(message, _MAX_ERROR_LENGTH)
 
 
-def list_keywords(function: Callable[P, T]) -> Callable[P, T]:
+def list_keywords(what: str, function: Callable[P, T]) -> Callable[P, T]:
     """Make the TypeError for an unknown keyword of a function list those that it has."""
     known = list(inspect.signature(function).parameters)[1:]  # without `self`, or the decorated function
 
     @functools.wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> T:
         if unknown := [name for name in given if name not in known]:
-            what = function.__qualname__.removesuffix(".__init__")
-            raise TypeError(f"{what}() takes no {unknown[0]}=. It takes {', '.join(f'{name}=' for name in known)}.")
+            raise TypeError(f"{what} takes no {unknown[0]}=. It takes {', '.join(f'{name}=' for name in known)}.")
         return function(*args, **given)
 
     return checked
@@ -122,5 +121,5 @@ def list_keywords(function: Callable[P, T]) -> Callable[P, T]:
 def list_fields(cls: type[T]) -> type[T]:
     """Make the TypeError for an unknown field of a dataclass list those that it has."""
     init: Any = cls.__init__
-    setattr(cls, "__init__", list_keywords(init))  # noqa: B010  # mypy refuses the assignment
+    setattr(cls, "__init__", list_keywords(cls.__name__, init))  # noqa: B010  # mypy refuses the assignment
     return cls
