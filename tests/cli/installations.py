@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_durable import Durable, Step, WorkflowEvent
+from celery_durable.doctor import workers
 from celery_durable.store import heartbeats
 from celery_durable.store.heartbeats import HeartbeatUpdate
 from tests.cli.test_refusals import call
@@ -42,8 +43,11 @@ def make(store_url: str) -> Iterator[Make]:
         app.close()
 
 
-def findings(app: Celery) -> dict[str, list[tuple[str, str, str]]]:
-    said = call(app, "doctor")
+def findings(app: Celery, *, wait_seconds: float = 0.02) -> dict[str, list[tuple[str, str, str]]]:
+    """Call doctor, which waits so long for the replies of workers. Most tests have none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "_PING_SECONDS", wait_seconds)
+        said = call(app, "doctor")
     found: dict[str, list[tuple[str, str, str]]] = {}
     for level, about, sentence, *remedy in (line.split("\t") for line in said.out.splitlines()):
         found.setdefault(about, []).append((level, sentence, *remedy))

@@ -38,7 +38,7 @@ def test_a_sound_installation_has_no_failure(make: Make) -> None:
     app = make(durable_dispatcher="worker", durable_poll_seconds=0.02)
     with worker(app, hostname="w@here"):
         until(lambda: any(beat.swept_at for beat in app.durable.internals.store.read(heartbeats.read)[1]))
-        found = findings(app)
+        found = findings(app, wait_seconds=1.0)
     levels = {(level, about) for about, each in found.items() for level, *_ in each}
     assert levels == {
         ("OK", "configuration"),
@@ -265,7 +265,7 @@ def test_a_worker_that_answers_but_does_not_work_here_is_a_failure(make: Make) -
         until(lambda: app.durable.internals.store.read(heartbeats.read)[1])
         with app.durable.internals.store.engine.begin() as connection:
             connection.execute(sa.delete(app.durable.internals.store.tables.heartbeat))
-        found = findings(app)
+        found = findings(app, wait_seconds=1.0)
     [(level, sentence, _)] = found["workers"]
     assert (level, sentence) == (
         "FAIL",
@@ -287,7 +287,7 @@ def test_a_worker_that_has_stopped_to_consume_a_queue_is_told_before_its_next_he
     with worker(app, hostname="w@here"):
         until(lambda: app.durable.internals.store.read(heartbeats.read)[1])
         live(app, HeartbeatUpdate("b", "worker", "w@here", 1, queues=["billing"], workflows=["bill"]))
-        found = findings(app)
+        found = findings(app, wait_seconds=1.0)
     assert found["queue"] == [
         ("OK", "'durable' is consumed by w@here.", ""),
         (

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from celery import Celery
 from kombu import Connection
 
-from celery_durable import Durable
+from celery_durable import Durable, doctor
 from celery_durable.doctor.database import check_galera
 from celery_durable.store.engine import Store, server_info
 from celery_durable.store.heartbeats import HeartbeatUpdate
@@ -68,12 +68,16 @@ def test_a_broker_that_refuses_the_connection_is_a_failure_with_its_reason(
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_broker_that_accepts_connections_and_says_nothing_is_a_failure(make: Make) -> None:
+def test_a_broker_that_accepts_connections_and_says_nothing_is_a_failure(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (doctor, doctor.findings):
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts
         port = silent.getsockname()[1]
         level, sentence, remedy = one(make(f"redis://127.0.0.1:{port}/0"), "broker")
     assert (level, remedy) == ("FAIL", "Check the broker's load and whether it is stopped; a restart may be needed.")
-    assert sentence == f"The broker redis://127.0.0.1:{port}/0 takes connections, but has not answered for 5 seconds."
+    assert sentence == f"The broker redis://127.0.0.1:{port}/0 takes connections, but has not answered for 0.5 seconds."
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_durable import OutboundEvent, Step, StepTx, WorkflowEvent
+from celery_durable.doctor import workers
 from celery_durable.tasks.publishing import PublishReport, SendState
 from tests.cli.conftest import Shop
 
@@ -156,7 +157,9 @@ def test_what_outlives_its_instance_has_no_name_of_it(messages: GivenUpMessages,
     assert [row[3:6] for row in shop.pipe("outbox").rows] == [["", "", ""]] * 2
 
 
-def test_doctor_tells_what_was_given_up(messages: GivenUpMessages, shop: Shop) -> None:
+def test_doctor_tells_what_was_given_up(messages: GivenUpMessages, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_PING_SECONDS", 0.02)  # there are none
+
     def told() -> list[Any]:
         return [row for row in shop.pipe("doctor").rows if row[1] == "outbox"]
 
