@@ -28,6 +28,16 @@ class Hang:
         return math.inf
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "_RETRY_SECONDS", 0.0)
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "_MAX_FORK_WAIT_SECONDS", 0.05)
+
+
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What housekeeping has logged. Other loggers may speak at any time, when garbage is collected."""
     return [record.getMessage() for record in caplog.records if record.name == housekeeping.logger.name]
@@ -111,11 +121,8 @@ def test_a_job_that_fails_is_logged_and_done_again(caplog: pytest.LogCaptureFixt
     assert said(caplog) == ["durable-test failed and is done again"]
 
 
-def test_an_outage_of_a_job_with_a_purpose_is_logged_when_it_begins_and_ends(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outage_of_a_job_with_a_purpose_is_logged_when_it_begins_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, housekeeping.logger.name)
-    monkeypatch.setattr(housekeeping, "_RETRY_SECONDS", 0.0)
     failures = [OSError("the server is away\nLINE 1")] * 3
 
     def work() -> float:
@@ -190,6 +197,7 @@ def test_a_fork_waits_for_a_job_and_takes_none_along() -> None:
     assert job.wait(30)
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_does_not_wait_for_a_job_that_hangs() -> None:
     hang = Hang()
@@ -253,6 +261,7 @@ def test_finishing_does_not_wait_for_a_call_that_hangs(calls: CallQueue, caplog:
     assert was_made.wait(30)
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_makes_its_own_calls_and_not_those_of_its_parent(calls: CallQueue) -> None:
     hang, made = Hang(), list[str]()

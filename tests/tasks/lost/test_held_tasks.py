@@ -58,7 +58,12 @@ def list_of(durable: Durable, node: str) -> frozenset[str]:
     """The ids of the tasks that the worker holds, by a list that it makes from now on."""
     store = durable.internals.store
     now, _ = store.read(heartbeats.read_workers)
-    until(lambda: (found := row(durable, node)) is not None and (found.listed_at or now) > now)
+
+    def is_listed() -> bool:
+        durable.app.control.broadcast("ping")  # the worker's loop waits up to 2 s for a message before it turns
+        return (found := row(durable, node)) is not None and (found.listed_at or now) > now
+
+    until(is_listed)
     found = row(durable, node)
     assert found is not None
     (held,) = store.read(lambda tx: heartbeats.read_held(tx, [found.id])).values()
@@ -190,7 +195,7 @@ def test_a_copy_that_nobody_waits_for_does_not_run(
     tasks.set()
     with worker(app, hostname="w@here"):
         send(durable, "work", 1, delivery=delivery, store="" if is_ours else "another")
-        send(durable, "work", 2, countdown=1)  # after the other
+        send(durable, "work", 2, countdown=0.3)  # after the other
         until(lambda: set(started) >= ({1, 2} if runs else {2}))
         assert (1 in started) is runs
 
@@ -219,7 +224,7 @@ def test_a_retry_of_celerys_own_is_noted(app: Celery, durable: Durable) -> None:
         item = durable.internals.store.tables.item.c
         seen.append(durable.internals.store.read(lambda tx: tx.execute(sa.select(item.sent_at)).scalar_one()))
         if not self.request.retries:
-            raise self.retry(countdown=1)
+            raise self.retry(countdown=0.3)
         return number
 
     @durable.workflow
@@ -229,7 +234,7 @@ def test_a_retry_of_celerys_own_is_noted(app: Celery, durable: Durable) -> None:
     with worker(app):
         assert flow.create().result("20 seconds") == [7]
     first, second = seen
-    assert timedelta(microseconds=second - first) >= timedelta(seconds=1)
+    assert timedelta(microseconds=second - first) >= timedelta(seconds=0.3)
 
 
 def test_a_task_that_was_replaced_is_not_searched_for(app: Celery, durable: Durable) -> None:
@@ -244,7 +249,7 @@ def test_a_task_that_was_replaced_is_not_searched_for(app: Celery, durable: Dura
 
     @app.task(name="replaced", bind=True, shared=False)
     def replaced(self: Any, number: int) -> Any:
-        raise self.replace(other.s(number).set(countdown=1))
+        raise self.replace(other.s(number).set(countdown=0.3))
 
     @durable.workflow
     def flow(event: WorkflowEvent, step: Step) -> Any:
