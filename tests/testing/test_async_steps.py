@@ -91,5 +91,5 @@ def test_an_async_handler_of_an_outbound_event_is_awaited() -> None:
 
 
 def test_a_workflow_with_async_steps_is_crash_safe() -> None:
-    report = assert_crash_safe(survey, ["a", "b"])
-    assert report.crashes > report.checkpoints > 10
+    report = assert_crash_safe(survey, ["a", "b"], schedules=25)
+    assert min(report.crashes, report.checkpoints) > 10

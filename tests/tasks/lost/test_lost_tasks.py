@@ -206,19 +206,6 @@ def test_a_task_that_is_sent_again_has_its_time_anew(world: World, kind: str) ->
     assert instance.output[0] == "StepTimeout"
 
 
-@everywhere
-@KINDS
-def test_an_answer_in_the_new_time_counts(world: World, kind: str) -> None:
-    instance = flow(world, kind)
-    (first,) = world.sent
-    world.run_after(3590)
-    lose(world, first)
-    world.run_after(3000)
-    assert answer(world, world.sent[-1], "ground")
-    world.run_until_idle()
-    assert output(instance, kind) == ["ground"]
-
-
 # --- given up -----------------------------------------------------------------------------------
 
 
