@@ -73,6 +73,12 @@ def test_watch_tells_values_as_they_come(packing: Shop, connection: Any) -> None
     assert said.rows[-1][1:3] == ["run", "complete"]
 
 
+def test_watch_tells_once_what_stays_as_it_is(packing: Shop, connection: Any) -> None:
+    with connection.when_it_waits(lambda: packing.durable.internals.operations.lifecycle.terminate("pack", "p-1")):
+        said = connection("watch", "pack", "p-1")
+    assert [row[2] for row in said.rows if row[1] == "published"] == ["boxes", "phase"]
+
+
 def test_a_terminal_shows_bars(packing: Shop) -> None:
     packing.no_color = True
     shown = packing.terminal("show", "pack", "p-1").splitlines()[-3:]

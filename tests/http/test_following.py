@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from celery_durable.errors import InstanceNotFound
 from celery_durable.http import asgi
 from celery_durable.http.followers import Followers
-from celery_durable.model import VersionedInstance
+from celery_durable.model import Scope, VersionedInstance
 from tests.http.asgi import ask, scope
 from tests.http.conftest import Shop
 from tests.http.test_routes import refused
@@ -98,6 +98,8 @@ def test_followers_of_one_instance_share_a_look(shop: Shop, order: str, monkeypa
             operations.queries.read_with_tag("order", "o-1").tag
         }
         assert sum(isinstance(each, VersionedInstance) for each in found) == 499
+        with pytest.raises(InstanceNotFound):  # one look for each scope
+            await followers.read_shared(operations.restrict_to(Scope(id_prefix="x-")), "order", "o-1", within=60)
         await followers.read_shared(counted, "order", "o-1", within=-1)
         with pytest.raises(InstanceNotFound):
             await followers.read_shared(counted, "order", "o-2", within=60)

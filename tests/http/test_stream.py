@@ -127,6 +127,15 @@ def test_a_stream_tells_what_happens_while_it_happens(shop: Shop, site: str, ord
     assert told(rest)[-1] == ("end", "complete")
 
 
+def test_a_stream_ends_with_its_run_also_if_another_run_follows(site: str, order: str) -> None:
+    with httpx2.Client(base_url=site, timeout=10) as client, client.stream("GET", f"{order}/stream") as answer:
+        lines = answer.iter_lines()
+        assert "event: status" in lines
+        client.post(f"{order}/restart")
+        rest = told("\n".join(lines))
+    assert rest == [("end", "terminated")]
+
+
 def test_a_branch_that_is_recorded_after_a_later_step_is_told_too(shop: Shop, site: str) -> None:
     @shop.durable.workflow(name="late")
     def late(event: WorkflowEvent[Any], step: Step) -> None:

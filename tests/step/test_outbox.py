@@ -307,6 +307,27 @@ def test_many_messages_are_sent_and_removed_in_batches(world: World, is_lost: bo
         assert (parts, len(outbox(world))) == ([(200, 450), (200, 250), (50, 50)], 0)
 
 
+def test_a_late_sender_leaves_to_a_sweep_what_that_has_taken(world: World) -> None:
+    world.is_broker_away = True
+    sending(world, lambda tx: [tx.send_task("shop.mail", number) for number in range(300)][:0]).run()
+    sent: list[str] = []
+
+    def take(messages: Any) -> PublishReport:
+        sent.extend(each.id for each in messages)
+        return PublishReport.of(len(messages), SendState.SENT)
+
+    def take_late(messages: Any) -> PublishReport:
+        if not sent:
+            world.advance(2 * world.settings.grace)
+            Outbox(world.store, world.settings, take).sweep()
+        return take(messages)
+
+    Outbox(world.store, world.settings, take_late).send_committed(
+        [OutboxMessage(row.id, OutboxKind(row.kind), row.name, row.payload) for row in outbox(world)]
+    )
+    assert (len(sent), len(set(sent))) == (500, 300)  # it was sending the first 200 when the sweep came
+
+
 def test_a_sweep_allows_more_time_to_send_many_messages(world: World) -> None:
     sending(world, lambda tx: [tx.send_task("shop.mail", number) for number in range(300)][:0]).create()
     world.is_broker_away = True
