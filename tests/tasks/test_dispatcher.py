@@ -350,7 +350,7 @@ def test_an_outage_does_not_hold_up_what_is_due(outage: Any) -> None:
 def test_the_dispatcher_survives_an_outage(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "celery_durable")
     runtime = Outage()
-    app = make_app(durable_dispatcher="worker", durable_grace_seconds=0.001)
+    app = make_app(durable_dispatcher="worker", durable_grace_seconds=0.001, durable_redispatch_max_seconds=0.2)
     durable = Durable(app, runtime=runtime)
     runtime.install(durable.internals.store.engine)
     workflow = nap(durable)

@@ -265,7 +265,7 @@ def stay(event, step):
 
 
 def test_a_cleanup_is_safe() -> None:
-    cancelled = assert_crash_safe(stay, side_effects=rows, cancel_at="arrive")
+    cancelled = assert_crash_safe(stay, side_effects=rows, cancel_at="arrive", schedules=60)
     stayed = assert_crash_safe(stay, events=[("arrived", 1)], side_effects=rows, schedules=1)
     assert cancelled.checkpoints > stayed.checkpoints
 

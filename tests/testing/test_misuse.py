@@ -36,7 +36,7 @@ def test_a_workflow_that_fails_undisturbed_is_not_called_crash_safe() -> None:
         "Workflow 'refused' ends errored with CardDeclined: no card, also undisturbed, and not complete. If it is "
         "meant to fail, pass expect_error='CardDeclined'."
     )
-    assert assert_crash_safe(refused, expect_error="CardDeclined").crashes
+    assert assert_crash_safe(refused, expect_error="CardDeclined", schedules=9).crashes
 
 
 @pytest.mark.parametrize(("code", "how"), [(trip, "complete"), (refused, "errored with CardDeclined: no card")])

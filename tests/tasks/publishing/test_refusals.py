@@ -292,13 +292,11 @@ def test_a_redis_that_takes_no_writes_is_named_and_costs_nobody_time(
     assert states == ["unsent"] * 10
     assert waited < 3
     assert words in line.publisher.outages()[None].error
-    end = time.monotonic() + 4
-    while time.monotonic() < end:
+    while line.publisher.outages()[None].failures < 2:
         states, waited = line.publish()
         assert states == ["unsent"]
         assert waited < 1
         time.sleep(0.02)
-    assert line.publisher.outages()[None].failures > 1
     repair(client)
     line.until_sent(10)
     assert line.publisher.outages() == {}
