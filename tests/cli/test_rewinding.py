@@ -7,23 +7,6 @@ import pytest
 from tests.cli.conftest import Shop
 
 
-def test_an_instance_is_rewound_and_show_tells_from_where(order: Shop) -> None:
-    said = order.pipe("rewind", "order", "o-1", "await approval", "--reason", "asked the wrong one")
-    assert (said.out, said.code) == ("Rewound\torder/o-1\trun 2\tfrom await approval\n", 0), said.err
-    rows = order.pipe("show", "order", "o-1").rows
-    assert ["origin", "o-1", "1", "await approval"] in rows
-    assert [row[1] for row in rows if row[0] == "step"] == ["count"]
-    order.no_color = True
-    assert "Continues order/o-1#1, from step await approval" in order.terminal("show", "order", "o-1")
-
-
-def test_a_fork_prints_the_id_for_the_next_command(order: Shop) -> None:
-    assert order.pipe("fork", "order", "o-1", "await approval").out == "id-1\n"
-    order.no_color = True
-    said = order.terminal("fork", "order", "o-1", "await approval", "--id", "o-2")
-    assert said.split() == ["Forked", "order/o-2", "from", "await", "approval", "of", "o-1"]
-
-
 def test_steps_are_settled_by_hand_and_show_tells_by_whom(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "root-of-all")
     shop.pipe("start", "nap", "--id", "n-1")
