@@ -19,8 +19,8 @@ from celery_durable.values.names import list_fields
 
 Backoff = Literal["constant", "linear", "exponential"]
 OnLostStep = Literal["resend", "fail"]
-OnCancelStep = Literal["wait", "abandon"]
 """What to do if the end of an attempt of a step's function is unknown: call the function again, or fail the step."""
+OnCancelStep = Literal["wait", "abandon"]
 DelayFunction = Callable[[int, BaseException], Duration]
 """Returns the delay after a failed attempt, from its number and its error."""
 
