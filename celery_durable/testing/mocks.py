@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from celery_durable.app import Durable
 from celery_durable.errors import StepInterrupted
-from celery_durable.model import RunRef, Status, StepRecord
+from celery_durable.model import InstanceSummary, Status, StepRecord
 from celery_durable.runtime import Purpose
 from celery_durable.testing.cooperative import Barrier
 from celery_durable.testing.errors import HarnessMisuse
@@ -200,11 +200,10 @@ class Mocks:
 
 
 class MockedWaits:
-    """Answers the waits of instances with mocks. It answers each wait once."""
+    """Answers the waits of instances with mocks, each once: an event makes its instance due."""
 
     def __init__(self, durable: Durable, mocks: Mocks) -> None:
         self._durable, self._mocks = durable, mocks
-        self._answered: set[tuple[RunRef, str, datetime | None]] = set()
 
     def answer(self) -> None:
         """Send the mocked events, and emit to the mocked topics, for the instances that wait."""
@@ -213,10 +212,9 @@ class MockedWaits:
             return
         queries = self._durable.internals.operations.queries
         for summary in reversed(queries.list(status=Status.WAITING, limit=1000).items):  # the list is newest first
-            ref = RunRef(summary.workflow, summary.id, summary.run_number)
-            history = self._durable.internals.operations.history.read(ref.workflow, ref.instance_id)
+            history = self._durable.internals.operations.history.read(summary.workflow, summary.id)
             for step in history.steps:
-                self._send(ref, step)
+                self._send(summary, step)
 
     def _emit(self) -> None:
         for topic in dict.fromkeys(mock.step for mock in self._mocks.topics):
@@ -224,13 +222,11 @@ class MockedWaits:
             if mock is not None and self._durable.waiters(topic, limit=1).items:
                 self._durable.emit(topic, mock.use())
 
-    def _send(self, ref: RunRef, step: StepRecord) -> None:
-        wait = ref, step.step_key, step.wake_at
-        if not step.is_waiting or step.wait_event_type is None or wait in self._answered:
+    def _send(self, summary: InstanceSummary, step: StepRecord) -> None:
+        if not step.is_waiting or step.wait_event_type is None:
             return
-        wanted = ref.workflow, step.wait_event_type
+        wanted = summary.workflow, step.wait_event_type
         mock = next((each for each in self._mocks.events if each.serves(*wanted)), None)
         if mock is not None:
-            self._answered.add(wait)
             send = self._durable.internals.operations.events.send
-            send(ref.workflow, ref.instance_id, step.wait_event_type, mock.use())
+            send(summary.workflow, summary.id, step.wait_event_type, mock.use())

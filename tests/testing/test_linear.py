@@ -69,6 +69,21 @@ def test_a_linear_workflow_is_driven_like_others() -> None:
         assert instance.result() == {"booked": "SHIP", "paid": None}
 
 
+def test_a_mocked_event_answers_each_wait_of_a_step() -> None:
+    bids, asked = LinearWorkflow("bids", version=1, steps=[LinearStep("ASK", max_attempts=None)]), list[Any]()
+
+    @bids.handler("ASK")
+    def ask(ctx: LinearContext) -> Completed | Waiting:
+        asked.append(ctx.event)
+        return Completed("sold") if len(asked) == 4 else Waiting("bid", "1 day")
+
+    with DurableHarness([bids]) as harness:
+        bid = harness.mocks.mock_event("bid")
+        instance = harness.create(bids)
+        harness.run_until_idle()
+        assert (instance.result(), bid.calls) == ("sold", 3)
+
+
 @pytest.mark.gate
 def test_a_linear_workflow_is_crash_safe() -> None:
     report = assert_crash_safe(parcel, {"cents": 5}, events=[("paid", "cash")], side_effects=rows, schedules=40)
