@@ -290,6 +290,7 @@ def test_an_async_generator_is_refused_where_it_is_registered() -> None:
 
 def test_a_handler_that_asks_ends_with_the_cancel_of_its_run(world: World) -> None:
     def poll(ctx: LinearContext) -> Completed:
+        ctx.log.info("asked the bank")
         instance.cancel("sold twice")
         world.worker.renew_leases()
         current_step().check()
@@ -301,3 +302,4 @@ def test_a_handler_that_asks_ends_with_the_cancel_of_its_run(world: World) -> No
     reason = world.operations.history.read("order", "i-1").reason
     assert (state(instance), reason) == ("CANCELED", "cancelled: sold twice")
     assert [step for step, _, _ in line.called] == ["VALIDATE", "PAY"]
+    assert [each.message for each in world.operations.history.logs("order", "i-1")] == ["asked the bank"]

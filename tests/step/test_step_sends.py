@@ -71,6 +71,20 @@ def test_an_event_that_a_step_sends_wakes_its_target_with_the_step(world: World,
     assert target.output == ["p", {"from": "tell"}]
 
 
+def test_a_step_can_send_several_events_to_one_instance(world: World) -> None:
+    @world.workflow
+    def child(event: WorkflowEvent, step: Step):
+        return [step.wait_for_event(f"wait {number}", "news").payload for number in range(2)]
+
+    def tell(tx: StepTx) -> None:
+        for number in range(2):
+            tx.send_event(child, "c-1", "news", number)
+
+    target = child.run(id="c-1")
+    flow_of(world, lambda step: step.do("tell", tell)).run()
+    assert target.output == [0, 1]
+
+
 @pytest.mark.parametrize("way", ["of the step", "of the operations, in its session"])
 def test_an_event_that_a_failed_attempt_would_have_sent_is_not_sent(world: World, child, way: str) -> None:
     target = child.run(id="c-1")
