@@ -42,7 +42,7 @@ class LimitQueue:
         except Exception as exc:  # noqa: BLE001  # the commit has happened, and a job does the rest
             logger.warning("Limits are served by a later check: %s", str(exc).partition("\n")[0])
 
-    def serve(self, keys: Iterable[LimitKey], granted: Sequence[Waiter] = ()) -> None:
+    def serve(self, keys: Iterable[LimitKey], granted: Sequence[Waiter] = (), *, skip_locked: bool = False) -> None:
         """Grant what is free of these limits, and wake those that have got something."""
         waiters, unserved = list(granted), sorted(set(keys))
         for _ in range(_MAX_ROUNDS):
@@ -52,15 +52,19 @@ class LimitQueue:
                 waiters += served.granted
                 freed |= served.unfinished
             for waiter in waiters:
-                freed |= self._wake(waiter)
+                freed |= self._wake(waiter, skip_locked=skip_locked)
             waiters, unserved = [], sorted(freed)
             if not unserved:
                 return
 
-    def _wake(self, waiter: Waiter) -> set[LimitKey]:
+    def _wake(self, waiter: Waiter, *, skip_locked: bool) -> set[LimitKey]:
         settings = self._settings
         wake = functools.partial(
-            limit_waits.wake, waiter=waiter, grace=timedelta(seconds=settings.grace_seconds), lease=settings.lease
+            limit_waits.wake,
+            waiter=waiter,
+            skip_locked=skip_locked,
+            grace=timedelta(seconds=settings.grace_seconds),
+            lease=settings.lease,
         )
         woken = self._store.transact(wake, timeouts=LOOP)
         if woken.due_run is not None:
@@ -74,5 +78,5 @@ class LimitQueue:
             functools.partial(limit_waits.find_keys, after=self._last_key, limit=_MAX_KEYS), timeouts=LOOP
         )
         self._last_key = keys[-1] if len(keys) == _MAX_KEYS else None
-        self.serve(keys, due)
+        self.serve(keys, due, skip_locked=True)  # a lock that somebody holds for long would stop the job
         return _BACKLOG_SECONDS if len(due) == _MAX_WAKES or len(keys) == _MAX_KEYS else _CHECK_SECONDS

@@ -6,9 +6,12 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
+import sqlalchemy as sa
+
 from celery_durable import Limit
+from celery_durable.model import RunRef
 from tests.support.databases import on_databases
-from tests.support.limits import Bodies, define, holds
+from tests.support.limits import Bodies, define, holds, serve
 from tests.support.world import Worker, World
 
 database = on_databases("postgresql", "mariadb")
@@ -48,3 +51,28 @@ def _drain(world: World, worker: Worker) -> None:
         except IndexError:
             return
         worker.advance(due.ref)
+
+
+def test_a_row_that_somebody_has_locked_holds_up_no_other_instance(world: World, bodies: Bodies) -> None:
+    order = define(world, bodies, Limit("stripe", at_once=2))
+    for each in "abcd":
+        order.create(id=each)
+    first, second = world.new_worker(), world.new_worker()
+
+    def die_after_its_commit(worker: Worker) -> None:
+        worker.runtime.crash_at = "after-commit"
+
+    bodies.during["a"] = lambda: (second.advance(RunRef("order", "b", 1)), die_after_its_commit(first))
+    bodies.during["b"] = lambda: (bodies.pass_over("c", "d"), die_after_its_commit(second))
+    first.advance(RunRef("order", "a", 1))
+    assert holds(world) == [("c", "waiting"), ("d", "waiting")]
+    world.messages.clear()
+    i, pk = world.store.tables.instance.c, order.of("c").row.id
+    with world.store.engine.begin() as other:
+        other.execute(sa.select(i.id).where(i.id == pk).with_for_update())
+        serve(world)
+        assert [due.ref.instance_id for due in world.messages] == ["d"]
+    world.advance(1)
+    serve(world)
+    assert [due.ref.instance_id for due in world.messages] == ["d", "c"]
+    world.run_until_idle()

@@ -209,6 +209,11 @@ def _lock(s: Store) -> Any:
 
 
 @statement
+def _lock_if_free(s: Store) -> Any:
+    return _select(s).with_for_update(key_share=True, skip_locked=True)
+
+
+@statement
 def _read(s: Store) -> Any:
     return _select(s)
 
@@ -229,6 +234,15 @@ def _count_steps(s: Store) -> Any:
 def lock(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:
     """Lock an instance's row and return it; raises InstanceNotFound."""
     return _instance(tx.run(_lock, workflow=workflow, instance=instance_id).first(), workflow, instance_id)
+
+
+def lock_if_free(tx: Tx, workflow: str, instance_id: str) -> InstanceRow | None:
+    """As `lock`, or return None if another transaction has locked it."""
+    row = tx.run(_lock_if_free, workflow=workflow, instance=instance_id).first()
+    if row is None:
+        read(tx, workflow, instance_id)
+        return None
+    return _instance(row, workflow, instance_id)
 
 
 def read(tx: Tx, workflow: str, instance_id: str) -> InstanceRow:

@@ -30,15 +30,19 @@ class Woken(NamedTuple):
     freed: Collection[LimitKey] = ()
 
 
-def wake(tx: Tx, waiter: Waiter, *, grace: timedelta, lease: timedelta) -> Woken:
+def wake(tx: Tx, waiter: Waiter, *, skip_locked: bool, grace: timedelta, lease: timedelta) -> Woken:
     """Make the instance of a granted step due when the step may start. Without a pass in time, its grant passes on.
 
     The first time is a lease, and each further one twice as long: passes may come late because many runs are due.
+    ``skip_locked``: an instance that is locked is left to a later call.
     """
     rows, instance = _read_granted(tx, waiter), None
     if rows and rows[0].status is not None:
         with suppress(InstanceNotFound):
-            instance = instances.lock(tx, rows[0].workflow, rows[0].instance_id)
+            lock = instances.lock_if_free if skip_locked else instances.lock
+            instance = lock(tx, rows[0].workflow, rows[0].instance_id)
+            if instance is None:
+                return Woken()
         rows = _read_granted(tx, waiter)
     if not rows:
         return Woken()
