@@ -123,15 +123,18 @@ def test_no_read_scans_a_table(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_limit_is_served_by_a_few_rows_however_many_wait(crowd: Crowd) -> None:
-    """Also before the tables are analyzed: a connection keeps its plans until then."""
-    crowd.fill(15_000, is_analyzed=False)
+    """Also before the tables are analyzed: a connection keeps its plans until then.
+
+    PostgreSQL reads a table of few pages from end to end, so 2,000 steps wait here. The 300 limits are such a table.
+    """
+    crowd.fill(60_000, is_analyzed=False)
     work: dict[str, Callable[[Tx], Any]] = {
         "serve": lambda tx: limits.serve(tx, BANK),
         "give back": lambda tx: holds.release(tx, instances.find_pk(tx, "order", "s-14973"), 1, "charge"),
         "find what waits": lambda tx: limit_waits.find_keys(tx, after=None, limit=100),
     }
     met = {name: crowd.count_met_rows(do) for name, do in work.items()}
-    assert {name: number for name, number in met.items() if number > 250} == {}
+    assert {name: number for name, number in met.items() if number > 1_000} == {}
 
 
 # --- what a bounded read returns ------------------------------------------------------------------
