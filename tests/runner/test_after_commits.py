@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from celery_durable import Step, StepTx, WorkflowEvent, signals
 from celery_durable.definitions import LinearStep
 from celery_durable.errors import StoreUnavailable
 from celery_durable.linear import Completed, LinearContext, Retry
-from celery_durable.store.engine.faults import CommitInDoubt
 from tests.support.flows import flow_of
 from tests.support.lines import Line
 from tests.support.world import World, on_one_database
@@ -140,9 +139,7 @@ def test_a_branch_that_lost_an_earlier_race_leaves_the_next_race_waiting(world: 
 
 
 @on_one_database
-def test_a_body_does_not_run_again_while_the_fate_of_its_commit_is_unknown(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_does_not_run_again_while_the_fate_of_its_commit_is_unknown(world: World) -> None:
     runs: list[int] = []
 
     @world.workflow
@@ -156,19 +153,18 @@ def test_a_body_does_not_run_again_while_the_fate_of_its_commit_is_unknown(
     order.create()
     store = world.worker.store
 
-    def commit_and_lose_the_connection(session: Any) -> None:
-        type(session).commit(session)
-        store.sessions.threads_with_write_lock.clear()
+    def lose_the_connection(_: Session) -> None:
         sa.event.listen(store.engine, "before_cursor_execute", refuse)
-        raise CommitInDoubt(sa.exc.OperationalError("COMMIT", {}, Lost()))
+        raise sa.exc.OperationalError("COMMIT", {}, Lost())
 
     def refuse(*_: Any) -> None:
         raise sa.exc.OperationalError("BEGIN", {}, Lost())
 
-    monkeypatch.setattr(store.sessions, "commit", commit_and_lose_the_connection)
+    sa.event.listen(Session, "after_commit", lose_the_connection)
     try:
         assert advance_once(world) == [StoreUnavailable]
     finally:
+        sa.event.remove(Session, "after_commit", lose_the_connection)
         sa.event.remove(store.engine, "before_cursor_execute", refuse)
     assert runs == [1]
     assert world.booked() == ["book"]
