@@ -1,10 +1,11 @@
 """What many instances cost on PostgreSQL: `python benchmarks/scale.py reads|partitions|bytes|limits [NUMBER]`.
 
-``reads`` times every list and count among NUMBER instances (10,000,000). ``partitions`` compares deleting the steps of
-NUMBER instances (20,000) with dropping a partition of them, and loads and inserts with and without partitions.
-``bytes`` says what NUMBER sleeping instances (1,000,000) weigh, index by index. ``limits`` says how long it takes from
-the end of a hold to the message of its successor, while 1,000 and NUMBER (100,000) wait, and how evenly 100 tenants are
-served, one of which has nearly all that wait. A database of its own is made on the server of the tests, and dropped.
+``reads`` times every list, count and page of the dashboard among NUMBER instances (10,000,000). ``partitions`` compares
+deleting the steps of NUMBER instances (20,000) with dropping a partition of them, and loads and inserts with and
+without partitions. ``bytes`` says what NUMBER sleeping instances (1,000,000) weigh, index by index. ``limits`` says how
+long it takes from the end of a hold to the message of its successor, while 1,000 and NUMBER (100,000) wait, and how
+evenly 100 tenants are served, one of which has nearly all that wait. A database of its own is made on the
+server of the tests, and dropped.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from celery import Celery
+from servers import BROKER
+from starlette.testclient import TestClient
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from celery_durable import Durable
 from celery_durable.config import Settings
+from celery_durable.dashboard import dashboard
 from celery_durable.model import DueRun
 from celery_durable.operations.limit_queue import LimitQueue
 from celery_durable.store.engine import Store, Tx
@@ -80,6 +86,21 @@ def measure_reads(number: int) -> None:
             for name, read in READS.items():
                 read(tx)
                 print(f"{name:45} {measure(lambda read=read: read(tx), times=5):8.1f} ms")
+        measure_pages(store)
+
+
+def measure_pages(store: Store) -> None:
+    app = Celery("scale", broker=BROKER, set_as_current=False)
+    app.conf.durable_database_url = store.engine.url.render_as_string(hide_password=False)
+    durable = Durable(app)
+    pages = TestClient(dashboard(durable, allow_anonymous=True))
+    for path, pause in (("/", 11), ("/instances", 0), ("/waits", 0)):
+        took = []
+        for _ in range(5):
+            time.sleep(pause)  # the first page keeps what it has read for up to ten seconds
+            took.append(measure(lambda path=path: pages.get(path).raise_for_status(), times=1))
+        print(f"dashboard {path:35} {statistics.median(took):8.1f} ms")
+    durable.close()
 
 
 def measure_bytes(number: int) -> None:
