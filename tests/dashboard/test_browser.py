@@ -197,11 +197,11 @@ def test_reading_needs_no_javascript(chromium: Any, address: str) -> None:
     page, _ = open_page(chromium, java_script_enabled=False)
     page.goto(address)
     page.get_by_role("link", name="Retry all 5").click()
-    assert page.get_by_role("heading", name="Retry 5 instances").is_visible()
+    page.get_by_role("heading", name="Retry 5 instances").wait_for()
     page.goto(address)
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Instances").click()
     page.get_by_role("link", name="order/o-0").click()
-    assert page.get_by_role("heading", level=1).inner_text().startswith("order/o-0")
+    page.get_by_role("heading", name="order/o-0", level=1).wait_for()
     assert page.get_by_role("button", name="Copy").count() == 0
 
 
@@ -218,7 +218,7 @@ def test_failures_are_retried_from_the_first_page(
     page.get_by_role("heading", name="Retried 5", exact=True).wait_for()  # it has sent the other forms by itself
     assert troubled.durable.workflows["bad"].get("b-0").history().reason == "new paper"
     page.get_by_role("link", name="Back to the list").click()
-    assert page.get_by_text("No instance matches.").is_visible()
+    page.get_by_text("No instance matches.").wait_for()
     assert flaws == []
 
 

@@ -7,12 +7,14 @@ function isInUse(region) {
   return region.contains(document.activeElement) || region.querySelector("details[open]") !== null;
 }
 
-setInterval(() => {
+function refresh() {
   const region = document.getElementById("live");
   if (region && document.visibilityState === "visible" && !isInUse(region)) {
     document.body.dispatchEvent(new CustomEvent("durable:refresh"));
   }
-}, REFRESH_MS);
+}
+
+setInterval(refresh, REFRESH_MS);
 
 // The page of an instance follows its run while it is visible. Browsers open few connections to one origin.
 const AT_MOST_EVERY_MS = 1000;
@@ -22,10 +24,7 @@ let planned = null;
 function refreshSoon() {
   planned ??= setTimeout(() => {
     planned = null;
-    const region = document.getElementById("live");
-    if (region && !isInUse(region)) {
-      document.body.dispatchEvent(new CustomEvent("durable:refresh"));
-    }
+    refresh();
   }, AT_MOST_EVERY_MS);
 }
 
