@@ -137,11 +137,8 @@ async def _change(visit: Visit) -> Response:
     where, cursor = read_condition(text), form.get("cursor", "")
     done, refused = (int(form[name]) if form.get(name, "").isdecimal() else 0 for name in ("done", "refused"))
     actor = await visit.find_actor(change.name, where.workflow)
-    body, runtime, refusals = (
-        change.make_body(reason, actor, family="family" in visit.query),
-        visit.site.durable.internals.runtime,
-        list[Refusal](),
-    )
+    body = change.make_body(reason, actor, family="family" in visit.query)
+    runtime, refusals = visit.site.durable.internals.runtime, list[Refusal]()
     until = runtime.monotonic() + _BATCH_SECONDS
     while True:
         rows = _EXAMINED_ROWS if where.is_examined else _BATCH_ROWS

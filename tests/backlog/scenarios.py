@@ -99,7 +99,7 @@ def behind(folder: Path, *, foreign: int = 5_000, instances: int = 500, seconds:
         for _ in range(foreign):
             mark.apply_async()
         room.create(instances, ONE)
-        time.sleep(seconds)
+        time.sleep(seconds)  # many times the grace time: a sweep that sends messages again would have done so
         worker = room.site.worker()
         took = room.wait_for_completed(instances, _LONG)
         until("the queue is empty", lambda: not room.length(room.queue), _LONG)
