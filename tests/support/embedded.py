@@ -12,6 +12,7 @@ from typing import Any
 from celery import Celery
 from celery._state import _set_task_join_will_block
 from celery.contrib.testing.worker import start_worker
+from celery.worker.state import revoked
 from kombu import Message
 
 
@@ -31,6 +32,8 @@ def worker(app: Celery, **options: Any) -> Iterator[Any]:
         is_over.set()
         # Tasks of two threads set this to what they have found, so it may stay for all tests after this one.
         _set_task_join_will_block(False)
+        # A worker never runs an id again that has expired, and fresh databases derive the same ids for their tasks.
+        revoked.clear()
 
 
 def _wake_until(app: Celery, is_over: threading.Event) -> None:
